@@ -1,0 +1,22 @@
+"""The errors that a person at the command line or in a training script can meet. Rooms raise subclasses of these."""
+
+from __future__ import annotations
+
+
+class LokaError(Exception):
+    """Anything LoKA refuses to do. The message says what is wrong, where, and what to do.
+
+    The command line prints the message without a traceback and leaves with status `exit_status`.
+    """
+
+    exit_status = 2
+
+
+class InputError(LokaError):
+    """A policy, model or argument that cannot be used as it is (exit status 2)."""
+
+
+class CheckFailedError(LokaError):
+    """A check that was asked for did not hold: stale output, over budget, quality lost (exit status 1)."""
+
+    exit_status = 1

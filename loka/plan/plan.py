@@ -1,0 +1,113 @@
+"""The frozen decision: for every GEMM what it runs in and why, and what is bound where. Nothing is decided after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from loka.numerics.names import Accumulation, Gemm
+from loka.policy.settings import Assignment, OperandRecipe
+from loka.sites.site import Site
+from loka.sites.straight import StraightForward
+
+
+class Target(StrEnum):
+    """The device that a plan is decided for."""
+
+    H100 = "h100"
+    H200 = "h200"
+    REFERENCE = "reference"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A kernel that was turned down for a GEMM, and why."""
+
+    kernel: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GemmPlan:
+    """One GEMM's decision. `operands` and `accumulation` are None where it stays as the model has it."""
+
+    gemm: Gemm
+    kernel: str  # "torch.scaled_mm", or "as-is"
+    operands: tuple[OperandRecipe, OperandRecipe] | None
+    accumulation: Accumulation | None
+    reason: str  # "fp8 by policies/ranker.yaml:14", "kept: no evidence: run loka probe", ...
+    rejected: tuple[Rejected, ...] = ()
+
+    @property
+    def fp8(self) -> bool:
+        """Whether this GEMM runs in FP8."""
+        return self.operands is not None
+
+
+@dataclass(frozen=True, slots=True)
+class SitePlan:
+    """One site's decision. `gemms` holds fprop, dgrad (left out where the input needs no gradient) and wgrad."""
+
+    site: Site
+    gemms: tuple[GemmPlan, ...]
+    history: dict[str, tuple[Assignment, ...]]
+    region: tuple[str, ...] = ()  # the operations of the region that is replaced around it, if one is
+    region_note: str = ""  # why its region is not replaced although the policy asks, or ""
+
+    @property
+    def fp8(self) -> bool:
+        """Whether any of its GEMMs runs in FP8."""
+        return any(gemm.fp8 for gemm in self.gemms)
+
+
+class BindingKind(StrEnum):
+    """How a module gets its new forward."""
+
+    LINEAR = "linear"  # a plain nn.Linear: its own forward
+    FORWARD = "forward"  # a straight-line forward, with children inlined where a region crosses them
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One generated class and the modules that become it: same type, same shapes, same recipes."""
+
+    name: str  # of the generated class, an identifier: "LayersFmb0"
+    kind: BindingKind
+    modules: tuple[str, ...]  # qualified names, in model order; "" is the model itself
+    module_type: str  # "torch.nn.modules.linear.Linear"
+    sites: tuple[tuple[str, ...], ...]  # for each module, the names of its sites, in the order of their calls
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]  # ("weight", (2048, 2048)), ...: what apply checks
+    forward: StraightForward | None = None  # for BindingKind.FORWARD, traced on the first module
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A module whose straight-line forward was refused: `NOT PATCHED region 'tower': branch on ...`."""
+
+    owner: str
+    reason: str
+    share: float  # of FLOPs that stay unpatched by it
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that code generation needs. Serialises to the same bytes on every machine (`loka.plan.serial`)."""
+
+    name: str
+    target: Target
+    batch_size: int
+    policy_files: tuple[tuple[str, str], ...]  # (file as named, sha256), the policy first and then what it extends
+    sites: tuple[SitePlan, ...]  # in model order
+    bindings: tuple[Binding, ...]
+    skipped: tuple[Skipped, ...] = ()
+    loka_version: str = ""
+
+    @property
+    def share_fp8(self) -> float:
+        """Share of the model's training GEMM FLOPs (three GEMMs, each counted where it exists) that run in FP8."""
+        total = fp8 = 0.0
+        for plan in self.sites:
+            for gemm in plan.gemms:
+                total += plan.site.share
+                fp8 += plan.site.share * gemm.fp8
+        return fp8 / total if total else 0.0

@@ -1,0 +1,84 @@
+"""A forward as straight-line statements: what is traced, checked, printed and bound where a call or region is replaced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class RefKind(StrEnum):
+    """What a statement's operand is."""
+
+    LOCAL = "local"  # a variable of the forward: an argument or an earlier target
+    ATTRIBUTE = "attribute"  # an expression on self: "self.fmb[0].weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """One operand of a statement. `text` is a safe Python expression, made by LoKA, never copied from a name."""
+
+    kind: RefKind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SiteCall:
+    """A statement that is a GEMM of the plan, written as y = linear(x, weight, bias) between two changes of view.
+
+    `x`, `weight` and `bias` are templates over the statement's operands ("{0}.transpose(-1, -2)"); `out` is a template
+    over the product ("{0}.transpose(-1, -2)"). For a plain linear they are "{0}", "{1}", "{2}" and "{0}".
+    """
+
+    site: str
+    x: str
+    weight: str
+    bias: str | None
+    out: str
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """`target = template.format(*operands)`."""
+
+    target: str  # an identifier
+    op: str  # "linear", "layer_norm", "silu", "add", "cat", ...: the torch function's own name
+    template: str  # "torch.nn.functional.layer_norm({0}, (2048,), {1}, {2}, 1e-05)"
+    operands: tuple[Ref, ...]
+    call: SiteCall | None = None
+    note: str = ""  # the module it came from, where a child was inlined: "fmb.1"
+
+    def text(self) -> str:
+        """The statement as Python, as the model has it."""
+        return f"{self.target} = {self.template.format(*(ref.text for ref in self.operands))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Consecutive statements around one site that one kernel takes along.
+
+    `first` and `last` index `StraightForward.statements`; what is read from outside are the region's arguments; only
+    the last target is read outside.
+    """
+
+    site: str
+    first: int
+    last: int
+    ops: tuple[str, ...]  # ("layer_norm", "linear", "layer_norm", "silu")
+
+
+@dataclass(frozen=True, slots=True)
+class StraightForward:
+    """One module's forward, with the children named in `inlined` printed into it.
+
+    It was shown to be the same function as the original: outputs, gradients, buffers, random state and attributes, in
+    training and evaluation, at two batch sizes, with and without autocast (`loka.sites.gate`).
+    """
+
+    owner: str  # qualified name of the module; "" is the model
+    owner_type: str  # "package.module.Class" of the module
+    arguments: tuple[str, ...]  # of forward, without self; with "=None"-like defaults as printed by LoKA
+    statements: tuple[Statement, ...]
+    result: str  # the expression that is returned
+    inlined: tuple[str, ...]  # names of children, relative to the owner, whose forward is printed here
+    source_hash: str  # over the source of the owner's forward and of every inlined child's
+    regions: tuple[Region, ...] = ()
