@@ -1,0 +1,54 @@
+# Everything from a bare machine with Python 3.11 or newer. `make demo` and `make test` set themselves up.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# torchrec asks for the CUDA build of FBGEMM; its CPU build exists for this platform only.
+TORCHREC := $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),yes)
+
+.PHONY: demo test lint test-gpu bench-scale clean
+.DEFAULT_GOAL := test
+
+demo: $(VENV)/.demo
+	$(BIN)/loka generate policies/ranker.yaml
+	$(BIN)/loka train policies/ranker.yaml
+
+test: $(VENV)/.dev lint
+	$(BIN)/loka generate --check policies/ranker.yaml
+	$(BIN)/python -m pytest -n $(JOBS) -m "not gpu"
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# On a machine with a Hopper GPU and the packages of this project already there.
+test-gpu:
+	$(PYTHON) -m pytest -m gpu
+
+bench-scale: $(VENV)/.demo
+	$(BIN)/python -m loka.bench.scale
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "LoKA needs Python 3.11 or newer; '$(PYTHON)' is `$(PYTHON) --version 2>&1`. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.python pyproject.toml constraints.txt
+	@echo "Installing LoKA into $(VENV) (torch is large: a few minutes the first time)"
+	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(PIP) install -c constraints.txt -e '.[dev]'
+ifeq ($(TORCHREC),yes)
+	$(PIP) install -c constraints.txt tensordict torchmetrics pyre-extensions tqdm
+	$(PIP) install --no-deps torchrec==1.9.2 fbgemm-gpu-cpu==1.8.0
+endif
+	@touch $@
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
