@@ -10,6 +10,8 @@ from loka.policy.settings import Assignment, OperandRecipe
 from loka.sites.site import Site
 from loka.sites.straight import StraightForward
 
+AS_IS = "as-is"  # the kernel of a GEMM that stays as the model has it
+
 
 class Target(StrEnum):
     """The device that a plan is decided for."""
@@ -32,7 +34,7 @@ class GemmPlan:
     """One GEMM's decision. `operands` and `accumulation` are None where it stays as the model has it."""
 
     gemm: Gemm
-    kernel: str  # "torch.scaled_mm", or "as-is"
+    kernel: str  # "torch.scaled_mm", or AS_IS
     operands: tuple[OperandRecipe, OperandRecipe] | None
     accumulation: Accumulation | None
     reason: str  # "fp8 by policies/ranker.yaml:14", "kept: no evidence: run loka probe", ...

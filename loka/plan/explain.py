@@ -1,0 +1,145 @@
+"""Everything that is known of one site, and why it runs as it does."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from loka.errors import InputError
+from loka.numerics.names import Gemm
+from loka.plan.plan import Binding, Plan, SitePlan
+from loka.plan.words import gemm_words, place_words
+from loka.policy.settings import Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One field of the policy: who set it to what. `place` is `file:line`."""
+
+    value: str
+    source: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class FieldHistory:
+    """One field of a site's settings: the assignment that holds, and those that it overrode, the latest first."""
+
+    path: str
+    holds: Setting
+    overrode: tuple[Setting, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One GEMM of the site. `m`, `k` and `n` are the sizes of y = x @ weight.T, alike for all three."""
+
+    gemm: Gemm
+    runs_in: str
+    kernel: str
+    reason: str
+    rejected: tuple[tuple[str, str], ...]  # (kernel, why it was turned down)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What `loka explain` prints."""
+
+    site: str
+    kind: str
+    owner: str
+    weight: str | None
+    bias: str | None
+    where: str
+    rows: str  # M as a function of the batch: "32B"
+    m: int
+    k: int
+    n: int
+    calls: int
+    calls_eval: int
+    share: float  # of the model's forward GEMM FLOPs
+    flops: int  # of the site's GEMMs in one training step
+    fed_by: tuple[str, ...]
+    followed_by: tuple[str, ...]
+    blocked: str | None
+    region: tuple[str, ...]
+    region_note: str
+    bound_in: str  # "modules.LayersFmb0, with 3 modules alike"; "" where nothing of it is replaced
+    gemms: tuple[Decision, ...]
+    fields: tuple[FieldHistory, ...]
+
+
+def find_site(plan: Plan, name: str) -> SitePlan:
+    """The site of a name.
+
+    Raises InputError for a name that no site has, with the nearest names.
+    """
+    for candidate in plan.sites:
+        if candidate.site.name == name:
+            return candidate
+    names = [candidate.site.name for candidate in plan.sites]
+    inside = [other for other in names if other.startswith(name + ".") or other.endswith("." + name)]
+    near = difflib.get_close_matches(name, names, n=3) if len(names) <= 2000 else []
+    hints = list(dict.fromkeys([*near, *inside]))[:3]
+    hint = f"; did you mean {' or '.join(repr(other) for other in hints)}?" if hints else ""
+    raise InputError(f"no site is called {name!r} in {plan.name!r}{hint} (`loka plan` lists all {len(names)})")
+
+
+def explain(plan: Plan, name: str) -> Explanation:
+    """Collect everything that the plan holds of one site.
+
+    Raises InputError for a name that no site has.
+    """
+    found = find_site(plan, name)
+    site = found.site
+    m = site.rows.at(plan.batch_size)
+    return Explanation(
+        site=site.name,
+        kind=site.kind.value,
+        owner=site.owner,
+        weight=site.weight,
+        bias=site.bias,
+        where=site.where,
+        rows=str(site.rows),
+        m=m,
+        k=site.k,
+        n=site.n,
+        calls=site.calls,
+        calls_eval=site.calls_eval,
+        share=site.share,
+        flops=site.flops_per_row * m * site.calls * len(found.gemms),
+        fed_by=site.fed_by,
+        followed_by=site.followed_by,
+        blocked=site.blocked,
+        region=found.region,
+        region_note=found.region_note,
+        bound_in=_bound_in(plan, site.name),
+        gemms=tuple(
+            Decision(
+                gemm=gemm.gemm,
+                runs_in=gemm_words(gemm),
+                kernel=gemm.kernel,
+                reason=gemm.reason,
+                rejected=tuple((rejected.kernel, rejected.reason) for rejected in gemm.rejected),
+            )
+            for gemm in found.gemms
+        ),
+        fields=tuple(_field(path, found.history[path]) for path in sorted(found.history) if found.history[path]),
+    )
+
+
+def _field(path: str, assignments: tuple[Assignment, ...]) -> FieldHistory:
+    settings = tuple(Setting(entry.value, entry.source, place_words(entry)) for entry in reversed(assignments))
+    return FieldHistory(path, settings[0], settings[1:])
+
+
+def _bound_in(plan: Plan, name: str) -> str:
+    for binding in plan.bindings:
+        if any(name in sites for sites in binding.sites):
+            return f"modules.{binding.name}{_alike(binding)}"
+    return ""
+
+
+def _alike(binding: Binding) -> str:
+    others = len(binding.modules) - 1
+    return f", with {others} module{'s' if others != 1 else ''} alike" if others else ""

@@ -1,0 +1,205 @@
+"""plan.json: a plan as text, the same bytes on every machine, and back.
+
+Ten thousand sites share few decisions and few histories. The file keeps each of them once, in a table, and a site
+names them by number; a reader gets the shared objects back as one object. One row of a table is one line, so that a
+review of a changed plan shows the sites that changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from loka.errors import InputError
+from loka.plan.plan import Binding, GemmPlan, Plan, SitePlan, Skipped, Target
+from loka.policy.settings import Assignment
+from loka.sites.site import Site
+
+FORMAT = "loka.plan"
+VERSION = 1
+
+Row = TypeVar("Row", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class _SiteRow:
+    """A site with its decisions and history as numbers of rows in the tables."""
+
+    site: Site
+    gemms: tuple[int, ...]
+    history: int
+    region: tuple[str, ...] = ()
+    region_note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _PlanFile:
+    """The layout of plan.json, version 1."""
+
+    format: Literal["loka.plan"]
+    version: Literal[1]
+    name: str
+    target: Target
+    batch_size: int
+    loka_version: str
+    policy_files: tuple[tuple[str, str], ...]
+    assignments: tuple[Assignment, ...]
+    histories: tuple[dict[str, tuple[int, ...]], ...]
+    decisions: tuple[GemmPlan, ...]
+    sites: tuple[_SiteRow, ...]
+    bindings: tuple[Binding, ...]
+    skipped: tuple[Skipped, ...]
+
+
+class _Table(Generic[Row]):
+    """Rows, each kept once. The same object is found by its identity, which spares hashing deep values again."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self._by_value: dict[Row, int] = {}
+        self._by_identity: dict[int, tuple[Row, int]] = {}
+
+    def number(self, row: Row) -> int:
+        """The number of a row, which is added where it is new."""
+        seen = self._by_identity.get(id(row))
+        if seen is not None:
+            return seen[1]
+        number = self._by_value.setdefault(row, len(self.rows))
+        if number == len(self.rows):
+            self.rows.append(row)
+        self._by_identity[id(row)] = (row, number)  # the row is kept alive, so its identity stays its own
+        return number
+
+
+@cache
+def _adapter() -> TypeAdapter[_PlanFile]:
+    return TypeAdapter(_PlanFile)
+
+
+def to_json(plan: Plan) -> str:
+    """The text of plan.json: keys sorted, one row a line, a newline at the end."""
+    data: dict[str, Any] = _adapter().dump_python(_to_file(plan), mode="json")
+    return "{\n" + ",\n".join(f" {_dump(key)}: {_value(data[key])}" for key in sorted(data)) + "\n}\n"
+
+
+def from_json(text: str, name: str = "plan.json") -> Plan:
+    """Read what `to_json` wrote. `name` is the file's, for messages.
+
+    Raises InputError for text that is truncated, is no plan, or was written by a newer LoKA.
+    """
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{name}:{error.lineno}:{error.colno}: not a whole JSON file ({error.msg}); it may have been cut short: "
+            "make it again with `loka generate`"
+        ) from error
+    except RecursionError as error:
+        raise InputError(f"{name}: nested too deeply to be a plan; name a plan.json of `loka generate`") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise InputError(f"{name}: not a plan of LoKA; name a plan.json of `loka generate`, or a policy (.yaml)")
+    version = data.get("version")
+    if not isinstance(version, int) or version > VERSION:
+        raise InputError(
+            f"{name}: the plan has version {version!r} and this LoKA reads up to {VERSION}: upgrade LoKA, or make the "
+            "plan again with `loka generate`"
+        )
+    try:
+        return _from_file(_adapter().validate_json(text))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise InputError(
+            f"{name}: damaged at {place}: {first['msg']}; make the plan again with `loka generate`"
+        ) from error
+    except IndexError as error:
+        raise InputError(
+            f"{name}: damaged: a site names a row that the file lacks; make the plan again with `loka generate`"
+        ) from error
+
+
+def _to_file(plan: Plan) -> _PlanFile:
+    assignments: _Table[Assignment] = _Table()
+    decisions: _Table[GemmPlan] = _Table()
+    histories: _Table[tuple[tuple[str, tuple[int, ...]], ...]] = _Table()
+    numbers: dict[int, int] = {}  # of histories, by identity: `plan` keeps them alive
+    rows = []
+    for site in plan.sites:
+        history = numbers.get(id(site.history))
+        if history is None:
+            entries = sorted(site.history.items())
+            history = histories.number(tuple((path, tuple(map(assignments.number, field))) for path, field in entries))
+            numbers[id(site.history)] = history
+        gemms = tuple(map(decisions.number, site.gemms))
+        rows.append(_SiteRow(site.site, gemms, history, site.region, site.region_note))
+    return _PlanFile(
+        format="loka.plan",
+        version=1,
+        name=plan.name,
+        target=plan.target,
+        batch_size=plan.batch_size,
+        loka_version=plan.loka_version,
+        policy_files=plan.policy_files,
+        assignments=tuple(assignments.rows),
+        histories=tuple(dict(entries) for entries in histories.rows),
+        decisions=tuple(decisions.rows),
+        sites=tuple(rows),
+        bindings=plan.bindings,
+        skipped=plan.skipped,
+    )
+
+
+def _from_file(file: _PlanFile) -> Plan:
+    histories = [
+        {path: tuple(_row(file.assignments, number) for number in field) for path, field in history.items()}
+        for history in file.histories
+    ]
+    return Plan(
+        name=file.name,
+        target=file.target,
+        batch_size=file.batch_size,
+        policy_files=file.policy_files,
+        sites=tuple(
+            SitePlan(
+                site=row.site,
+                gemms=tuple(_row(file.decisions, number) for number in row.gemms),
+                history=_row(histories, row.history),
+                region=row.region,
+                region_note=row.region_note,
+            )
+            for row in file.sites
+        ),
+        bindings=file.bindings,
+        skipped=file.skipped,
+        loka_version=file.loka_version,
+    )
+
+
+_Item = TypeVar("_Item")
+
+
+def _row(table: tuple[_Item, ...] | list[_Item], number: int) -> _Item:
+    """A row by its number; unlike plain indexing, a negative number is no row."""
+    if number < 0:
+        raise IndexError(number)
+    return table[number]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict | list):
+        return "[\n" + ",\n".join(_lines(value)) + "\n ]"
+    return _dump(value)
+
+
+def _lines(rows: Iterable[Any]) -> Iterable[str]:
+    return (f"  {_dump(row)}" for row in rows)
+
+
+def _dump(value: Any) -> str:
+    # Python writes a float as the shortest text that reads back the same, on every machine.
+    return json.dumps(value, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(", ", ": "))
