@@ -1,0 +1,29 @@
+"""What generated code imports: binding it to a live model, checking that it ran, and taking it off again."""
+
+from __future__ import annotations
+
+from loka.dispatch.bind import apply
+from loka.dispatch.binding import Binding
+from loka.dispatch.bound import Bound, Tickets
+from loka.dispatch.errors import BindError, FrozenWeightError, LokaWarning, NonFiniteError, VerifyError
+from loka.dispatch.patch import Patch, patch_of
+from loka.dispatch.precision import output_dtype
+from loka.dispatch.stamps import check_stamps
+from loka.kernels.scaled_mm import scaled_mm
+
+__all__ = [
+    "BindError",
+    "Binding",
+    "Bound",
+    "FrozenWeightError",
+    "LokaWarning",
+    "NonFiniteError",
+    "Patch",
+    "Tickets",
+    "VerifyError",
+    "apply",
+    "check_stamps",
+    "output_dtype",
+    "patch_of",
+    "scaled_mm",
+]

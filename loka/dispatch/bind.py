@@ -1,0 +1,78 @@
+"""Binding a generated package to a live model: all of it, or nothing."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from loka.dispatch.binding import Binding
+from loka.dispatch.bound import Bound, Frozen, Tickets, derive, is_frozen_class, quantize, set_frozen
+from loka.dispatch.check import Match, match_modules
+from loka.dispatch.devices import warn_of_devices
+from loka.dispatch.errors import BindError
+from loka.dispatch.patch import BoundModule, Patch, refresh_after_load, unbind
+from loka.dispatch.wrappers import ClosedWrapperError, unwrap
+
+MODES = ("train", "infer")
+
+
+def apply(model: nn.Module, package: str, bindings: Sequence[Binding], target: str, mode: str = "train") -> Patch:
+    """Give the modules that `bindings` name their generated forwards, in place.
+
+    `package` is the generated package's name, for messages; `target` the device of its plan ("h100", "h200",
+    "reference"). Mode "train" quantises weights in every forward; "infer" quantises them once, into buffers that are
+    no part of the state_dict. Wrappers (DDP, torch.compile) around the model are passed over.
+
+    Raises BindError with every reason why the package does not fit the model, which is then unchanged. Warns
+    (LokaWarning) where the model's device has no FP8 or is not `target`.
+    """
+    root = _root(model, package)
+    if mode not in MODES:
+        close = difflib.get_close_matches(str(mode), MODES, n=1, cutoff=0.3)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise BindError(f"{package}: mode must be 'train' or 'infer', not {mode!r}{hint}")
+    matches, problems = match_modules(root, bindings, mode)
+    if problems:
+        raise BindError(f"{package} does not fit this model, which is left as it was:", problems)
+    # What can fail is made before the first module changes.
+    prepared = [(match, derive(match.generated, type(match.module)), _quantized(match)) for match in matches]
+    done: list[Match] = []
+    try:
+        for match, derived, frozen in prepared:
+            done.append(match)
+            _bind(match, derived, frozen, mode)
+    except BaseException:  # whatever stopped it, an interrupt too: nothing may stay half bound
+        for match in done:
+            unbind(match.module)
+        raise
+    warn_of_devices(package, target, (match.module for match in matches), stacklevel=2)
+    return Patch(root, package, tuple(BoundModule(match.name, match.module, match.module.loka) for match in matches))
+
+
+def _root(model: Any, package: str) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise BindError(f"{package}: apply takes the model, an nn.Module, not {type(model).__name__}")
+    try:
+        return unwrap(model)
+    except ClosedWrapperError as error:
+        raise BindError(f"{package}: the model is wrapped in {error}: apply before wrapping") from None
+
+
+def _quantized(match: Match) -> Frozen:
+    return quantize(match.generated, match.module) if is_frozen_class(match.generated) else ()
+
+
+def _bind(match: Match, derived: type[Bound], frozen: Frozen, mode: str) -> None:
+    binding = match.binding
+    gemms = tuple(
+        tuple(gemm for gemm in planned if mode == "train" or gemm == "fprop") for planned in binding.gemms
+    )
+    module: Any = match.module
+    module.__class__ = derived
+    module.loka = Tickets(match.sites, gemms, binding.inlined)
+    if frozen:
+        set_frozen(module, frozen)
+        module.register_load_state_dict_post_hook(refresh_after_load)

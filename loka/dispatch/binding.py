@@ -1,0 +1,26 @@
+"""What a generated package says about one of its classes: which modules become it, and what must hold for that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loka.dispatch.bound import Bound
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One generated class and the modules that it is for: same type, same shapes, same recipes."""
+
+    train: type[Bound]
+    infer: type[Bound] | None  # None where nothing of these modules runs in FP8 at inference
+    replaces: str  # "torch.nn.modules.linear.Linear", the type of the modules
+    source_hash: str  # of the forwards that were traced; "" for a plain nn.Linear
+    inlined: tuple[str, ...]  # children, relative to each module, whose forward is part of the generated one
+    modules: tuple[str, ...]  # qualified names; "" is the model itself
+    sites: tuple[tuple[str, ...], ...]  # for each module, the names of its sites
+    gemms: tuple[tuple[str, ...], ...]  # for each of a module's sites, the GEMMs that run in FP8: ("fprop", "wgrad")
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]  # parameters, relative to each module, and their shapes
+
+    def generated(self, mode: str) -> type[Bound] | None:
+        """The class for mode "train" or "infer"; None where the modules stay as they are."""
+        return self.train if mode == "train" else self.infer

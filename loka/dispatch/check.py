@@ -1,0 +1,160 @@
+"""Whether a package fits a live model: every reason against it, found before anything changes."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from loka.dispatch.binding import Binding
+from loka.dispatch.bound import Bound, is_bound, type_name, unsharded_class
+from loka.dispatch.wrappers import ClosedWrapperError, find_module, plain_name
+
+_HOOKS = {
+    "_forward_hooks": "forward hooks",
+    "_forward_pre_hooks": "forward pre-hooks",
+    "_backward_hooks": "backward hooks",
+    "_backward_pre_hooks": "backward pre-hooks",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One module of the live model and what it becomes."""
+
+    name: str
+    module: nn.Module
+    binding: Binding
+    sites: tuple[str, ...]
+    generated: type[Bound]
+
+
+def match_modules(root: nn.Module, bindings: Sequence[Binding], mode: str) -> tuple[list[Match], list[str]]:
+    """Every module that the bindings name, and every reason why one cannot be bound; `root` is left as it is."""
+    matches: list[Match] = []
+    problems: list[str] = []
+    seen: dict[int, str] = {}
+    names: list[str] = []
+    for binding in bindings:
+        generated = binding.generated(mode)
+        if generated is None:
+            continue
+        for name, sites in zip(binding.modules, binding.sites, strict=True):
+            try:
+                module = find_module(root, name)
+            except ClosedWrapperError as error:
+                problems.append(f"{_called(name)}: lies in {error}, which changes what it holds: apply before wrapping")
+                continue
+            if module is None:
+                names = names or [plain_name(known) for known, _ in root.named_modules() if known]
+                problems.append(f"{_called(name)}: the model has no such module{_nearest(name, names)}")
+                continue
+            if id(module) in seen:
+                problems.append(f"{_called(name)}: is the same module as {_called(seen[id(module)])}")
+                continue
+            seen[id(module)] = name
+            found = list(_problems(module, binding, mode))
+            problems += [f"{_called(name)}: {problem}" for problem in found]
+            if not found:
+                matches.append(Match(name, module, binding, sites, generated))
+    for match in matches:
+        for child in match.binding.inlined:
+            if (bound := seen.get(id(match.module.get_submodule(child)))) is not None:
+                problems.append(f"{_called(bound)}: is inlined into {_called(match.name)}, so it cannot be bound too")
+    return matches, problems
+
+
+def child_problems(module: nn.Module, inlined: Sequence[str]) -> Iterator[str]:
+    """What a module's inlined children have that would no longer happen, since their own forward is not called."""
+    for name in inlined:
+        try:
+            child = module.get_submodule(name)
+        except AttributeError:
+            yield f"has no child {name!r}, whose forward is part of the generated one"
+            continue
+        for attribute, kind in _HOOKS.items():
+            if getattr(child, attribute, None):
+                yield f"its child {name!r} has {kind}, which would not fire: its forward is part of the generated one"
+        if "parametrizations" in child._modules:
+            yield f"its child {name!r} is parametrised: remove the parametrisation, or keep its sites in the policy"
+        if unsharded_class(type(child)) is not type(child):
+            yield f"its child {name!r} is an FSDP unit of its own: shard {_called('the owner')} instead"
+        if "forward" in vars(child):
+            yield f"its child {name!r} has a forward of its own on the instance"
+        if is_bound(child):
+            yield f"its child {name!r} is bound already"
+
+
+def _problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[str]:
+    """Why one module cannot be bound."""
+    if is_bound(module):
+        yield "is bound already: remove the first patch (patch.remove())"
+        return
+    if torch.nn.utils.parametrize.is_parametrized(module):
+        yield "is parametrised (torch.nn.utils.parametrize): remove the parametrisation, or keep its sites in the policy"
+        return
+    cls = unsharded_class(type(module))
+    if not _same_type(cls, binding.replaces):
+        yield f"is a {type_name(cls)}, planned was {binding.replaces}: run loka generate again"
+        return
+    if "forward" in vars(module):
+        yield "has a forward of its own on the instance, which would win over the generated one: remove it (del m.forward)"
+    yield from _shape_problems(module, binding, mode)
+    children = list(child_problems(module, binding.inlined))
+    yield from children
+    if binding.source_hash and not children and _source_hash(module, binding) != binding.source_hash:
+        yield "the source of its forward, or of an inlined child's, has changed since: run loka generate again"
+    if hasattr(module, "loka"):
+        yield "has an attribute 'loka', which a bound module needs for itself"
+
+
+def _shape_problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[str]:
+    for name, shape in binding.shapes:
+        try:
+            parameter = module.get_parameter(name)
+        except AttributeError:
+            yield f"has no parameter {name!r}, planned with shape {shape}"
+            continue
+        if tuple(parameter.shape) != shape:
+            yield f"{name} has shape {tuple(parameter.shape)}, planned was {shape}: run loka generate again"
+        if not parameter.dtype.is_floating_point:
+            yield f"{name} is {parameter.dtype}, which is no floating-point type"
+        if mode == "infer" and unsharded_tensor(parameter) is None:
+            yield f"{name} is sharded: apply mode='infer' to the whole model, before fully_shard"
+
+
+def unsharded_tensor(parameter: nn.Parameter) -> nn.Parameter | None:
+    """The parameter, or None where it is a DTensor, of which this process has but a part."""
+    return None if type(parameter.data).__name__ == "DTensor" else parameter
+
+
+def _source_hash(module: nn.Module, binding: Binding) -> str:
+    from loka.sites.source import forward_source_hash  # only packages with traced forwards need it
+
+    return forward_source_hash(module, binding.inlined)
+
+
+def _same_type(cls: type, planned: str) -> bool:
+    """Whether a class is the planned one; a script's own classes live in __main__ and were planned under its name."""
+    if type_name(cls) == planned:
+        return True
+    if cls.__module__ != "__main__":
+        return False
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    stem = Path(getattr(main, "__file__", None) or "").stem
+    return planned == f"{spec.name if spec is not None else stem}.{cls.__qualname__}"
+
+
+def _called(name: str) -> str:
+    return f"'{name}'" if name else "the model itself"
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=2)
+    return f" (nearest: {', '.join(close)})" if close else ""

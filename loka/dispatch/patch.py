@@ -1,0 +1,233 @@
+"""A package bound to a model: whether its kernels ran, and the way back."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from loka.dispatch.bound import (
+    Bound,
+    Tickets,
+    derived_class,
+    drop_frozen,
+    frozen_names,
+    is_frozen_class,
+    quantize,
+    set_frozen,
+    unbound_class,
+)
+from loka.dispatch.check import child_problems
+from loka.dispatch.errors import BindError, LokaWarning, VerifyError
+from loka.dispatch.nonfinite import NonFiniteTrace
+from loka.dispatch.wrappers import find_module, plain_name, unwrap
+from loka.kernels import ticks
+
+GEMMS = ("fprop", "dgrad", "wgrad")  # in the order of their tick numbers
+
+_NO_FORWARD = (
+    "the module's forward did not run: the model was not called, took another branch, ran as a copy, was compiled or "
+    "captured into a CUDA graph before apply, or a captured graph was replayed since reset"
+)
+_NO_BACKWARD = "no backward reached it"
+
+
+@dataclass(frozen=True, slots=True)
+class BoundModule:
+    """One module of a patch. `tickets` are those it was bound with: they outlive its removal by another patch."""
+
+    name: str
+    module: nn.Module
+    tickets: Tickets
+
+
+class Patch:
+    """What `apply` returns. `sites` are the names of the patched sites, in the package's order."""
+
+    def __init__(self, root: nn.Module, package: str, modules: tuple[BoundModule, ...]) -> None:
+        self._root = root
+        self._package = package
+        self._modules = modules
+        self._since: dict[int, int] = {}  # counts at the last reset, by number
+        self._removed = False
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The names of the sites that are bound."""
+        return () if self._removed else tuple(site for bound in self._modules for site in bound.tickets.sites)
+
+    def verify(self, backward: bool = True) -> None:
+        """Raise VerifyError unless every planned FP8 GEMM ran since `apply` or the last `reset`.
+
+        `backward=False` asks for the forward GEMMs alone. A GEMM counts when its kernel is launched, so a CUDA graph
+        counts when it is captured, not when it is replayed. For frozen weights it also raises where the weight has
+        changed since it was quantised. Reads no GPU memory in mode "train"; in mode "infer" it synchronises.
+        """
+        self._require_bound("verify")
+        changes = [change for bound in self._modules for change in self._changes(bound)]
+        idle: list[str] = []
+        missing = planned = 0
+        for bound in self._modules:
+            for index, (site, gemms) in enumerate(zip(bound.tickets.sites, bound.tickets.gemms, strict=True)):
+                expected = tuple(gemm for gemm in gemms if backward or gemm == "fprop")
+                absent = tuple(gemm for gemm in expected if not self._count(bound.tickets.tick(index), gemm))
+                planned += len(expected)
+                missing += len(absent)
+                if absent:
+                    idle.append(f"{site}: {', '.join(absent)} did not run: {_why(gemms, absent)}")
+        if idle:
+            raise VerifyError(f"{self._package}: {missing} of {planned} planned FP8 GEMMs did not run:", changes + idle)
+        if changes:
+            raise VerifyError(f"{self._package}: the bound model is not as it was bound:", changes)
+
+    def reset(self) -> None:
+        """Start counting anew, so that `verify` asks what ran since now."""
+        self._require_bound("reset")
+        self._since = {number: ticks.count(number) for number, _ in self._labels()}
+
+    def refresh(self) -> None:
+        """Quantise frozen weights anew, in place. It follows load_state_dict by itself; it does nothing in mode "train"."""
+        self._require_bound("refresh")
+        for bound in self._modules:
+            if isinstance(bound.module, Bound):
+                refresh_module(bound.module)
+
+    def remove(self) -> None:
+        """Give every module its own class and forward back; a second call does nothing.
+
+        What was put around a module's class since, by FSDP2's fully_shard for one, stays.
+        """
+        for bound in self._modules:
+            unbind(bound.module)
+        self._removed = True
+
+    @contextmanager
+    def trace_nonfinite(self) -> Iterator[None]:
+        """While active, raise NonFiniteError at the first site whose GEMM meets or makes a NaN or an infinity.
+
+        For debugging: each GEMM is checked on the host, forward and backward, which is slow and synchronises. Replayed
+        CUDA graphs pass unseen; run the model eagerly. Warns (LokaWarning) where no GEMM was seen at all.
+        """
+        self._require_bound("trace_nonfinite")
+        with NonFiniteTrace(dict(self._labels())) as trace:
+            yield
+        if not trace.seen:
+            warnings.warn("trace_nonfinite saw no FP8 GEMM of this patch", LokaWarning, stacklevel=3)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        state = "removed" if self._removed else f"{len(self.sites)} sites in {len(self._modules)} modules"
+        return f"<Patch {self._package}: {state}>"
+
+    def _require_bound(self, verb: str) -> None:
+        if self._removed:
+            raise BindError(f"{self._package}: cannot {verb}: this patch was removed; apply the package again")
+
+    def _labels(self) -> Iterator[tuple[int, tuple[str, str]]]:
+        """Every tick number of the patch, with its site and GEMM."""
+        for bound in self._modules:
+            for site, number in zip(bound.tickets.sites, bound.tickets.numbers, strict=True):
+                for offset, gemm in enumerate(GEMMS):
+                    yield number + offset, (site, gemm)
+
+    def _count(self, fprop: int, gemm: str) -> int:
+        number = fprop + GEMMS.index(gemm)
+        return ticks.count(number) - self._since.get(number, 0)
+
+    def _changes(self, bound: BoundModule) -> Iterator[str]:
+        """What has happened to a bound module that makes its counts mean something else."""
+        name, module = bound.name, bound.module
+        if not isinstance(module, Bound) or "forward" in vars(module) or module.loka is not bound.tickets:
+            yield f"{name!r}: lost its generated forward since apply"
+            return
+        if find_module(self._root, name) is not module:
+            yield f"{name!r}: was replaced in the model since apply"
+        yield from (f"{name!r}: {problem}" for problem in child_problems(module, bound.tickets.inlined))
+        if stale := stale_sites(module):
+            yield f"{', '.join(stale)}: the weight changed since it was frozen: call patch.refresh()"
+
+
+def _why(gemms: tuple[str, ...], absent: tuple[str, ...]) -> str:
+    """The likely reason why the `absent` ones of a site's planned GEMMs did not run."""
+    if "fprop" in absent:
+        return _NO_FORWARD
+    if "fprop" not in gemms and absent == gemms:
+        return f"{_NO_BACKWARD}, or {_NO_FORWARD}"
+    if absent == ("wgrad",) and "dgrad" in gemms:
+        return "the weight needed no gradient (requires_grad)"
+    if absent == ("dgrad",) and "wgrad" in gemms:
+        return "the input needed no gradient"
+    return _NO_BACKWARD
+
+
+def patch_of(model: nn.Module) -> Patch:
+    """The patch of a bound model that came from deepcopy, pickle or torch.load.
+
+    Raises BindError where no module of it is bound.
+    """
+    root = unwrap(model)
+    modules = tuple(
+        BoundModule(plain_name(name), module, module.loka)
+        for name, module in root.named_modules()
+        if isinstance(module, Bound)
+    )
+    if not modules:
+        raise BindError("no module of this model is bound")
+    package = derived_class(type(modules[0].module)).loka_generated.__module__.rpartition(".")[0]
+    return Patch(root, package, modules)
+
+
+def refresh_module(module: Bound) -> None:
+    """Quantise one module's frozen weights anew."""
+    generated = derived_class(type(module)).loka_generated
+    if is_frozen_class(generated):
+        set_frozen(module, quantize(generated, module))
+
+
+def stale_sites(module: Bound) -> tuple[str, ...]:
+    """The sites of a module whose frozen weight is no longer what its parameter quantises to."""
+    generated = derived_class(type(module)).loka_generated
+    if not is_frozen_class(generated):
+        return ()
+    stale = []
+    for index, (site, pair) in enumerate(zip(module.loka.sites, quantize(generated, module), strict=True)):
+        if pair is not None:
+            kept = tuple(module._buffers[name] for name in frozen_names(index))
+            if not all(_same_bits(now, then) for now, then in zip(pair, kept, strict=True)):
+                stale.append(site)
+    return tuple(stale)
+
+
+def refresh_after_load(module: nn.Module, incompatible_keys: Any) -> None:
+    """A load_state_dict post hook: frozen weights follow what was loaded."""
+    if isinstance(module, Bound):
+        refresh_module(module)
+
+
+def unbind(module: nn.Module) -> None:
+    """Give one module its own class back; nothing happens to one that is not bound."""
+    if not isinstance(module, Bound):
+        return
+    if "loka" in vars(module):
+        drop_frozen(module)
+        del module.loka
+    hooks = module._load_state_dict_post_hooks
+    for key in [key for key, hook in hooks.items() if hook is refresh_after_load]:
+        del hooks[key]
+    module.__class__ = unbound_class(type(module))  # type: ignore[assignment]
+
+
+def _same_bits(now: torch.Tensor, then: torch.Tensor | None) -> bool:
+    if then is None or now.shape != then.shape or now.dtype != then.dtype or now.device != then.device:
+        return False
+    return now.device.type == "meta" or torch.equal(now.contiguous().view(torch.uint8), then.contiguous().view(torch.uint8))
