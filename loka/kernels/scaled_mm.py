@@ -1,0 +1,162 @@
+"""The operator `loka::scaled_mm`: one FP8 GEMM that counts itself.
+
+    loka::scaled_mm(Tensor a, Tensor scale_a, Tensor b, Tensor scale_b, str scaling_a, str scaling_b,
+                    ScalarType dtype, bool fast, SymInt tick) -> Tensor
+
+`(a * scale_a) @ (b * scale_b).T` for FP8 a of (R, C) and b of (S, C), with scales in the shapes of
+`numerics.quantize.scale_shape`; the result is (R, S), contiguous, of `dtype`. Sizes may be zero.
+
+On the CPU, and on a GPU without FP8 tensor cores (compute capability under 8.9), the reference runs: dequantise, multiply
+in float32. It takes every pair of recipes. On other GPUs `torch.nn.functional.scaled_mm` runs, which takes what
+`kernels.limits` says; anything else is an error, never the reference. `fast` is the tensor core's fast accumulation; the
+reference has none.
+
+The operator has no derivative: it is called inside a torch.autograd.Function. It is defined with torch.library.Library, not
+with torch.library.custom_op, whose wrapper costs several times as much for each call.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.functional import ScalingType
+
+from loka.errors import InputError
+from loka.kernels import layout, limits, ticks
+from loka.numerics.formats import FORMATS
+from loka.numerics.names import Accumulation, Format, Scaling
+from loka.numerics.reference import reference_scaled_mm
+
+FP8_CAPABILITY = (8, 9)  # the first compute capability whose tensor cores take FP8
+
+_FORMAT_OF = {info.dtype: format for format, info in FORMATS.items()}
+_NATIVE_DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
+_SCALING_TYPE = {
+    Scaling.TENSORWISE: ScalingType.TensorWise,
+    Scaling.ROWWISE: ScalingType.RowWise,
+    Scaling.BLOCKWISE_1X128: ScalingType.BlockWise1x128,
+    Scaling.BLOCKWISE_128X128: ScalingType.BlockWise128x128,
+}
+
+_library = torch.library.Library("loka", "FRAGMENT")
+_library.define(
+    "scaled_mm(Tensor a, Tensor scale_a, Tensor b, Tensor scale_b, str scaling_a, str scaling_b, "
+    "ScalarType dtype, bool fast, SymInt tick) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _fake(
+    a: Tensor,
+    scale_a: Tensor,
+    b: Tensor,
+    scale_b: Tensor,
+    scaling_a: str,
+    scaling_b: str,
+    dtype: torch.dtype,
+    fast: bool,
+    tick: int,
+) -> Tensor:
+    """Shape and dtype of the result, without running or counting."""
+    if a.dim() != 2 or b.dim() != 2:
+        raise InputError(f"loka::scaled_mm: a is {tuple(a.shape)} and b is {tuple(b.shape)}; both must be matrices")
+    torch._check(a.shape[1] == b.shape[1], lambda: f"loka::scaled_mm: a has {a.shape[1]} columns and b {b.shape[1]}")
+    return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
+
+
+def _reference(
+    a: Tensor,
+    scale_a: Tensor,
+    b: Tensor,
+    scale_b: Tensor,
+    scaling_a: str,
+    scaling_b: str,
+    dtype: torch.dtype,
+    fast: bool,
+    tick: int,
+) -> Tensor:
+    ticks.tick(tick)
+    return reference_scaled_mm(a, scale_a, b, scale_b, dtype)
+
+
+def _cuda(
+    a: Tensor,
+    scale_a: Tensor,
+    b: Tensor,
+    scale_b: Tensor,
+    scaling_a: str,
+    scaling_b: str,
+    dtype: torch.dtype,
+    fast: bool,
+    tick: int,
+) -> Tensor:
+    if not _has_fp8(a.device.index):
+        return _reference(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, tick)
+    refusal = _refusal(scaling_a, scaling_b, a.dtype, b.dtype, fast)
+    if refusal is not None:
+        raise InputError(f"loka::scaled_mm on this GPU: {refusal}, or run a package generated for it (target: h100)")
+    ticks.tick(tick)
+    rows, columns = a.shape[0], b.shape[0]
+    if a.numel() == 0 or columns == 0:
+        return a.new_zeros((rows, columns), dtype=dtype)
+    first, second = Scaling(scaling_a), Scaling(scaling_b)
+    a = layout.pad_operand(a, limits.row_alignment(first), limits.ALIGNMENT)
+    b = layout.pad_operand(b, limits.ALIGNMENT, limits.ALIGNMENT)
+    out = F.scaled_mm(
+        a,
+        b.t(),
+        layout.first_scale(scale_a, first, a.shape[0]),
+        _SCALING_TYPE[first],
+        layout.second_scale(scale_b, second, b.shape[0]),
+        _SCALING_TYPE[second],
+        output_dtype=dtype if dtype in _NATIVE_DTYPES else torch.float32,
+        use_fast_accum=fast,
+    )
+    if out.shape != (rows, columns):
+        out = out[:rows, :columns].contiguous()
+    return out.to(dtype)
+
+
+@cache
+def _has_fp8(device: int) -> bool:
+    return torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
+
+
+@cache
+def _refusal(scaling_a: str, scaling_b: str, dtype_a: torch.dtype, dtype_b: torch.dtype, fast: bool) -> str | None:
+    formats: list[Format] = []
+    for name, dtype in (("a", dtype_a), ("b", dtype_b)):
+        if dtype not in _FORMAT_OF:
+            return f"operand {name} is {dtype}, not FP8; quantise it first"
+        formats.append(_FORMAT_OF[dtype])
+    accumulation = Accumulation.FAST if fast else Accumulation.PRECISE
+    return limits.refuse_recipe((Scaling(scaling_a), Scaling(scaling_b)), (formats[0], formats[1]), accumulation)
+
+
+torch.library.register_fake("loka::scaled_mm", _fake, lib=_library)
+_library.impl("scaled_mm", _reference, "CPU")
+_library.impl("scaled_mm", _cuda, "CUDA")
+_operator = torch.ops.loka.scaled_mm.default
+
+
+def scaled_mm(
+    a: Tensor,
+    scale_a: Tensor,
+    b: Tensor,
+    scale_b: Tensor,
+    scaling_a: str,
+    scaling_b: str,
+    dtype: torch.dtype,
+    fast: bool,
+    tick: int,
+) -> Tensor:
+    """Call the operator. a: FP8 (R, C); b: FP8 (S, C); scales: float32, two-dimensional; result: (R, S) of `dtype`.
+
+    `scaling_a` and `scaling_b` are values of `names.Scaling`; `tick` is the number that counts the call (`ticks.new`).
+    Raises InputError where shapes do not fit, or where the GPU has no kernel for the recipe.
+    """
+    out: Tensor = _operator(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, tick)
+    return out

@@ -1,0 +1,71 @@
+"""The two 8-bit float formats (OCP 8-bit Floating Point Specification, revision 1.0) and rounding into them.
+
+| format | exponent bits | mantissa bits | largest finite | smallest normal | smallest subnormal | infinities |
+|--------|---------------|---------------|----------------|-----------------|--------------------|------------|
+| e4m3   | 4             | 3             | 448            | 2^-6            | 2^-9               | no         |
+| e5m2   | 5             | 2             | 57344          | 2^-14           | 2^-16              | yes        |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from loka.numerics.names import Format
+
+
+@dataclass(frozen=True, slots=True)
+class FormatInfo:
+    """The numbers that define a format."""
+
+    dtype: torch.dtype
+    max: float  # largest finite value
+    smallest_normal: float
+    smallest_subnormal: float
+    mantissa_bits: int  # stored ones; the leading one of a normal number is not stored
+    has_infinity: bool
+
+
+FORMATS: dict[Format, FormatInfo] = {
+    Format.E4M3: FormatInfo(
+        dtype=torch.float8_e4m3fn,
+        max=448.0,
+        smallest_normal=2.0**-6,
+        smallest_subnormal=2.0**-9,
+        mantissa_bits=3,
+        has_infinity=False,
+    ),
+    Format.E5M2: FormatInfo(
+        dtype=torch.float8_e5m2,
+        max=57344.0,
+        smallest_normal=2.0**-14,
+        smallest_subnormal=2.0**-16,
+        mantissa_bits=2,
+        has_infinity=True,
+    ),
+}
+
+
+def to_fp8(x: Tensor, format: Format, saturate: bool) -> Tensor:
+    """Round every element of x (any shape, floating point) to the nearest FP8 value, ties to even.
+
+    Rounding happens once, from float32, which holds every bfloat16 and float16 value; signed zeros keep their sign.
+    Beyond the largest finite value:
+
+    | x                                  | saturate=False                      | saturate=True |
+    |------------------------------------|-------------------------------------|---------------|
+    | finite, rounds to the maximum      | maximum                             | maximum       |
+    | finite, rounds beyond the maximum  | e4m3: NaN, e5m2: infinity           | maximum       |
+    | infinity                           | e4m3: NaN, e5m2: infinity           | NaN           |
+    | NaN                                | NaN                                 | NaN           |
+
+    Saturating, infinity becomes NaN in both formats: a GPU's saturating conversion would turn it into the maximum,
+    and a poisoned value would look like a good one.
+    """
+    info = FORMATS[format]
+    x = x.float()
+    if saturate:
+        x = torch.where(x.isfinite(), x.clamp(-info.max, info.max), torch.nan)
+    return x.to(info.dtype)

@@ -1,0 +1,152 @@
+"""The reference quantisers: what every generated quantiser and every fused kernel must agree with, bit for bit.
+
+The canonical sequence of operations, for a matrix x of (R, C), a format with largest finite value MAX, and blocks as
+the scaling prescribes (the whole matrix, a row, 128 neighbours in a row, a square of 128 x 128; a block at the edge is
+filled up with zeros):
+
+    x     = x.float()
+    amax  = x.abs().nan_to_num(0.0, 0.0, 0.0).amax(block)     # over finite entries; 0 where there are none
+    scale = amax.clamp(min=AMAX_FLOOR) / MAX
+    scale = ((scale.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)     # where power_of_two
+    q     = torch.where(x.isfinite(), (x / scale).clamp(-MAX, MAX), torch.nan).to(fp8).contiguous()
+
+where `x / scale` spreads each scale over its block. A value is then `q * scale`. Why so:
+
+- Non-finite entries do not take part in amax, and become NaN: they poison what they would poison in the unquantised
+  layer (their own row of a product), not everything that shares a scale with them. The test is on x, not on the
+  quotient, so that a finite x that overflows the division saturates.
+- The floor keeps the scale of a zero block positive and a normal number, and 1 / scale finite: no 0 / 0.
+- A power of two is found on the bits: adding all ones to the mantissa carries into the exponent unless the mantissa
+  was zero, and clearing it rounds up. That is exact, which log2 and pow are not on every device. Scales are never
+  subnormal, so the exponent field is all there is to it.
+- Division, not multiplication by a reciprocal: one rounding instead of two.
+- With a static scale, amax is a number known beforehand and the clamp saturates what exceeds it.
+- A matrix without elements has no amax (torch raises), so it is returned before the sequence starts, with the scales
+  of an all-zero matrix.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from loka.errors import InputError
+from loka.numerics.formats import FORMATS
+from loka.numerics.names import Format, Scaling
+
+BLOCK = 128  # side of a block, elements
+AMAX_FLOOR = 2.0**-100  # of amax; keeps a zero block's scale positive and normal
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """An FP8 matrix (R, C), contiguous, and its float32 scales, two-dimensional; a value is `values * scale`."""
+
+    values: Tensor
+    scale: Tensor
+
+
+def scale_shape(rows: int, columns: int, scaling: Scaling) -> tuple[int, int]:
+    """Shape of the scales of a (rows, columns) matrix."""
+    if scaling is Scaling.TENSORWISE:
+        return (1, 1)
+    if scaling is Scaling.ROWWISE:
+        return (rows, 1)
+    if scaling is Scaling.BLOCKWISE_1X128:
+        return (rows, _blocks(columns))
+    return (_blocks(rows), _blocks(columns))
+
+
+def static_scale(amax: float, format: Format, power_of_two: bool) -> float:
+    """The scale of an operand whose largest |x| is known beforehand, as the float32 that the quantisers use.
+
+    Raises InputError where amax is negative or not finite.
+    """
+    if not 0.0 <= amax <= torch.finfo(torch.float32).max:
+        raise InputError(f"static scale: amax must be a finite number, zero or above, not {amax}")
+    # float32 arithmetic, as the quantisers do it on tensors: amax, floor and maximum are float32 values
+    (amax32,) = struct.unpack("f", struct.pack("f", amax))
+    (scale,) = struct.unpack("f", struct.pack("f", max(amax32, AMAX_FLOOR) / FORMATS[format].max))
+    if power_of_two:
+        (bits,) = struct.unpack("i", struct.pack("f", scale))
+        (scale,) = struct.unpack("f", struct.pack("i", (bits + 0x7FFFFF) & 0x7F800000))
+    return float(scale)
+
+
+def quantize(
+    x: Tensor, *, format: Format, scaling: Scaling, power_of_two: bool = False, amax: float | None = None
+) -> Quantized:
+    """Quantise a matrix x of (R, C), any floating dtype, as the module's docstring describes.
+
+    `amax` is the known maximum of |x| for a static scale, one for the whole matrix whatever the scaling; None measures
+    it. R and C may be zero. Raises InputError where x is not a matrix or amax is not usable.
+    """
+    if x.dim() != 2:
+        raise InputError(f"quantize: a matrix is needed, got shape {tuple(x.shape)}; reshape to (rows, columns) first")
+    x = x.detach().float()
+    rows, columns = x.shape
+    shape = scale_shape(rows, columns, scaling)
+    if amax is not None:
+        scale = x.new_full(shape, static_scale(amax, format, power_of_two))
+    elif x.numel() == 0:
+        scale = x.new_full(shape, static_scale(0.0, format, power_of_two))
+    else:
+        scale = _amax(x, scaling).clamp(min=AMAX_FLOOR) / FORMATS[format].max
+        if power_of_two:
+            scale = round_up_to_power_of_two(scale)
+    limit = FORMATS[format].max
+    quotient = (x / expand_scale(scale, rows, columns)).clamp(-limit, limit)
+    values = torch.where(x.isfinite(), quotient, torch.nan).to(FORMATS[format].dtype)
+    return Quantized(values=values.contiguous(), scale=scale)
+
+
+def dequantize(quantized: Quantized) -> Tensor:
+    """The float32 matrix (R, C) that a quantised one stands for."""
+    rows, columns = quantized.values.shape
+    return quantized.values.float() * expand_scale(quantized.scale, rows, columns)
+
+
+def round_up_to_power_of_two(scale: Tensor) -> Tensor:
+    """The smallest power of two that is not below each element of a float32 tensor of positive normal numbers."""
+    return ((scale.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
+
+
+def expand_scale(scale: Tensor, rows: int, columns: int) -> Tensor:
+    """Scales of any granularity as a tensor that multiplies a (rows, columns) matrix, element by element.
+
+    The granularity is read from the shape: where two agree in shape, they agree in meaning. Raises InputError where
+    the shape belongs to no scaling of such a matrix.
+    """
+    shapes = {scaling: scale_shape(rows, columns, scaling) for scaling in Scaling}
+    shape = tuple(scale.shape)
+    if shape in (shapes[Scaling.TENSORWISE], shapes[Scaling.ROWWISE]):
+        return scale
+    if shape == shapes[Scaling.BLOCKWISE_1X128]:
+        return scale.repeat_interleave(BLOCK, dim=1)[:, :columns]
+    if shape == shapes[Scaling.BLOCKWISE_128X128]:
+        return scale.repeat_interleave(BLOCK, dim=0)[:rows].repeat_interleave(BLOCK, dim=1)[:, :columns]
+    expected = ", ".join(f"{tuple(size)} {scaling.value}" for scaling, size in shapes.items())
+    raise InputError(f"scale of shape {shape} does not fit a matrix of {(rows, columns)}; it can be {expected}")
+
+
+def _amax(x: Tensor, scaling: Scaling) -> Tensor:
+    """Largest finite |x| of each block, in the shape of the scales; x is float32 (R, C) with elements."""
+    magnitude = x.abs().nan_to_num(0.0, 0.0, 0.0)
+    if scaling is Scaling.TENSORWISE:
+        return magnitude.amax().view(1, 1)
+    if scaling is Scaling.ROWWISE:
+        return magnitude.amax(dim=1, keepdim=True)
+    rows, columns = x.shape
+    if scaling is Scaling.BLOCKWISE_1X128:
+        padded = F.pad(magnitude, (0, -columns % BLOCK))
+        return padded.view(rows, _blocks(columns), BLOCK).amax(dim=2)
+    padded = F.pad(magnitude, (0, -columns % BLOCK, 0, -rows % BLOCK))
+    return padded.view(_blocks(rows), BLOCK, _blocks(columns), BLOCK).amax(dim=(1, 3))
+
+
+def _blocks(size: int) -> int:
+    return -(-size // BLOCK)
