@@ -1,0 +1,40 @@
+"""An exponential moving average of a model's weights, which damps the noise that training ends in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class WeightAverage:
+    """After step t: average += (1 - d) * (weight - average), with d = min(decay, t / (t + 9)).
+
+    The early, smaller d keeps the random initial weights out of the average. Decay 0 is the weights themselves.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._weights: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._average = [weight.detach().clone() for weight in self._weights]
+        self._decay, self._step = decay, 0
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take the weights of one more step in."""
+        self._step += 1
+        decay = min(self._decay, self._step / (self._step + 9))
+        torch._foreach_lerp_(self._average, self._weights, 1 - decay)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The model holds the averaged weights inside, and its own again after."""
+        own = [weight.detach().clone() for weight in self._weights]
+        with torch.no_grad():
+            torch._foreach_copy_(self._weights, self._average)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(self._weights, own)
