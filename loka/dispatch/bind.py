@@ -39,17 +39,16 @@ def apply(model: nn.Module, package: str, bindings: Sequence[Binding], target: s
         raise BindError(f"{package} does not fit this model, which is left as it was:", problems)
     # What can fail is made before the first module changes.
     prepared = [(match, derive(match.generated, type(match.module)), _quantized(match)) for match in matches]
-    done: list[Match] = []
+    bound = []
     try:
         for match, derived, frozen in prepared:
-            done.append(match)
-            _bind(match, derived, frozen, mode)
+            bound.append(BoundModule(match.name, match.module, _bind(match, derived, frozen, mode)))
     except BaseException:  # whatever stopped it, an interrupt too: nothing may stay half bound
-        for match in done:
+        for match in matches:
             unbind(match.module)
         raise
     warn_of_devices(package, target, (match.module for match in matches), stacklevel=2)
-    return Patch(root, package, tuple(BoundModule(match.name, match.module, match.module.loka) for match in matches))
+    return Patch(root, package, tuple(bound))
 
 
 def _root(model: Any, package: str) -> nn.Module:
@@ -65,14 +64,14 @@ def _quantized(match: Match) -> Frozen:
     return quantize(match.generated, match.module) if is_frozen_class(match.generated) else ()
 
 
-def _bind(match: Match, derived: type[Bound], frozen: Frozen, mode: str) -> None:
+def _bind(match: Match, derived: type[Bound], frozen: Frozen, mode: str) -> Tickets:
     binding = match.binding
-    gemms = tuple(
-        tuple(gemm for gemm in planned if mode == "train" or gemm == "fprop") for planned in binding.gemms
-    )
+    gemms = tuple(tuple(gemm for gemm in planned if mode == "train" or gemm == "fprop") for planned in binding.gemms)
+    tickets = Tickets(match.sites, gemms, binding.inlined)
     module: Any = match.module
     module.__class__ = derived
-    module.loka = Tickets(match.sites, gemms, binding.inlined)
+    module.loka = tickets
     if frozen:
         set_frozen(module, frozen)
         module.register_load_state_dict_post_hook(refresh_after_load)
+    return tickets

@@ -33,7 +33,7 @@ class Tickets:
         self.sites = sites
         self.gemms = gemms
         self.inlined = inlined
-        self.numbers = tuple(ticks.new() for _ in sites)
+        self.numbers = tuple(ticks.new(3) for _ in sites)
 
     def tick(self, index: int) -> int:
         """The number of site `index`'s fprop."""
@@ -66,7 +66,7 @@ class Bound(nn.Module):
         if not hasattr(type(self), "loka_original"):
             super().__init__()
             return
-        self.__class__ = unsharded_class(derived_class(type(self)).loka_original)  # type: ignore[assignment]
+        self.__class__ = unsharded_class(derived_class(type(self)).loka_original)
         self.__init__(*args, **kwargs)  # type: ignore[misc]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -79,7 +79,14 @@ class Bound(nn.Module):
                 f"{type_name(derived.loka_original)} pickles in a way of its own (__reduce__), which a bound module "
                 "cannot follow: remove the patch before copying or saving the whole model, or save its state_dict"
             )
-        return _rebuild, (derived.loka_generated, derived.loka_original), *reduced[2:]
+        state = _without_frozen(reduced[2]) if is_frozen_class(derived.loka_generated) else reduced[2]
+        return _rebuild, (derived.loka_generated, derived.loka_original), state, *reduced[3:]
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        generated = derived_class(type(self)).loka_generated
+        if is_frozen_class(generated):
+            set_frozen(self, quantize(generated, self))
 
     def __copy__(self) -> Self:
         inherited = getattr(super(), "__copy__", None)
@@ -95,10 +102,12 @@ class Bound(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Move or cast the module; frozen weights are quantised anew, since a cast would turn FP8 into another type."""
         if not is_frozen_class(derived_class(type(self)).loka_generated):
-            return super()._apply(fn, recurse)
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+            return self
         drop_frozen(self)
         try:
-            return super()._apply(fn, recurse)
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+            return self
         finally:
             set_frozen(self, quantize(derived_class(type(self)).loka_generated, self))
 
@@ -146,7 +155,7 @@ def is_bound(module: nn.Module) -> bool:
 
 
 def unbound_class(cls: type) -> type:
-    """`cls` without what `derive` put in: its original, also where a wrapper (FSDP2, parametrisation) derived from it."""
+    """`cls` without what `derive` put in, also where a wrapper (FSDP2, a parametrisation) derived from that."""
     derived = derived_class(cls)
     if cls is derived:
         return derived.loka_original
@@ -165,7 +174,7 @@ def unsharded_class(cls: type) -> type:
 
 
 def type_name(cls: type) -> str:
-    """"package.module.Class"."""
+    """The qualified name, as `package.module.Class`."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -187,25 +196,39 @@ def frozen_names(index: int) -> tuple[str, str]:
 
 
 def set_frozen(module: nn.Module, frozen: Frozen) -> None:
-    """Store frozen weights as non-persistent buffers, in place where shapes allow, for captured CUDA graphs read them."""
+    """Store frozen weights as non-persistent buffers; in place where they are there, since CUDA graphs read them."""
     for index, pair in enumerate(frozen):
         if pair is None:
             continue
         for name, value in zip(frozen_names(index), pair, strict=True):
             buffer = module._buffers.get(name)
-            if buffer is None or (buffer.shape, buffer.dtype, buffer.device) != (value.shape, value.dtype, value.device):
-                module.register_buffer(name, value, persistent=False)
-            else:
+            if buffer is not None and same_kind(buffer, value):
                 with torch.inference_mode(False), torch.no_grad():
                     buffer.copy_(value)
+            else:
+                module.register_buffer(name, value, persistent=False)
 
 
-def drop_frozen(module: nn.Module) -> None:
+def same_kind(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors agree in shape, dtype and device."""
+    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+
+
+def drop_frozen(module: Bound) -> None:
     """Remove the buffers of `set_frozen`."""
     for index in range(len(module.loka.sites)):
         for name in frozen_names(index):
             module._buffers.pop(name, None)
             module._non_persistent_buffers_set.discard(name)
+
+
+def _without_frozen(state: Any) -> Any:
+    """A module's state less its frozen weights: plain pickle cannot load FP8, and they follow from the rest."""
+    if not isinstance(state, dict) or "_buffers" not in state:
+        return state
+    names = {name for index in range(len(state["loka"].sites)) for name in frozen_names(index)}
+    buffers = {name: buffer for name, buffer in state["_buffers"].items() if name not in names}
+    return {**state, "_buffers": buffers, "_non_persistent_buffers_set": state["_non_persistent_buffers_set"] - names}
 
 
 def own_function(function: Any) -> Any:

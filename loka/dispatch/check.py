@@ -96,14 +96,14 @@ def _problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[str]:
         yield "is bound already: remove the first patch (patch.remove())"
         return
     if torch.nn.utils.parametrize.is_parametrized(module):
-        yield "is parametrised (torch.nn.utils.parametrize): remove the parametrisation, or keep its sites in the policy"
+        yield "is parametrised: remove the parametrisation, or keep its sites in the policy"
         return
     cls = unsharded_class(type(module))
     if not _same_type(cls, binding.replaces):
         yield f"is a {type_name(cls)}, planned was {binding.replaces}: run loka generate again"
         return
     if "forward" in vars(module):
-        yield "has a forward of its own on the instance, which would win over the generated one: remove it (del m.forward)"
+        yield "has a forward of its own on the instance, which would win over the generated one: remove it first"
     yield from _shape_problems(module, binding, mode)
     children = list(child_problems(module, binding.inlined))
     yield from children

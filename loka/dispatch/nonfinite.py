@@ -11,14 +11,14 @@ from loka.dispatch.errors import NonFiniteError
 from loka.numerics.names import OPERANDS, Gemm
 
 
-class NonFiniteTrace(TorchDispatchMode):
+class NonFiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Looks at every loka::scaled_mm whose tick number is in `names` (number -> site, GEMM), forward and backward.
 
     autograd carries the mode to the threads in which it runs the backward of GPU tensors.
     """
 
     def __init__(self, names: dict[int, tuple[str, str]]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names = names
         self.seen = 0
 

@@ -19,6 +19,7 @@ from loka.dispatch.bound import (
     frozen_names,
     is_frozen_class,
     quantize,
+    same_kind,
     set_frozen,
     unbound_class,
 )
@@ -91,7 +92,7 @@ class Patch:
         self._since = {number: ticks.count(number) for number, _ in self._labels()}
 
     def refresh(self) -> None:
-        """Quantise frozen weights anew, in place. It follows load_state_dict by itself; it does nothing in mode "train"."""
+        """Quantise frozen weights anew, in place; nothing in mode "train". load_state_dict does it by itself."""
         self._require_bound("refresh")
         for bound in self._modules:
             if isinstance(bound.module, Bound):
@@ -224,10 +225,12 @@ def unbind(module: nn.Module) -> None:
     hooks = module._load_state_dict_post_hooks
     for key in [key for key, hook in hooks.items() if hook is refresh_after_load]:
         del hooks[key]
-    module.__class__ = unbound_class(type(module))  # type: ignore[assignment]
+    module.__class__ = unbound_class(type(module))
 
 
 def _same_bits(now: torch.Tensor, then: torch.Tensor | None) -> bool:
-    if then is None or now.shape != then.shape or now.dtype != then.dtype or now.device != then.device:
+    if then is None or not same_kind(now, then):
         return False
-    return now.device.type == "meta" or torch.equal(now.contiguous().view(torch.uint8), then.contiguous().view(torch.uint8))
+    if now.device.type == "meta":
+        return True
+    return torch.equal(now.contiguous().view(torch.uint8), then.contiguous().view(torch.uint8))

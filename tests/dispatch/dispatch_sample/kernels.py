@@ -1,0 +1,61 @@
+"""What a generated kernels.py looks like: quantisers, one autograd function a recipe, linears."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from loka.dispatch import output_dtype, scaled_mm
+
+STAMP = "0" * 64
+
+
+def e4m3_rowwise(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of x (R, C) as e4m3, with float32 scales (R, 1)."""
+    amax = x.abs().amax(dim=1, keepdim=True).float() if x.shape[1] else x.new_zeros((x.shape[0], 1)).float()
+    scale = torch.clamp(amax, min=1e-12) / 448.0
+    return (x.float() / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn).contiguous(), scale
+
+
+class LinearE4m3Rowwise(torch.autograd.Function):
+    """y = x @ weight.T with all three GEMMs in e4m3, rowwise."""
+
+    @staticmethod
+    def forward(ctx, x, weight, out_dtype, tick):
+        ctx.save_for_backward(x, weight)
+        ctx.tick = tick
+        xq, xs = e4m3_rowwise(x)
+        wq, ws = e4m3_rowwise(weight)
+        return scaled_mm(xq, xs, wq, ws, "rowwise", "rowwise", out_dtype, False, tick)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        dx = dw = None
+        if ctx.needs_input_grad[0]:
+            dq, ds = e4m3_rowwise(dy)
+            wq, ws = e4m3_rowwise(weight.t())
+            dx = scaled_mm(dq, ds, wq, ws, "rowwise", "rowwise", x.dtype, False, ctx.tick + 1)
+        if ctx.needs_input_grad[1]:
+            dq, ds = e4m3_rowwise(dy.t())
+            xq, xs = e4m3_rowwise(x.t())
+            dw = scaled_mm(dq, ds, xq, xs, "rowwise", "rowwise", weight.dtype, False, ctx.tick + 2)
+        return dx, dw, None, None
+
+
+def linear_e4m3_rowwise(x: Tensor, weight: Tensor, bias: Tensor | None, tick: int) -> Tensor:
+    """F.linear: x (..., K) -> (..., N)."""
+    dtype = output_dtype(x)
+    y = LinearE4m3Rowwise.apply(x.reshape(-1, x.shape[-1]), weight, dtype, tick)
+    y = y.reshape(*x.shape[:-1], weight.shape[0])
+    return y if bias is None else y + bias.to(dtype)
+
+
+def linear_e4m3_rowwise_frozen(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, tick: int) -> Tensor:
+    """F.linear with a weight that was quantised once."""
+    dtype = output_dtype(x)
+    xq, xs = e4m3_rowwise(x.reshape(-1, x.shape[-1]))
+    y = scaled_mm(xq, xs, weight, scale, "rowwise", "rowwise", dtype, False, tick).reshape(
+        *x.shape[:-1], weight.shape[0]
+    )
+    return y if bias is None else y + bias.to(dtype)

@@ -1,0 +1,263 @@
+"""apply and remove: what changes in a model, what does not, and what is refused."""
+
+from __future__ import annotations
+
+import warnings
+
+import dispatch_models as models
+import dispatch_sample as sample
+import pytest
+import torch
+from torch import nn
+
+from loka import dispatch
+from loka.dispatch.devices import warn_of_devices
+
+
+def test_only_the_forward_changes():
+    model = models.mlp()
+    before = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+    classes = [type(module) for module in model.modules()]
+    patch = sample.apply(model)
+    assert {name: parameter.data_ptr() for name, parameter in model.named_parameters()} == before
+    assert isinstance(model[0], nn.Linear)
+    assert type(model[0]).__name__ == "Linear"
+    assert "fp8 [2: fprop dgrad wgrad]" in repr(model[2])
+    assert patch.sites == ("0", "2", "4")
+    patch.remove()
+    assert [type(module) for module in model.modules()] == classes
+    assert "loka" not in vars(model[0])
+
+
+def test_remove_gives_the_original_result_back_and_may_be_called_twice():
+    model, x = models.mlp(), torch.randn(5, 32)
+    before = model(x)
+    patch = sample.apply(model)
+    assert not torch.equal(model(x), before)
+    patch.remove()
+    patch.remove()
+    assert torch.equal(model(x), before)
+    assert "removed" in repr(patch)
+    with pytest.raises(dispatch.BindError, match="was removed"):
+        patch.verify()
+
+
+def test_with_statement_removes_at_the_end():
+    model = models.mlp()
+    with sample.apply(model) as patch:
+        models.step(model)
+        patch.verify()
+    assert type(model[0]) is nn.Linear
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_state_dict_is_interchangeable(mode):
+    plain, patched = models.mlp(), models.mlp()
+    keys = list(plain.state_dict())
+    sample.apply(patched, mode=mode)
+    assert list(patched.state_dict()) == keys
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.add_(1)
+    patched.load_state_dict(plain.state_dict())
+    other = models.mlp()
+    other.load_state_dict(patched.state_dict())
+    for name, value in plain.state_dict().items():
+        assert torch.equal(other.state_dict()[name], value)
+
+
+def test_all_problems_in_one_error_and_nothing_changed():
+    model = models.mlp()
+    model[2] = nn.Linear(32, 16)
+    model[4].forward = lambda x: x
+    bindings = (sample.linears("0", "1", "2", "22"), sample.linears("4", shape=(1, 32)))
+    with pytest.raises(dispatch.BindError) as error:
+        sample.apply(model, bindings)
+    text = str(error.value)
+    assert len(error.value.problems) == 4
+    assert "'1': is a torch.nn.modules.activation.ReLU, planned was torch.nn.modules.linear.Linear" in text
+    assert "'2': weight has shape (16, 32), planned was (32, 32)" in text
+    assert "'22': the model has no such module (nearest: 2)" in text
+    assert "'4': has a forward of its own" in text
+    assert not any(isinstance(module, dispatch.Bound) for module in model.modules())
+    assert not any("loka" in vars(module) for module in model.modules())
+
+
+def test_a_failure_half_way_leaves_nothing_bound(monkeypatch):
+    model = models.mlp()
+    monkeypatch.setattr("loka.dispatch.bind.set_frozen", lambda module, frozen: 1 / (frozen[0][0].shape[0] != 1))
+    with pytest.raises(ZeroDivisionError):
+        sample.apply(model, mode="infer")
+    assert type(model[0]) is nn.Linear
+    assert "loka" not in vars(model[0])
+    assert not model[0]._load_state_dict_post_hooks
+
+
+def test_bound_twice_is_refused():
+    model = models.mlp()
+    sample.apply(model)
+    with pytest.raises(dispatch.BindError, match="'0': is bound already"):
+        sample.apply(model)
+
+
+def test_one_module_under_two_names_is_refused():
+    with pytest.raises(dispatch.BindError, match="'two': is the same module as 'one'"):
+        sample.apply(models.Shared(), (sample.linears("one", "two"),))
+
+
+def test_bad_mode_and_model():
+    with pytest.raises(dispatch.BindError, match="did you mean 'train'"):
+        sample.apply(models.mlp(), mode="training")
+    with pytest.raises(dispatch.BindError, match=r"an nn\.Module, not dict"):
+        sample.apply({})
+
+
+def test_parametrised_module_is_refused():
+    model = models.mlp()
+    torch.nn.utils.parametrizations.weight_norm(model[0])
+    with pytest.raises(dispatch.BindError, match="'0': is parametrised"):
+        sample.apply(model)
+
+
+@pytest.mark.parametrize("hook", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_hooks_on_inlined_children_are_refused(hook):
+    model = models.Blocks()
+    getattr(model.layers[1].up, f"register_{hook}_hook")(lambda *_: None)
+    with pytest.raises(dispatch.BindError, match=r"'layers.1': its child 'up' has .*hooks"):
+        sample.apply(model, (sample.blocks("layers.0", "layers.1"),))
+    assert type(model.layers[0]) is models.Block
+
+
+def test_parametrised_or_overridden_inlined_child_is_refused():
+    model = models.Blocks()
+    torch.nn.utils.parametrizations.weight_norm(model.layers[0].up[0])
+    model.layers[1].up[0].forward = lambda x: x
+    with pytest.raises(dispatch.BindError) as error:
+        sample.apply(model, (sample.blocks("layers.0", "layers.1"),))
+    assert "'layers.0': its child 'up.0' is parametrised" in str(error.value)
+    assert "'layers.1': its child 'up.0' has a forward of its own" in str(error.value)
+
+
+def test_inlined_child_bound_by_another_binding_is_refused_either_way():
+    for bindings in ((sample.blocks("layers.0"), UP), (UP, sample.blocks("layers.0"))):
+        model = models.Blocks()
+        with pytest.raises(dispatch.BindError, match=r"'layers.0.up.0': is inlined into 'layers.0'"):
+            sample.apply(model, bindings)
+
+
+UP = sample.linears("layers.0.up.0", shape=(64, 32))
+
+
+def test_attribute_of_that_name_is_refused():
+    model = models.mlp()
+    model[0].loka = 1
+    with pytest.raises(dispatch.BindError, match="attribute 'loka'"):
+        sample.apply(model)
+
+
+def test_wrappers_are_passed_over():
+    model = models.mlp()
+    model[2] = torch.compile(model[2])
+    wrapped = torch.compile(nn.DataParallel(model))
+    patch = sample.apply(wrapped)
+    assert isinstance(model[2]._orig_mod, dispatch.Bound)
+    patch.remove()
+    assert type(model[2]._orig_mod) is nn.Linear
+
+
+def test_scripted_model_is_refused():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.script(models.mlp())
+    with pytest.raises(dispatch.BindError, match=r"torch\.jit\.script"):
+        sample.apply(scripted)
+
+
+def test_two_models_from_one_package():
+    first, second = models.mlp(), models.mlp()
+    one, two = sample.apply(first), sample.apply(second)
+    models.step(first)
+    one.verify()
+    with pytest.raises(dispatch.VerifyError):
+        two.verify()
+    one.remove()
+    models.step(second)
+    two.verify()
+
+
+def test_model_itself_can_be_bound():
+    block = models.Block()
+    patch = sample.apply(block, (sample.blocks(""),))
+    models.step(block)
+    patch.verify()
+    patch.remove()
+    assert type(block) is models.Block
+
+
+def test_slice_of_a_bound_sequential_is_plain():
+    class Chain(dispatch.Bound):
+        def forward(self, x):
+            return self[2](self[0](x))
+
+    binding = dispatch.Binding(
+        train=Chain,
+        infer=None,
+        replaces="torch.nn.modules.container.Sequential",
+        source_hash="",
+        inlined=(),
+        modules=("",),
+        sites=(("",),),
+        gemms=(("fprop",),),
+        shapes=(),
+    )
+    model = models.mlp()
+    x = torch.randn(3, 32)
+    expected = model[:3](x)
+    sample.apply(model, (binding,))
+    assert type(model[:2]) is nn.Sequential
+    assert torch.equal(model[:3](x), expected)
+    assert isinstance(model, dispatch.Bound)
+    assert sample.apply(models.mlp(), (binding,), mode="infer").sites == ()
+
+
+def test_the_users_own_quantize_method_stays():
+    class WithQuantize(nn.Linear):
+        def quantize(self):
+            return "mine"
+
+    binding = dispatch.Binding(
+        train=sample.modules.Linear,
+        infer=sample.modules.LinearFrozen,
+        source_hash="",
+        inlined=(),
+        modules=("",),
+        replaces=f"{WithQuantize.__module__}.{WithQuantize.__qualname__}",
+        sites=(("",),),
+        gemms=(("fprop",),),
+        shapes=(("weight", (32, 32)),),
+    )
+    module = WithQuantize(32, 32)
+    sample.apply(module, (binding,), mode="infer")
+    assert module.quantize() == "mine"
+    assert module.loka_weight_0.dtype == torch.float8_e4m3fn
+
+
+def test_hooks_of_a_bound_module_keep_firing():
+    model, fired = models.mlp(), []
+    model[0].register_forward_hook(lambda *_: fired.append("forward"))
+    model[0].register_full_backward_hook(lambda *_: fired.append("backward"))
+    sample.apply(model)
+    model[0].register_forward_pre_hook(lambda *_: fired.append("pre"))
+    models.step(model)
+    assert fired == ["pre", "forward", "backward"]
+
+
+def test_the_reference_path_is_said_once_and_only_where_it_runs():
+    with pytest.warns(dispatch.LokaWarning, match="the model is on cpu: .*slow and right") as caught:
+        sample.apply(models.mlp(), target="h100")
+    assert len(caught) == 1
+    assert caught[0].filename.endswith("dispatch_sample/__init__.py")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sample.apply(models.mlp(), target="reference")
+        warn_of_devices("p", "h100", [nn.Linear(2, 2, device="meta")], stacklevel=1)

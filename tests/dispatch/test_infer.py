@@ -1,0 +1,137 @@
+"""mode="infer": weights are quantised once, never stale without a word, never a missing gradient."""
+
+from __future__ import annotations
+
+import dispatch_models as models
+import dispatch_sample as sample
+import pytest
+import torch
+from torch import nn
+
+from loka import dispatch
+
+
+@pytest.fixture
+def x():
+    return torch.randn(6, 32)
+
+
+def test_frozen_gives_what_training_gives(x):
+    train, infer = models.Blocks(), models.Blocks()
+    bindings = (sample.blocks("layers.0", "layers.1"), sample.linears("head", shape=(1, 32)))
+    sample.apply(train, bindings)
+    patch = sample.apply(infer, bindings, mode="infer")
+    with torch.no_grad():
+        assert torch.equal(train(x), infer(x))
+    patch.verify()
+    assert infer.layers[0].loka_weight_1.shape == (32, 64)
+
+
+def test_a_weight_written_since_is_found_and_refreshed(x):
+    model = models.mlp()
+    patch = sample.apply(model, mode="infer")
+    with torch.no_grad():
+        before = model(x)
+        patch.verify()
+        model[2].weight.data.mul_(-1)
+        with pytest.raises(dispatch.VerifyError, match=r"2: the weight changed since .* call patch.refresh"):
+            patch.verify()
+        address = model[2].loka_weight_0.data_ptr()
+        patch.refresh()
+        patch.verify()
+        assert model[2].loka_weight_0.data_ptr() == address
+        assert not torch.equal(model(x), before)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_load_state_dict_refreshes(x, assign):
+    model, other = models.Blocks(), models.Blocks()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    bindings = (sample.blocks("layers.0", "layers.1"),)
+    patch = sample.apply(model, bindings, mode="infer")
+    model.load_state_dict(other.state_dict(), assign=assign)
+    sample.apply(other, bindings, mode="infer")
+    with torch.no_grad():
+        assert torch.equal(model(x), other(x))
+    patch.verify()
+
+
+def test_casts_and_moves_quantise_anew(x):
+    model = models.mlp()
+    patch = sample.apply(model, mode="infer")
+    model.to(torch.bfloat16)
+    assert model[0].loka_weight_0.dtype == torch.float8_e4m3fn
+    assert model[0].loka_scale_0.dtype == torch.float32
+    with torch.no_grad():
+        assert model(x.bfloat16()).dtype == torch.bfloat16
+    patch.verify()
+    model.to("meta")
+    assert model[0].loka_weight_0.device.type == "meta"
+    model.to_empty(device="cpu").float()
+    model.load_state_dict(models.mlp().state_dict())
+    patch.verify()
+
+
+def test_gradients_that_would_be_lost_are_an_error(x):
+    model = models.mlp()
+    sample.apply(model, mode="infer")
+    with pytest.raises(dispatch.FrozenWeightError, match=r"its parameters need gradients.*mode='train'"):
+        model(x)
+    model.requires_grad_(False)
+    with pytest.raises(dispatch.FrozenWeightError, match="its input need gradients"):
+        model(x.clone().requires_grad_())
+    assert model(x).shape == (6, 1)
+
+
+def test_it_works_without_gradients(x):
+    model = models.mlp()
+    patch = sample.apply(model, mode="infer")
+    with torch.no_grad():
+        first = model(x)
+    with torch.inference_mode():
+        second = model(x)
+    assert torch.equal(first, second)
+    patch.verify()
+
+
+def test_applied_inside_inference_mode_it_can_still_be_refreshed_outside(x):
+    model = models.mlp()
+    with torch.inference_mode():
+        patch = sample.apply(model, mode="infer")
+    patch.refresh()
+    with torch.no_grad():
+        model(x)
+    patch.verify()
+
+
+def test_remove_takes_buffers_and_hooks_away(x):
+    model = models.mlp()
+    expected = model(x)
+    patch = sample.apply(model, mode="infer")
+    patch.remove()
+    assert type(model[0]) is nn.Linear
+    assert not list(model.buffers())
+    assert not model[0]._non_persistent_buffers_set
+    assert not model[0]._load_state_dict_post_hooks
+    assert torch.equal(model(x), expected)
+
+
+def test_compiled_without_gradients(x):
+    model = models.mlp()
+    patch = sample.apply(model, mode="infer")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert torch.equal(compiled(x), model(x))
+    patch.reset()
+    with torch.inference_mode():
+        compiled(x)
+    patch.verify()
+
+
+def test_compiled_with_gradients_is_the_same_error(x):
+    model = models.mlp()
+    sample.apply(model, mode="infer")
+    with pytest.raises(dispatch.FrozenWeightError, match="its parameters need gradients"):
+        torch.compile(model, backend="aot_eager")(x)

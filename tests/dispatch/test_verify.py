@@ -1,0 +1,135 @@
+"""verify is right about what ran, whatever ran it."""
+
+from __future__ import annotations
+
+import copy
+
+import dispatch_models as models
+import dispatch_sample as sample
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from loka import dispatch
+
+
+@pytest.fixture
+def model():
+    return models.mlp()
+
+
+def test_nothing_ran(model):
+    patch = sample.apply(model)
+    with pytest.raises(dispatch.VerifyError) as error:
+        patch.verify()
+    assert "9 of 9 planned FP8 GEMMs did not run" in str(error.value)
+    assert "2: fprop, dgrad, wgrad did not run: the module's forward did not run" in str(error.value)
+    assert len(error.value.problems) == 3
+
+
+def test_forward_alone(model):
+    patch = sample.apply(model)
+    model(torch.randn(2, 32))
+    patch.verify(backward=False)
+    with pytest.raises(dispatch.VerifyError, match="2: dgrad, wgrad did not run: no backward reached it"):
+        patch.verify()
+
+
+def test_no_gradient_for_input_or_weight(model):
+    patch = sample.apply(model)
+    model[2].weight.requires_grad_(False)
+    model(torch.randn(2, 32)).sum().backward()
+    with pytest.raises(dispatch.VerifyError) as error:
+        patch.verify()
+    assert error.value.problems == (
+        "0: dgrad did not run: the input needed no gradient",
+        "2: wgrad did not run: the weight needed no gradient (requires_grad)",
+    )
+
+
+def test_only_planned_gemms_are_asked_for(model):
+    bindings = (sample.linears("0", gemms=("fprop", "wgrad")), sample.linears("2"))
+    patch = sample.apply(model, bindings)
+    model(torch.randn(2, 32)).sum().backward()
+    patch.verify()
+
+
+def test_reset_asks_anew(model):
+    patch = sample.apply(model)
+    models.step(model)
+    patch.verify()
+    patch.reset()
+    with pytest.raises(dispatch.VerifyError):
+        patch.verify()
+    models.step(model)
+    patch.verify()
+
+
+def test_a_branch_that_was_not_taken(model):
+    patch = sample.apply(model)
+    nn.Sequential(*list(model)[:2])(torch.randn(2, 32)).sum().backward()
+    with pytest.raises(dispatch.VerifyError, match="took another branch") as error:
+        patch.verify(backward=False)
+    assert len(error.value.problems) == 2
+
+
+def test_what_was_changed_behind_its_back(model):
+    patch = sample.apply(model)
+    models.step(model)
+    model[0].forward = lambda x: x
+    model[2] = copy.deepcopy(model[2])
+    with pytest.raises(dispatch.VerifyError) as error:
+        patch.verify()
+    assert error.value.problems == (
+        "'0': lost its generated forward since apply",
+        "'2': was replaced in the model since apply",
+    )
+
+
+def test_hook_on_an_inlined_child_after_apply():
+    model = models.Blocks()
+    patch = sample.apply(model, (sample.blocks("layers.0", "layers.1"),))
+    models.step(model)
+    patch.verify()
+    model.layers[1].up[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(dispatch.VerifyError, match=r"'layers.1': its child 'up.0' has forward hooks"):
+        patch.verify()
+
+
+def test_removed_by_another_patch(model):
+    patch = sample.apply(model)
+    models.step(model)
+    dispatch.patch_of(model).remove()
+    with pytest.raises(dispatch.VerifyError, match="lost its generated forward"):
+        patch.verify()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(model, reentrant):
+    patch = sample.apply(model)
+    models.step(lambda x: checkpoint(model, x, use_reentrant=reentrant))
+    patch.verify()
+
+
+def test_a_module_compiled_before_apply_runs_the_generated_forward(model):
+    compiled = torch.compile(model, backend="aot_eager")
+    models.step(compiled)
+    patch = sample.apply(compiled)
+    models.step(compiled)
+    patch.verify()
+    patch.remove()
+    x = torch.randn(3, 32)
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_what_replays_old_code_fails(model):
+    x = torch.randn(2, 32)
+    traced = torch.fx.symbolic_trace(model, concrete_args=None)
+    exported = torch.export.export(model, (x,)).module()
+    patch = sample.apply(model)
+    exported(x)
+    with pytest.raises(dispatch.VerifyError, match="compiled or captured"):
+        patch.verify(backward=False)
+    traced(x)  # calls the same children, which are bound
+    patch.verify(backward=False)
