@@ -26,6 +26,7 @@ class FormatInfo:
     smallest_subnormal: float
     mantissa_bits: int  # stored ones; the leading one of a normal number is not stored
     has_infinity: bool
+    overflow: float  # the smallest float32 that rounds beyond max: past the tie for e4m3, the tie itself for e5m2
 
 
 FORMATS: dict[Format, FormatInfo] = {
@@ -36,6 +37,7 @@ FORMATS: dict[Format, FormatInfo] = {
         smallest_subnormal=2.0**-9,
         mantissa_bits=3,
         has_infinity=False,
+        overflow=464.0 + 2.0**-15,
     ),
     Format.E5M2: FormatInfo(
         dtype=torch.float8_e5m2,
@@ -44,6 +46,7 @@ FORMATS: dict[Format, FormatInfo] = {
         smallest_subnormal=2.0**-16,
         mantissa_bits=2,
         has_infinity=True,
+        overflow=61440.0,
     ),
 }
 
@@ -62,10 +65,12 @@ def to_fp8(x: Tensor, format: Format, saturate: bool) -> Tensor:
     | NaN                                | NaN                                 | NaN           |
 
     Saturating, infinity becomes NaN in both formats: a GPU's saturating conversion would turn it into the maximum,
-    and a poisoned value would look like a good one.
+    and a poisoned value would look like a good one. Nothing is left to the overflow of torch's own conversion, which
+    differs between versions (e4m3: NaN in 2.11, the maximum in 2.13, for infinity too).
     """
     info = FORMATS[format]
     x = x.float()
     if saturate:
-        x = torch.where(x.isfinite(), x.clamp(-info.max, info.max), torch.nan)
-    return x.to(info.dtype)
+        return torch.where(x.isfinite(), x.clamp(-info.max, info.max), torch.nan).to(info.dtype)
+    beyond = torch.copysign(torch.tensor(torch.inf if info.has_infinity else torch.nan, device=x.device), x)
+    return torch.where(x.abs() >= info.overflow, beyond, x).to(info.dtype)
