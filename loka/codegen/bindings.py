@@ -1,0 +1,107 @@
+"""BINDINGS of a generated package: which modules become which class, as Python that stays short for many layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loka.codegen.layout import WIDTH, lay_out, literal
+from loka.codegen.modules import BoundView
+
+_INDENT = 8
+_PLAIN = re.compile(r"[A-Za-z0-9_.]*")
+_FEWEST = 8  # modules, from which on a range is easier to read than a list
+
+
+@dataclass(frozen=True, slots=True)
+class BindingText:
+    """One binding, each field as the text of `field=value`."""
+
+    fields: tuple[str, ...]
+
+
+def binding_text(view: BoundView) -> BindingText:
+    """The fields of one `dispatch.Binding`, laid out."""
+    binding = view.binding
+    forward = binding.forward
+    plain: list[tuple[str, object]] = [
+        ("replaces", binding.module_type),
+        ("source_hash", forward.source_hash if forward is not None else ""),
+        ("inlined", forward.inlined if forward is not None else ()),
+    ]
+    fields = [f"        train=modules.{view.train.name},"]
+    fields.append(f"        infer=modules.{view.infer.name}," if view.infer is not None else "        infer=None,")
+    fields += [_field(name, value) for name, value in plain]
+    fields.append(_names_field("modules", binding.modules))
+    fields.append(_sites_field(binding.sites))
+    fields += [_field("gemms", view.gemms), _field("shapes", binding.shapes)]
+    return BindingText(tuple(fields))
+
+
+def _field(name: str, value: object) -> str:
+    return lay_out(f"{name}=", literal(value), ",", _INDENT)
+
+
+def _fits(name: str, value: object) -> bool:
+    return _INDENT + len(name) + 1 + len(literal(value).flat()) + 1 <= WIDTH
+
+
+def _names_field(name: str, names: tuple[str, ...]) -> str:
+    """`modules=(...)`, or for many layers `modules=tuple(f"layers.{i}.fmb.0" for i in range(12))`."""
+    ranged = None if len(names) < _FEWEST or _fits(name, names) else numbered([(item,) for item in names])
+    if ranged is None:
+        return _field(name, names)
+    (template,), numbers = ranged
+    return " " * _INDENT + f"{name}=tuple({template} for i in {numbers}),"
+
+
+def _sites_field(sites: tuple[tuple[str, ...], ...]) -> str:
+    """`sites=(...)`, the same way: `sites=tuple((f"layers.{i}.fmb.0",) for i in range(12))`."""
+    ranged = None if len(sites) < _FEWEST or _fits("sites", sites) else numbered(sites)
+    if ranged is None:
+        return _field("sites", sites)
+    templates, numbers = ranged
+    row = f"({', '.join(templates)}{',' if len(templates) == 1 else ''})"
+    line = " " * _INDENT + f"sites=tuple({row} for i in {numbers}),"
+    return line if len(line) <= WIDTH else _field("sites", sites)
+
+
+def numbered(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], str] | None:
+    """Rows of names that differ in one number alone: f-strings over `i`, and its range; None where they are not so.
+
+    >>> numbered([("layers.0.up",), ("layers.1.up",), ("layers.2.up",)])
+    (('f"layers.{i}.up"',), 'range(3)')
+    """
+    if len(rows) < 3 or len({len(row) for row in rows}) != 1 or not rows[0]:
+        return None
+    if not all(_PLAIN.fullmatch(name) for row in rows for name in row):
+        return None
+    parts = [name.split(".") for name in rows[0]]
+    others = [name.split(".") for name in rows[1]]
+    varying = [
+        (column, place)
+        for column, (one, other) in enumerate(zip(parts, others, strict=True))
+        for place, (a, b) in enumerate(zip(one, other, strict=False))
+        if a != b
+    ]
+    if not varying or any(not others[c][p].isdecimal() or not parts[c][p].isdecimal() for c, p in varying):
+        return None
+    first = int(parts[varying[0][0]][varying[0][1]])
+    step = int(others[varying[0][0]][varying[0][1]]) - first
+    if step < 1:
+        return None
+    for column, place in varying:
+        parts[column][place] = "{i}"
+    templates = [".".join(part) for part in parts]
+    for number, row in enumerate(rows):
+        if any(t.replace("{i}", str(first + number * step)) != name for t, name in zip(templates, row, strict=True)):
+            return None
+    texts = tuple(f'f"{t}"' if "{i}" in t else f'"{t}"' for t in templates)
+    return texts, _range(first, first + (len(rows) - 1) * step + 1, step)
+
+
+def _range(first: int, stop: int, step: int) -> str:
+    if step > 1:
+        return f"range({first}, {stop}, {step})"
+    return f"range({first}, {stop})" if first else f"range({stop})"

@@ -1,0 +1,182 @@
+"""The body of one straight-line forward: FP8 linears and outlined regions in place of its planned GEMMs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from loka.codegen import straight
+from loka.codegen.layout import Code, call, code_of, lay_out, parse
+from loka.codegen.prose import shown, wrapped
+from loka.codegen.recipes import SiteRecipe, site_recipe
+from loka.codegen.regions import Linear, Regions
+from loka.codegen.signature import parse_argument
+from loka.errors import LokaError
+from loka.plan.plan import SitePlan
+from loka.sites.straight import RefKind, Region, SiteCall, StraightForward
+
+INDENT = 8
+
+
+class Writer(Protocol):
+    """What a body asks of the package that it is written into."""
+
+    @property
+    def kernels(self) -> str:
+        """The name under which the module of kernels is imported."""
+
+    @property
+    def regions(self) -> Regions:
+        """The package's outlined functions."""
+
+    def kernel_name(self, recipe: SiteRecipe, has_bias: bool, frozen: bool) -> str:
+        """The wrapper in kernels.py for one more call, without the module."""
+
+
+class ForwardBody:
+    """The body of one straight-line forward, for training or frozen."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        forward: StraightForward,
+        sites: Sequence[str],
+        plans: Sequence[SitePlan],
+        frozen: bool,
+    ) -> None:
+        self._writer = writer
+        self._forward = forward
+        self._plans = plans
+        self._frozen = frozen
+        self.arguments = [parse_argument(text) for text in forward.arguments]
+        for argument in self.arguments:
+            if argument.name in ("self", "torch", writer.kernels):
+                raise LokaError(
+                    f"{forward.owner_type}: a forward with an argument called {argument.name!r} cannot be generated: "
+                    "rename the argument, or keep this module by a rule"
+                )
+        self._scope = straight.Scope(argument.name for argument in self.arguments)
+        self._used = straight.used_later(forward.statements, forward.result)
+        self._index = _site_indices(forward, sites)
+        self.frozen_weights: list[tuple[SitePlan, str | None]] = [(plan, None) for plan in plans]
+        self.imports: set[str] = set()
+        self.lines: list[str] = []
+        self._note = ""
+        self._write()
+
+    def _write(self) -> None:
+        statements, position = self._forward.statements, 0
+        regions = {region.first: region for region in self._forward.regions}
+        while position < len(statements):
+            region = regions.get(position)
+            if region is not None and self._outlined(region):
+                self._region(region)
+                position = region.last + 1
+            else:
+                self._statement(position)
+                position += 1
+        result = straight.renamed(self._forward.result, self._scope)
+        self._import(result)
+        self.lines += lay_out("return ", result, "", INDENT).split("\n")
+
+    def _runs_fp8(self, position: int) -> bool:
+        """Whether the statement is a GEMM of which something runs in FP8 here."""
+        if position not in self._index:
+            return False
+        recipe = site_recipe(self._plans[self._index[position]])
+        return recipe.fprop is not None if self._frozen else recipe.fp8
+
+    def _outlined(self, region: Region) -> bool:
+        """Whether a region becomes a function: its GEMM runs in FP8 and it holds more than that."""
+        calls = [n for n in range(region.first, region.last + 1) if self._forward.statements[n].call is not None]
+        if len(calls) != 1 or region.last >= len(self._forward.statements):
+            raise LokaError(
+                f"the region of {region.site!r} holds {len(calls)} GEMMs. Please report this fault in LoKA."
+            )
+        return self._runs_fp8(calls[0]) and region.last > region.first
+
+    def _region(self, region: Region) -> None:
+        numbers = range(region.first, region.last + 1)
+        statements = [self._forward.statements[number] for number in numbers]
+        position = next(number for number in numbers if self._forward.statements[number].call is not None)
+        index, site_call = self._index[position], self._call_at(position)
+        recipe = site_recipe(self._plans[index])
+        frozen = self._freeze(position)
+        function = self._writer.kernel_name(recipe, site_call.bias is not None, frozen)
+        linear = Linear(function, frozen, function.replace("_", " "))
+        name, reads = self._writer.regions.function(region, statements, linear)
+        operands = [self._scope.read(ref.text) if ref.kind is RefKind.LOCAL else ref.text for ref in reads]
+        weight = [f"self.loka_weight_{index}", f"self.loka_scale_{index}"] if frozen else []
+        arguments = [*operands, *weight, f"self.loka.tick({index})"]
+        code = call(f"{self._writer.kernels}.{name}", [code_of(parse(argument)) for argument in arguments])
+        notes = dict.fromkeys(statement.note for statement in statements if statement.note)
+        self._comment(", ".join(shown(note) for note in notes))
+        self._assign(statements[-1].target, code)
+
+    def _statement(self, position: int) -> None:
+        statement = self._forward.statements[position]
+        self._comment(shown(statement.note) if statement.note else "")
+        texts = straight.operand_texts(statement, self._scope, {})
+        if not self._runs_fp8(position):
+            code = straight.expression(statement, texts)
+            self._import(code)
+            self._assign(statement.target, code)
+            return
+        index, site_call = self._index[position], self._call_at(position)
+        frozen = self._freeze(position)
+        recipe = site_recipe(self._plans[index])
+        parts = straight.linear_call(site_call, texts)
+        name = self._writer.kernel_name(recipe, parts.bias is not None, frozen)
+        weight = [f"self.loka_weight_{index}", f"self.loka_scale_{index}"] if frozen else [parts.weight]
+        operands = [parts.x, *weight, parts.bias or "None", f"self.loka.tick({index})"]
+        self.lines += straight.linear_statements(
+            self._target(statement.target), f"{self._writer.kernels}.{name}", operands, parts.out, INDENT, self._scope
+        )
+
+    def _call_at(self, position: int) -> SiteCall:
+        site_call = self._forward.statements[position].call
+        if site_call is None:
+            raise LokaError(f"statement {position} is no GEMM. This is a fault in LoKA: please report it.")
+        return site_call
+
+    def _freeze(self, position: int) -> bool:
+        """Whether the weight of a GEMM is frozen here; a weight that the forward computes is quantised in each call."""
+        if not self._frozen:
+            return False
+        statement, site_call = self._forward.statements[position], self._call_at(position)
+        read = [ref for index, ref in enumerate(statement.operands) if f"{{{index}}}" in site_call.weight]
+        if any(ref.kind is RefKind.LOCAL for ref in read):
+            return False
+        index = self._index[position]
+        weight = site_call.weight.format(*(ref.text for ref in statement.operands))
+        self.frozen_weights[index] = (self._plans[index], weight)
+        return True
+
+    def _target(self, target: str) -> str | None:
+        return self._scope.define(target) if target in self._used else None
+
+    def _assign(self, target: str, code: Code) -> None:
+        self.lines += straight.assignment(self._target(target), code, INDENT, self._scope)
+
+    def _import(self, code: Code) -> None:
+        self.imports |= straight.globals_of(code.flat())
+
+    def _comment(self, notes: str) -> None:
+        """Say where statements come from when that changes."""
+        if notes and notes != self._note:
+            self.lines += (" " * INDENT + "# " + line for line in wrapped(f"from {notes}", 10).split("\n"))
+        self._note = notes
+
+
+def _site_indices(forward: StraightForward, sites: Sequence[str]) -> dict[int, int]:
+    """For each statement that is a GEMM, by position, the number of its site in the binding."""
+    calls = [(n, statement.call.site) for n, statement in enumerate(forward.statements) if statement.call is not None]
+    if [site for _, site in calls] == list(sites):
+        return {position: index for index, (position, _) in enumerate(calls)}
+    numbers = {site: index for index, site in enumerate(sites)}
+    unknown = [site for _, site in calls if site not in numbers]
+    if unknown:
+        raise LokaError(
+            f"the forward calls a site that its binding lacks: {unknown[0]!r}. Please report this fault in LoKA."
+        )
+    return {position: numbers[site] for position, site in calls}

@@ -1,0 +1,318 @@
+"""What generated kernels are made of: a quantiser for each operand recipe, a linear for each recipe of three GEMMs.
+
+Everything is named after what it does: `e4m3_rowwise`, `linear_e4m3_rowwise`, `linear_e4m3_rowwise_wgrad_as_is`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from loka.codegen.layout import Code, call, lay_out, quoted
+from loka.codegen.names import Names
+from loka.codegen.prose import wrapped
+from loka.errors import LokaError
+from loka.numerics.formats import FORMATS
+from loka.numerics.names import OPERANDS, Accumulation, Format, Gemm, Operand, Range, Scaling
+from loka.numerics.quantize import static_scale
+from loka.plan.plan import GemmPlan, SitePlan
+from loka.policy.settings import OperandRecipe
+
+_SCALING = {
+    Scaling.TENSORWISE: "tensorwise",
+    Scaling.ROWWISE: "rowwise",
+    Scaling.BLOCKWISE_1X128: "1x128",
+    Scaling.BLOCKWISE_128X128: "128x128",
+}
+_DTYPE = {Format.E4M3: "torch.float8_e4m3fn", Format.E5M2: "torch.float8_e5m2"}
+_VARIABLE = {Operand.INPUT: "x", Operand.WEIGHT: "weight", Operand.GRAD_OUTPUT: "dy"}
+# Each operand as a GEMM reads it, along the dimension that it contracts (docs/architecture.md).
+_VIEW = {
+    (Gemm.FPROP, Operand.INPUT): "x",
+    (Gemm.FPROP, Operand.WEIGHT): "weight",
+    (Gemm.DGRAD, Operand.GRAD_OUTPUT): "dy",
+    (Gemm.DGRAD, Operand.WEIGHT): "weight.t()",
+    (Gemm.WGRAD, Operand.GRAD_OUTPUT): "dy.t()",
+    (Gemm.WGRAD, Operand.INPUT): "x.t()",
+}
+_LONGEST = 64  # characters of a linear's name; a recipe that needs more is told by its docstring
+
+
+@dataclass(frozen=True, slots=True)
+class GemmRecipe:
+    """What one GEMM runs in; None as a recipe stands for "as the model has it"."""
+
+    operands: tuple[OperandRecipe, OperandRecipe]
+    accumulation: Accumulation
+
+
+@dataclass(frozen=True, slots=True)
+class SiteRecipe:
+    """What the three GEMMs of a site run in."""
+
+    fprop: GemmRecipe | None
+    dgrad: GemmRecipe | None
+    wgrad: GemmRecipe | None
+
+    def items(self) -> tuple[tuple[Gemm, GemmRecipe | None], ...]:
+        """The GEMMs in the order in which they are counted."""
+        return (Gemm.FPROP, self.fprop), (Gemm.DGRAD, self.dgrad), (Gemm.WGRAD, self.wgrad)
+
+    @property
+    def fp8(self) -> bool:
+        """Whether any GEMM runs in FP8."""
+        return any(recipe is not None for _, recipe in self.items())
+
+
+def site_recipe(plan: SitePlan) -> SiteRecipe:
+    """The recipe of a planned site.
+
+    A site whose input needs no gradient has no dgrad in its plan, and never runs one. So that such a site shares its
+    linear with its neighbours, its dgrad is written as fprop and wgrad have its operands.
+    """
+    found = {gemm.gemm: _gemm_recipe(gemm) for gemm in plan.gemms}
+    fprop, wgrad = found.get(Gemm.FPROP), found.get(Gemm.WGRAD)
+    dgrad = found.get(Gemm.DGRAD)
+    if Gemm.DGRAD not in found and fprop is not None and wgrad is not None and fprop.accumulation == wgrad.accumulation:
+        dgrad = GemmRecipe((wgrad.operands[0], fprop.operands[1]), wgrad.accumulation)
+    return SiteRecipe(fprop, dgrad, wgrad)
+
+
+def _gemm_recipe(plan: GemmPlan) -> GemmRecipe | None:
+    if plan.operands is None:
+        return None
+    return GemmRecipe(plan.operands, plan.accumulation or Accumulation.PRECISE)
+
+
+def describe(plan: SitePlan) -> str:
+    """What each planned GEMM runs in: "fprop, dgrad in e4m3 rowwise; wgrad in the model's dtype"."""
+    return _said((gemm.gemm, _gemm_recipe(gemm)) for gemm in plan.gemms)
+
+
+def _said(gemms: Iterable[tuple[Gemm, GemmRecipe | None]]) -> str:
+    groups: dict[str, list[str]] = {}
+    for gemm, recipe in gemms:
+        said = "the model's dtype" if recipe is None else _gemm_name(recipe).replace("_", " ")
+        groups.setdefault(said, []).append(gemm.value)
+    return "; ".join(f"{', '.join(names)} in {said}" for said, names in groups.items())
+
+
+def operand_name(recipe: OperandRecipe) -> str:
+    """The quantiser's name: e4m3_rowwise, e4m3_1x128_pow2, e5m2_tensorwise_amax_3p5."""
+    return f"{recipe.format}_{_suffix(recipe)}"
+
+
+def _suffix(recipe: OperandRecipe) -> str:
+    amax = f"_amax_{_number_name(_amax(recipe))}" if recipe.range == Range.STATIC else ""
+    return _SCALING[recipe.scaling] + amax + ("_pow2" if recipe.power_of_two else "")
+
+
+def _amax(recipe: OperandRecipe) -> float:
+    if recipe.amax is None:
+        raise LokaError("the plan has a static scale without its amax. This is a fault in LoKA: please report it.")
+    return float(recipe.amax)
+
+
+def _static_scale(recipe: OperandRecipe) -> float:
+    return static_scale(_amax(recipe), recipe.format, recipe.power_of_two)
+
+
+def _number_name(value: float) -> str:
+    """3.5 as 3p5, 448.0 as 448, 1e-05 as 1em05."""
+    text = repr(value)
+    return text.removesuffix(".0").replace(".", "p").replace("-", "m").replace("+", "")
+
+
+def _gemm_name(recipe: GemmRecipe | None) -> str:
+    """e4m3_rowwise, e5m2_by_e4m3_rowwise, e4m3_1x128_by_128x128, as_is; fast accumulation is said, precise is not."""
+    if recipe is None:
+        return "as_is"
+    a, b = recipe.operands
+    if a == b:
+        name = operand_name(a)
+    elif _suffix(a) == _suffix(b):
+        name = f"{a.format}_by_{b.format}_{_suffix(a)}"
+    elif a.format == b.format:
+        name = f"{a.format}_{_suffix(a)}_by_{_suffix(b)}"
+    else:
+        name = f"{operand_name(a)}_by_{operand_name(b)}"
+    return name + ("_fast" if recipe.accumulation == Accumulation.FAST else "")
+
+
+def linear_name(recipe: SiteRecipe) -> str:
+    """linear_e4m3_rowwise where all three agree, else linear_fprop_dgrad_e4m3_rowwise_wgrad_as_is and the like."""
+    groups: dict[str, list[str]] = {}
+    for gemm, gemm_recipe in recipe.items():
+        groups.setdefault(_gemm_name(gemm_recipe), []).append(gemm.value)
+    if len(groups) == 1:
+        return f"linear_{next(iter(groups))}"
+    name = "linear_" + "_".join(f"{'_'.join(gemms)}_{name}" for name, gemms in groups.items())
+    return name if len(name) <= _LONGEST else "linear_mixed"
+
+
+def _class_of(function: str) -> str:
+    """linear_e4m3_1x128 as LinearE4m3Block1x128."""
+    return "".join(
+        f"Block{part}" if part in ("1x128", "128x128") else part[0].upper() + part[1:] for part in function.split("_")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class QuantiserView:
+    """One quantiser, as templates/quantiser.py.j2 reads it."""
+
+    name: str
+    format: str  # e4m3
+    dtype: str  # torch.float8_e4m3fn
+    maximum: str  # the constant that holds the format's largest finite value
+    scaling: str  # tensorwise | rowwise | 1x128 | 128x128
+    power_of_two: bool
+    amax: str | None  # the known maximum, as a Python number; None where it is measured
+    static_scale: str | None  # and the scale that follows from it
+
+
+@dataclass(frozen=True, slots=True)
+class LinearView:
+    """One linear: an autograd function and its wrapper, as templates/linear.py.j2 reads it.
+
+    fprop, dgrad and wgrad are lines of code; () stands for a plain matmul.
+    """
+
+    function: str  # LinearE4m3Rowwise
+    header: str
+    said: str
+    fprop: tuple[str, ...]
+    dgrad: tuple[str, ...]
+    wgrad: tuple[str, ...]
+    bias: str  # "always", "never", "sometimes": what the calls pass
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenView:
+    """The wrapper for a weight that was quantised once, as templates/linear_frozen.py.j2 reads it."""
+
+    header: str
+    fprop: tuple[str, ...]
+    bias: str
+
+
+class Recipes:
+    """The quantisers and linears that one package needs, each once, in the order in which they are first used."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._linears: dict[SiteRecipe, tuple[str, str]] = {}
+        self._frozen: dict[GemmRecipe, str] = {}
+        self._quantisers: dict[OperandRecipe, str] = {}
+        self._bias: dict[str, set[bool]] = {}
+
+    def linear(self, recipe: SiteRecipe, has_bias: bool) -> str:
+        """The wrapper's name for one more call."""
+        if recipe not in self._linears:
+            name = self._names.unique(linear_name(recipe))
+            self._linears[recipe] = (name, self._names.unique(_class_of(name)))
+        name = self._linears[recipe][0]
+        self._bias.setdefault(name, set()).add(has_bias)
+        return name
+
+    def frozen(self, recipe: GemmRecipe, has_bias: bool) -> str:
+        """The wrapper's name for one more call with a frozen weight."""
+        if recipe not in self._frozen:
+            self._frozen[recipe] = self._names.unique(f"linear_{_gemm_name(recipe)}_frozen")
+        name = self._frozen[recipe]
+        self._bias.setdefault(name, set()).add(has_bias)
+        return name
+
+    def quantiser(self, recipe: OperandRecipe) -> str:
+        """The quantiser's name."""
+        if recipe not in self._quantisers:
+            self._quantisers[recipe] = self._names.unique(operand_name(recipe))
+        return self._quantisers[recipe]
+
+    def linears(self) -> tuple[LinearView, ...]:
+        """Every linear that was asked for."""
+        return tuple(
+            LinearView(
+                function,
+                _header(name, ("weight",), self._bias_of(name)),
+                wrapped(f"y = x @ weight.T for x (M, K) and weight (N, K): {_said(recipe.items())}.", 4, first=6),
+                self._lines(Gemm.FPROP, recipe.fprop, "return ", "dtype", "tick", 8),
+                self._lines(Gemm.DGRAD, recipe.dgrad, "dx = ", "x.dtype", "ctx.tick + 1", 12),
+                self._lines(Gemm.WGRAD, recipe.wgrad, "dw = ", "weight.dtype", "ctx.tick + 2", 12),
+                self._bias_of(name),
+            )
+            for recipe, (name, function) in self._linears.items()
+        )
+
+    def frozens(self) -> tuple[FrozenView, ...]:
+        """Every linear with a frozen weight that was asked for."""
+        return tuple(
+            FrozenView(
+                _header(name, ("weight", "scale"), self._bias_of(name)), self._frozen_lines(recipe), self._bias_of(name)
+            )
+            for recipe, name in self._frozen.items()
+        )
+
+    def quantisers(self) -> tuple[QuantiserView, ...]:
+        """Every quantiser that the linears above use; ask last."""
+        return tuple(
+            QuantiserView(
+                name,
+                recipe.format.value,
+                _DTYPE[recipe.format],
+                f"{recipe.format.value.upper()}_MAX",
+                _SCALING[recipe.scaling],
+                recipe.power_of_two,
+                repr(_amax(recipe)) if recipe.range == Range.STATIC else None,
+                repr(_static_scale(recipe)) if recipe.range == Range.STATIC else None,
+            )
+            for recipe, name in self._quantisers.items()
+        )
+
+    def formats(self) -> tuple[tuple[str, str], ...]:
+        """The constants for the formats in use: ("E4M3_MAX", "448.0")."""
+        used = {recipe.format for recipe in self._quantisers}
+        return tuple((f"{format.value.upper()}_MAX", repr(FORMATS[format].max)) for format in Format if format in used)
+
+    def _lines(
+        self, gemm: Gemm, recipe: GemmRecipe | None, result: str, dtype: str, tick: str, indent: int
+    ) -> tuple[str, ...]:
+        """Quantise both operands, multiply."""
+        if recipe is None:
+            return ()
+        lines: list[str] = []
+        operands: list[str] = []
+        for operand, operand_recipe in zip(OPERANDS[gemm], recipe.operands, strict=True):
+            values, scale = f"{_VARIABLE[operand]}_fp8", f"{_VARIABLE[operand]}_scale"
+            quantised = call(self.quantiser(operand_recipe), [Code(_VIEW[gemm, operand])])
+            lines += lay_out(f"{values}, {scale} = ", quantised, "", indent).split("\n")
+            operands += values, scale
+        return (*lines, *_product(recipe, operands, result, dtype, tick, indent))
+
+    def _frozen_lines(self, recipe: GemmRecipe) -> tuple[str, ...]:
+        """Quantise x, multiply it with the frozen weight."""
+        quantised = call(self.quantiser(recipe.operands[0]), [Code("x.reshape(-1, x.shape[-1])")])
+        operands = ["x_fp8", "x_scale", "weight", "scale"]
+        return (
+            *lay_out("x_fp8, x_scale = ", quantised, "", 4).split("\n"),
+            *_product(recipe, operands, "y = ", "dtype", "tick", 4),
+        )
+
+    def _bias_of(self, name: str) -> str:
+        seen = self._bias[name]
+        return "sometimes" if len(seen) == 2 else "always" if True in seen else "never"
+
+
+def _product(
+    recipe: GemmRecipe, operands: list[str], result: str, dtype: str, tick: str, indent: int
+) -> tuple[str, ...]:
+    scalings = [quoted(operand.scaling.value) for operand in recipe.operands]
+    fast = repr(recipe.accumulation == Accumulation.FAST)
+    product = call("dispatch.scaled_mm", [Code(item) for item in (*operands, *scalings, dtype, fast, tick)])
+    return tuple(lay_out(result, product, "", indent).split("\n"))
+
+
+def _header(name: str, weight: tuple[str, ...], bias: str) -> str:
+    kind = {"always": "Tensor", "never": "None", "sometimes": "Tensor | None"}[bias]
+    items = ["x: Tensor", *(f"{part}: Tensor" for part in weight), f"bias: {kind}", "tick: int"]
+    return lay_out("def ", call(name, [Code(item) for item in items]), " -> Tensor:", 0)

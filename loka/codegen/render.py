@@ -1,0 +1,157 @@
+"""A plan in, the files of its package out: the same bytes on any machine, formatted, and stamped as one generation."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+from pathlib import PurePath, PurePosixPath
+
+import loka
+from loka.codegen.bindings import binding_text
+from loka.codegen.layout import WIDTH, quoted
+from loka.codegen.modules import BoundView, ModuleWriter
+from loka.codegen.names import RESERVED, Names
+from loka.codegen.prose import shown
+from loka.codegen.recipes import Recipes
+from loka.codegen.regions import Regions
+from loka.codegen.resources import Templates, load_templates
+from loka.codegen.signature import outside_names
+from loka.errors import InputError
+from loka.plan.plan import Plan
+from loka.plan.serial import to_json
+
+MANIFEST = "manifest.json"
+PLAN = "plan.json"
+_UNSTAMPED = "0" * 64
+
+
+def render_package(plan: Plan, plan_json: str | None = None) -> dict[str, str]:
+    """The package's files, by name, ending with manifest.json.
+
+    `plan_json` is the text of plan.json where it is at hand; else the plan is serialised here. Raises InputError where
+    the plan's name cannot be a package's, LokaError where a plan contradicts itself.
+    """
+    if not plan.name.isidentifier() or not plan.name.isascii() or plan.name in RESERVED - {"self", "apply"}:
+        raise InputError(
+            f"a package cannot be called {plan.name!r}: give the policy a name that is a Python identifier"
+        )
+    templates = load_templates()
+    text = to_json(plan) if plan_json is None else plan_json
+    files = _render_code(plan, templates)
+    inputs = _inputs(plan, text, templates)
+    # Over the inputs and what came of them, so that two generations with one stamp have the same files.
+    stamp = _sha256(json.dumps([inputs, files], sort_keys=True))
+    stamped = {name: code.replace(_UNSTAMPED, stamp, 1) for name, code in files.items()}
+    stamped[PLAN] = text
+    stamped[MANIFEST] = _manifest(plan, stamp, inputs, stamped)
+    return stamped
+
+
+def _render_code(plan: Plan, templates: Templates) -> dict[str, str]:
+    kernel_names = Names()
+    arguments = outside_names(plan.bindings)
+    writer = ModuleWriter(
+        sites={site.site.name: site for site in plan.sites},
+        batch_size=plan.batch_size,
+        kernels="fp8_kernels" if "kernels" in arguments else "kernels",
+        recipes=Recipes(kernel_names),
+        regions=Regions(kernel_names),
+    )
+    views = [writer.bound(binding) for binding in plan.bindings]
+    common = {"name": plan.name, "policy": shown(policy_name(plan)), "stamp": _UNSTAMPED, "target": quoted(plan.target)}
+    files = {
+        "kernels.py": _kernels(templates, writer, common),
+        "modules.py": _modules(templates, writer, views, common),
+        "__init__.py": templates.render("init.py.j2", {"bindings": [binding_text(view) for view in views], **common}),
+    }
+    return {name: _with_exemptions(code) for name, code in files.items()}
+
+
+def _kernels(templates: Templates, writer: ModuleWriter, common: dict[str, str]) -> str:
+    linears, frozens = writer.recipes.linears(), writer.recipes.frozens()
+    return templates.render(
+        "kernels.py.j2",
+        {
+            "linears": linears,
+            "frozens": frozens,
+            "quantisers": writer.recipes.quantisers(),
+            "formats": writer.recipes.formats(),
+            "regions": writer.regions.views,
+            "imports": sorted(writer.regions.imports),
+            **common,
+        },
+    )
+
+
+def _modules(templates: Templates, writer: ModuleWriter, views: list[BoundView], common: dict[str, str]) -> str:
+    classes = [view for bound in views for view in (bound.train, bound.infer) if view is not None]
+    typed = "\n".join([view.header for view in classes])
+    return templates.render(
+        "modules.py.j2",
+        {
+            "classes": classes,
+            "kernels": writer.kernels,
+            "uses_kernels": any(
+                f"{writer.kernels}." in line for view in classes for line in (*view.body, *view.quantize)
+            ),
+            "imports": sorted(writer.imports),
+            "uses_any": "Any" in typed,
+            "uses_tensor": "Tensor" in typed or any(view.quantize for view in classes),
+            **common,
+        },
+    )
+
+
+def _with_exemptions(code: str) -> str:
+    """`code`, with a line that excuses what its names force: a name too long for a line, arguments in upper case."""
+    rules = []
+    if any(len(line) > WIDTH and " " in line.strip() for line in code.split("\n")):
+        rules.append("E501")
+    arguments = {
+        argument.arg
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.arguments)
+        for argument in (*node.args, *node.kwonlyargs, *filter(None, (node.vararg, node.kwarg)))
+    }
+    if any(re.fullmatch("[lIO]", argument) for argument in arguments):
+        rules.append("E741")
+    if any(argument.lower() != argument for argument in arguments):
+        rules.append("N803")
+    return f"# ruff: noqa: {', '.join(rules)}\n{code}" if rules else code
+
+
+def policy_name(plan: Plan) -> str:
+    """The policy's file as the user named it; of an absolute path the last part, which is the same on any machine."""
+    file = plan.policy_files[0][0] if plan.policy_files else plan.name
+    return _portable(file)
+
+
+def _portable(file: str) -> str:
+    path = PurePath(file)
+    return path.name if path.is_absolute() else PurePosixPath(*path.parts).as_posix()
+
+
+def _inputs(plan: Plan, plan_json: str, templates: Templates) -> dict[str, str]:
+    """What the package was made from: sha256 by name."""
+    inputs = {f"policy {_portable(file)}": digest for file, digest in plan.policy_files}
+    inputs |= {f"template {name}": digest for name, digest in templates.hashes().items()}
+    return {**inputs, PLAN: _sha256(plan_json), "loka": loka.__version__}
+
+
+def _manifest(plan: Plan, stamp: str, inputs: dict[str, str], files: dict[str, str]) -> str:
+    manifest = {
+        "format": "loka.package",
+        "version": 1,
+        "name": plan.name,
+        "policy": policy_name(plan),
+        "stamp": stamp,
+        "inputs": inputs,
+        "outputs": {name: _sha256(text) for name, text in files.items()},
+    }
+    return json.dumps(manifest, indent=2, sort_keys=True) + "\n"
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

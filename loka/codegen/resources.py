@@ -1,0 +1,69 @@
+"""Where templates live: inside an installed LoKA, or beside the package in a checkout."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+
+import jinja2
+
+from loka.errors import InputError
+
+_SUFFIX = ".j2"
+
+
+@dataclass(frozen=True, slots=True)
+class Templates:
+    """Every template, by file name, with the environment that renders them."""
+
+    texts: tuple[tuple[str, str], ...]
+    environment: jinja2.Environment
+
+    def render(self, template: str, values: Mapping[str, object]) -> str:
+        """One template's text; a name that it reads and was not given is an error."""
+        return self.environment.get_template(template).render(values)
+
+    def hashes(self) -> dict[str, str]:
+        """sha256 of each template."""
+        return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts}
+
+
+def templates_folder() -> Traversable:
+    """The folder of templates: `loka/_share/templates` of a wheel, else `templates` beside the package.
+
+    Raises InputError where neither is there.
+    """
+    package = resources.files("loka")
+    places = [package.joinpath("_share", "templates"), package.joinpath("..", "templates")]
+    for place in places:
+        if place.joinpath("kernels.py" + _SUFFIX).is_file():
+            return place
+    raise InputError(
+        f"LoKA's templates are missing: there is neither {places[0]} nor {places[1]}; install LoKA again, or run it "
+        "from a whole checkout"
+    )
+
+
+@cache
+def load_templates() -> Templates:
+    """All templates, read once for each process. Raises InputError where they are missing."""
+    found = sorted((item for item in templates_folder().iterdir() if item.name.endswith(_SUFFIX)), key=lambda i: i.name)
+    texts = tuple((item.name, item.read_text(encoding="utf-8").replace("\r\n", "\n")) for item in found)
+    return Templates(texts, _environment(dict(texts)))
+
+
+def _environment(texts: dict[str, str]) -> jinja2.Environment:
+    # What is rendered is Python, not HTML: every value was made safe for its place by `layout` and `prose` before.
+    return jinja2.Environment(
+        loader=jinja2.DictLoader(texts),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+        newline_sequence="\n",
+    )
