@@ -1,0 +1,167 @@
+"""What each kernel says it can run, and why not."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+
+from loka.errors import InputError
+from loka.kernels.catalogue import AS_IS, KERNELS, SCALED_MM, GemmSizes, gemm_sizes
+from loka.numerics.names import Accumulation, Format, Gemm, Range, Scaling
+from loka.policy.settings import OperandRecipe
+
+HOPPER = pytest.mark.parametrize("target", ["h100", "h200"])
+BLOCKWISE = (Scaling.BLOCKWISE_1X128, Scaling.BLOCKWISE_128X128)
+
+
+def ask(
+    *,
+    formats: tuple[Format, Format] = (Format.E4M3, Format.E4M3),
+    scalings: tuple[Scaling, Scaling] = (Scaling.ROWWISE, Scaling.ROWWISE),
+    accumulation: Accumulation = Accumulation.PRECISE,
+    gemm: Gemm = Gemm.FPROP,
+    padding: bool = True,
+    sizes: tuple[int, int, int] = (4096, 512, 256),
+    target: str = "h100",
+) -> str | None:
+    first, second = (OperandRecipe(format=f, scaling=s) for f, s in zip(formats, scalings, strict=True))
+    m, k, n = sizes
+    return SCALED_MM.why_not(gemm, (first, second), accumulation, padding, m, k, n, target)
+
+
+def test_the_names_are_those_of_the_plan() -> None:
+    assert [kernel.name for kernel in KERNELS] == ["torch.scaled_mm", "as-is"]
+
+
+@pytest.mark.parametrize("scalings", list(itertools.product(Scaling, Scaling)))
+@pytest.mark.parametrize("formats", list(itertools.product(Format, Format)))
+@pytest.mark.parametrize("accumulation", list(Accumulation))
+def test_the_reference_takes_every_recipe_and_size(formats, scalings, accumulation: Accumulation) -> None:
+    for gemm in Gemm:
+        assert (
+            ask(
+                gemm=gemm,
+                formats=formats,
+                scalings=scalings,
+                accumulation=accumulation,
+                padding=False,
+                sizes=(3, 13, 1),
+                target="reference",
+            )
+            is None
+        )
+
+
+@HOPPER
+@pytest.mark.parametrize("accumulation", list(Accumulation))
+@pytest.mark.parametrize("scaling", [Scaling.TENSORWISE, Scaling.ROWWISE])
+@pytest.mark.parametrize("formats", list(itertools.product(Format, Format)))
+def test_tensorwise_and_rowwise_take_one_e5m2_at_most(
+    formats, scaling: Scaling, accumulation: Accumulation, target: str
+) -> None:
+    reason = ask(formats=formats, scalings=(scaling, scaling), accumulation=accumulation, target=target)
+    if formats == (Format.E5M2, Format.E5M2):
+        assert reason == "the tensor core multiplies no e5m2 x e5m2; make one operand e4m3"
+    else:
+        assert reason is None
+
+
+@HOPPER
+@pytest.mark.parametrize(
+    ("scalings", "able"),
+    [
+        ((Scaling.BLOCKWISE_1X128, Scaling.BLOCKWISE_1X128), True),
+        ((Scaling.BLOCKWISE_1X128, Scaling.BLOCKWISE_128X128), True),
+        ((Scaling.BLOCKWISE_128X128, Scaling.BLOCKWISE_1X128), True),
+        ((Scaling.BLOCKWISE_128X128, Scaling.BLOCKWISE_128X128), False),
+        ((Scaling.TENSORWISE, Scaling.ROWWISE), False),
+        ((Scaling.ROWWISE, Scaling.BLOCKWISE_1X128), False),
+    ],
+)
+def test_pairs_of_scalings(scalings, able: bool, target: str) -> None:
+    reason = ask(scalings=scalings, target=target)
+    if able:
+        assert reason is None
+    else:
+        assert reason is not None
+        assert f"no kernel multiplies {scalings[0].value} x {scalings[1].value}" in reason
+        assert "rowwise x rowwise" in reason
+
+
+@HOPPER
+def test_blockwise_takes_e4m3_and_precise_accumulation_only(target: str) -> None:
+    mixed = ask(scalings=BLOCKWISE, formats=(Format.E5M2, Format.E4M3), target=target)
+    fast = ask(scalings=BLOCKWISE, accumulation=Accumulation.FAST, target=target)
+    assert mixed == "blockwise scaling takes e4m3 operands only"
+    assert fast == "blockwise scaling has no fast accumulation; use accumulation: precise"
+
+
+def test_sizes_of_the_three_gemms() -> None:
+    assert gemm_sizes(Gemm.FPROP, 7, 5, 3) == GemmSizes(rows=7, columns=3, contraction=5)
+    assert gemm_sizes(Gemm.DGRAD, 7, 5, 3) == GemmSizes(rows=7, columns=5, contraction=3)
+    assert gemm_sizes(Gemm.WGRAD, 7, 5, 3) == GemmSizes(rows=3, columns=5, contraction=7)
+
+
+@pytest.mark.parametrize(
+    ("gemm", "sizes", "misfits"),
+    [
+        (Gemm.FPROP, (4093, 512, 256), []),
+        (Gemm.FPROP, (4096, 479, 24), ["N = 24", "K = 479"]),
+        (Gemm.DGRAD, (4093, 512, 256), []),
+        (Gemm.DGRAD, (4096, 13, 24), ["K = 13", "N = 24"]),
+        (Gemm.WGRAD, (4096, 512, 1), []),
+        (Gemm.WGRAD, (4093, 13, 1), ["K = 13", "M = 4093"]),
+    ],
+)
+def test_sizes_that_do_not_fit_are_padded_or_refused(gemm: Gemm, sizes, misfits: list[str]) -> None:
+    assert ask(gemm=gemm, sizes=sizes, padding=True) is None
+    reason = ask(gemm=gemm, sizes=sizes, padding=False)
+    if misfits:
+        assert reason == (
+            ", ".join(f"{misfit} is no multiple of 16" for misfit in misfits)
+            + ", and padding is off; set padding: true"
+        )
+    else:
+        assert reason is None
+
+
+def test_a_first_operand_scaled_1x128_has_rows_in_fours() -> None:
+    pair = (Scaling.BLOCKWISE_1X128, Scaling.BLOCKWISE_128X128)
+    assert ask(scalings=pair, padding=False, sizes=(4094, 512, 256)) == (
+        "M = 4094 is no multiple of 4, and padding is off; set padding: true"
+    )
+    assert ask(scalings=pair, padding=True, sizes=(4094, 512, 256)) is None
+    assert ask(scalings=pair[::-1], padding=False, sizes=(4094, 512, 256)) is None
+
+
+def test_a_static_scale_needs_a_maximum() -> None:
+    static = OperandRecipe(range=Range.STATIC, scaling=Scaling.TENSORWISE)
+    known = OperandRecipe(range=Range.STATIC, scaling=Scaling.TENSORWISE, amax=3.0)
+    for target in ("h100", "reference"):
+        reason = SCALED_MM.why_not(Gemm.DGRAD, (known, static), Accumulation.PRECISE, True, 64, 64, 64, target)
+        assert reason == "dgrad.weight has a static scale but no amax; give amax, or use range: dynamic"
+        assert SCALED_MM.why_not(Gemm.DGRAD, (known, known), Accumulation.PRECISE, True, 64, 64, 64, target) is None
+
+
+def test_the_models_own_gemm_always_runs() -> None:
+    recipe = OperandRecipe(format=Format.E5M2, scaling=Scaling.BLOCKWISE_128X128)
+    assert AS_IS.why_not(Gemm.WGRAD, (recipe, recipe), Accumulation.FAST, False, 1, 1, 1, "h100") is None
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_an_unknown_target_is_refused(kernel) -> None:
+    recipe = OperandRecipe()
+    with pytest.raises(InputError, match="target 'tpu' is not known; it can be h100, h200, reference"):
+        kernel.why_not(Gemm.FPROP, (recipe, recipe), Accumulation.PRECISE, True, 16, 16, 16, "tpu")
+
+
+def test_training_machines_need_torch_and_nothing_of_the_policy() -> None:
+    code = (
+        "import sys, loka.kernels.catalogue, loka.kernels.scaled_mm, loka.kernels.ticks, loka.numerics.metrics;"
+        "print([m for m in sys.modules if m.startswith('loka.policy') or m in ('pydantic', 'jinja2', 'yaml')])"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert finished.stdout.strip() == "[]"
