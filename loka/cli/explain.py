@@ -1,0 +1,81 @@
+"""`loka explain`: everything about one site, and the rule behind each of its fields."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from loka.cli.output import Json, PolicyPath, percent, print_json, print_table
+
+if TYPE_CHECKING:
+    from loka.plan.explain import Explanation
+
+NAME = "explain"
+
+
+def command(
+    policy: PolicyPath,
+    site: Annotated[str, typer.Argument(metavar="SITE", help="A site's name, as `loka plan` prints it.")],
+    as_json: Json = False,
+) -> None:
+    """Explain one site: what it is, what runs, why, and the rule that set each field."""
+    from loka.plan.explain import explain
+    from loka.plan.make import make_plan
+
+    explanation = explain(make_plan(policy), site)
+    if as_json:
+        print_json(explanation)
+    else:
+        show(explanation)
+
+
+def show(site: Explanation) -> None:
+    """The site, its GEMMs and its fields."""
+    print(f"{site.site}: {site.kind}, M {site.m} ({site.rows}), K {site.k}, N {site.n}")
+    for label, text in _facts(site):
+        print(f"  {label}: {text}")
+    print()
+    print_table(
+        ("GEMM", "runs in", "kernel", "reason"),
+        [(each.gemm.value, each.runs_in, each.kernel, each.reason) for each in site.gemms],
+    )
+    rejected = [(each.gemm.value, kernel, reason) for each in site.gemms for kernel, reason in each.rejected]
+    if rejected:
+        print()
+        print_table(("GEMM", "turned down", "because"), rejected)
+    if site.fields:
+        print()
+        print_table(
+            ("field", "value", "set by", "overrode"),
+            [
+                (
+                    field.path,
+                    field.holds.value,
+                    f"{field.holds.source} ({field.holds.place})",
+                    "; ".join(f"{each.value} of {each.source} ({each.place})" for each in field.overrode),
+                )
+                for field in site.fields
+            ],
+        )
+
+
+def _facts(site: Explanation) -> list[tuple[str, str]]:
+    calls = f"{site.calls} in training, {site.calls_eval} in evaluation"
+    facts = [
+        ("share", f"{percent(site.share)} of the model's GEMM FLOPs, {site.flops:.3g} FLOPs in a training step"),
+        ("calls", calls),
+        ("owner", site.owner or "the model itself"),
+        ("weight", site.weight or "computed, no Parameter"),
+        ("bias", site.bias or "none"),
+        ("fed by", ", ".join(site.fed_by) or "the model's input"),
+        ("followed by", ", ".join(site.followed_by) or "the model's output"),
+    ]
+    optional = (
+        ("written at", site.where),
+        ("cannot be patched", site.blocked or ""),
+        ("region", " -> ".join(site.region)),
+        ("region not replaced", site.region_note),
+        ("generated class", site.bound_in),
+    )
+    return facts + [(label, text) for label, text in optional if text]

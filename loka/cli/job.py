@@ -1,0 +1,73 @@
+"""The training job that a policy describes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from loka.errors import InputError
+
+if TYPE_CHECKING:
+    from loka.bench.job import Job
+    from loka.policy.policy import Policy
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def make_job(policy: Policy, steps: int | None, device: str) -> Job:
+    """The policy's job; `steps` and `device` as the command line gives them.
+
+    Raises InputError, with the place in the policy, where it has no training section or a callable cannot be found.
+    """
+    from loka.bench.job import Job
+    from loka.sites.callables import current_directory_importable
+
+    spec = policy.train
+    if spec is None:
+        raise InputError(
+            f"{policy.where('')}: the policy has no train section; add "
+            'train: {batches: "package.module:name", loss: "package.module:name", test: "package.module:name"}'
+        )
+    if spec.test is None:
+        raise InputError(
+            f"{policy.where('train')}: train.test is missing; name a function like batches, for rows that training "
+            "does not see"
+        )
+    with current_directory_importable():
+        factory = _find(policy, policy.model.factory, "model.factory")
+        batches = _find(policy, spec.batches, "train.batches")
+        loss = _find(policy, spec.loss, "train.loss")
+        test = _find(policy, spec.test, "train.test")
+    return Job(
+        factory=factory,
+        batches=batches,
+        test_batches=test,
+        loss=loss,
+        batch_size=spec.batch_size,
+        optimizer=spec.optimizer,
+        learning_rate=spec.learning_rate,
+        ema=spec.ema or 0.0,
+        steps=steps if steps is not None else spec.steps,
+        device=choose_device(device),
+    )
+
+
+def choose_device(wanted: str) -> str:
+    """The device to train on: `auto` is a GPU where there is one. Raises InputError for one that is not there."""
+    import torch
+
+    if wanted not in DEVICES:
+        raise InputError(f"--device is {wanted!r}, but must be one of {', '.join(DEVICES)}")
+    available = torch.cuda.is_available()
+    if wanted == "cuda" and not available:
+        raise InputError("--device is cuda, but torch sees no GPU here; leave the option out, or see loka doctor")
+    return "cuda" if available and wanted != "cpu" else "cpu"
+
+
+def _find(policy: Policy, spec: str, field: str) -> Callable[..., Any]:
+    from loka.sites.callables import find_callable
+
+    try:
+        return cast("Callable[..., Any]", find_callable(spec, field)[0])
+    except InputError as error:
+        raise InputError(f"{policy.where(field)}: {error}") from error

@@ -1,0 +1,77 @@
+"""The entry point: registers the verbs, and turns errors into messages and exit statuses."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from loka import __version__
+from loka.cli import compare, diff, doctor, explain, generate, init, plan, schema, train, validate
+from loka.errors import LokaError
+
+INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+class Verbs(TyperGroup):
+    """The verbs, and what becomes of their errors.
+
+    A LokaError is a message on stderr and its exit status. Any other exception is a fault of LoKA or of the user's own
+    code, and keeps its traceback.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except LokaError as error:
+            print(error, file=sys.stderr)
+            raise typer.Exit(error.exit_status) from error
+        except KeyboardInterrupt as error:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from error
+        except BrokenPipeError as error:
+            # The reader has gone: what is left in the buffer has nowhere to go, and flushing it at exit would fail.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(BROKEN_PIPE) from error
+
+
+app = typer.Typer(
+    cls=Verbs,
+    name="loka",
+    help="FP8 training and inference for large recommendation models: a policy becomes generated code.",
+    epilog="Exit status: 0 fine; 1 a check failed; 2 bad input. Every verb that prints a table takes --json.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"loka {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """FP8 training and inference for large recommendation models: a policy becomes generated code."""
+
+
+for verb in (init, validate, plan, explain, diff, generate, train, compare, schema, doctor):
+    app.command(verb.NAME)(verb.command)
+
+
+def run() -> None:
+    """What `loka` and `python -m loka` call."""
+    app(prog_name="loka")

@@ -1,0 +1,96 @@
+"""How verbs print: tables and lines for people, JSON for programs, files whole or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from loka.errors import InputError
+
+PIPED_WIDTH = 400  # columns of a table that goes into a file or a pipe, so that nothing in it is cut
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+PolicyPath = Annotated[str, typer.Argument(metavar="POLICY", help="The policy, a YAML file.", show_default=False)]
+
+
+def print_json(value: Any) -> None:
+    """Dataclasses, enums, tuples and plain values as JSON on stdout, and nothing else on it."""
+    print(json.dumps(_plain(value), indent=2, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {str(_plain(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and value not in (float("inf"), float("-inf")) and value == value:
+        return value
+    return None if isinstance(value, float) else value  # JSON has no NaN and no infinity
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[str] = ()) -> None:
+    """A table on stdout. The columns named in `numbers` are set to the right. Cells are text, never markup."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, markup=False, emoji=False)
+    with console.capture() as capture:
+        console.print(table)
+    # Padding to the full width would end up in files.
+    print("\n".join(line.rstrip() for line in capture.get().strip("\n").splitlines()))
+
+
+def note(text: str) -> None:
+    """A line for people, on stderr: stdout is for results."""
+    print(text, file=sys.stderr)
+
+
+def percent(share: float) -> str:
+    """A share as a percentage with one decimal; what is there but rounds to nothing shows as `<0.1 %`."""
+    return "<0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file whole or not at all, making its directory.
+
+    Raises InputError where the directory or file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

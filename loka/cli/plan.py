@@ -1,0 +1,91 @@
+"""`loka plan`: what each GEMM will run in, and why."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from loka.cli.output import Json, PolicyPath, percent, print_json, print_table
+
+if TYPE_CHECKING:
+    from loka.plan.plan import Plan
+
+NAME = "plan"
+MANY = 60  # sites; above it, those that are alike are shown as one line
+
+COLUMNS = ("site", "count", "kind", "M", "K", "N", "FLOPs", "fprop", "dgrad", "wgrad", "reason")
+NUMBERS = ("count", "M", "K", "N", "FLOPs")
+
+
+def command(
+    policy: PolicyPath,
+    all_sites: Annotated[bool, typer.Option("--all", help="One line a site, however many there are.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what each GEMM will run in, and why."""
+    from loka.plan.make import make_plan
+    from loka.plan.serial import to_json
+
+    plan = make_plan(policy)
+    if as_json:
+        print_json(_summary(plan) | {"plan": json.loads(to_json(plan))})
+    else:
+        show(plan, all_sites)
+
+
+def show(plan: Plan, all_sites: bool) -> None:
+    """The table, what could not be patched, and the summary."""
+    from loka.plan.summary import group_sites
+
+    grouped = len(plan.sites) > MANY and not all_sites
+    rows = [
+        (
+            row.pattern,
+            str(row.count),
+            row.kind,
+            row.rows,
+            str(row.k),
+            str(row.n),
+            percent(row.share),
+            *row.runs_in,
+            row.reason,
+        )
+        for row in group_sites(plan, alike=grouped)
+    ]
+    hidden = () if grouped else ("count",)
+    keep = [index for index, column in enumerate(COLUMNS) if column not in hidden]
+    print_table([COLUMNS[index] for index in keep], [[row[index] for index in keep] for row in rows], NUMBERS)
+    print_skipped(plan)
+    if grouped:
+        print(f"{len(plan.sites)} sites in {len(rows)} groups; --all shows each.")
+    print(summary_line(plan))
+
+
+def print_skipped(plan: Plan) -> None:
+    """A line for each module whose forward could not be rewritten."""
+    for skipped in plan.skipped:
+        name = f"region {skipped.owner!r}" if skipped.owner else "the model itself"
+        print(f"NOT PATCHED {name} ({percent(skipped.share)} of FLOPs): {skipped.reason}")
+
+
+def summary_line(plan: Plan) -> str:
+    """How much of the model runs in FP8."""
+    count = sum(site.fp8 for site in plan.sites)
+    return (
+        f"{plan.name} for {plan.target.value} at batch size {plan.batch_size}: {percent(plan.share_fp8)} of the "
+        f"training GEMM FLOPs in FP8, {count} of {len(plan.sites)} sites, {len(plan.bindings)} generated classes."
+    )
+
+
+def _summary(plan: Plan) -> dict[str, object]:
+    return {
+        "name": plan.name,
+        "target": plan.target.value,
+        "batch_size": plan.batch_size,
+        "sites": len(plan.sites),
+        "sites_fp8": sum(site.fp8 for site in plan.sites),
+        "share_fp8": plan.share_fp8,
+        "skipped": [{"owner": each.owner, "reason": each.reason, "share": each.share} for each in plan.skipped],
+    }

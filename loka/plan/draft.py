@@ -1,0 +1,94 @@
+"""A first policy for a model that has none: short, broad, and safe to start from."""
+
+from __future__ import annotations
+
+import json
+import keyword
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loka.sites.site import Kind, Site
+
+HEAD = 16  # output features up to which a GEMM is kept: a head's few numbers cost little and carry the prediction
+NARROW = 16  # input features, the same
+LARGEST = 5  # sites that the comment names
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOptions:
+    """What `loka init` was told. Callables are "package.module:name"."""
+
+    name: str
+    factory: str
+    inputs: str | None
+    batch_size: int
+
+
+def draft_policy(options: DraftOptions, sites: Sequence[Site]) -> str:
+    """The text of a policy whose rules each match at least one of the sites, however many there are."""
+    model = [f"factory: {_quoted(options.factory)}"]
+    if options.inputs is not None:
+        model.append(f"inputs: {_quoted(options.inputs)}")
+    model.append(f"batch_size: {options.batch_size}")
+    lines = [
+        "# yaml-language-server: $schema=schema.json",
+        *_overview(sites),
+        "version: 1",
+        f"name: {options.name}",
+        f"model: {{{', '.join(model)}}}",
+        "# For loka train and loka compare, functions of (batch_size, seed) and of (output, target):",
+        '# train: {batches: "package.module:name", test: "package.module:name", loss: "package.module:name"}',
+        "target: h100",
+        "",
+        "defaults:",
+        "  compute: auto # FP8 where the evidence allows it; fp8: wherever it can run; keep: as the model has it",
+        "  format: e4m3",
+        "  scaling: rowwise",
+    ]
+    rules = _rules(sites)
+    if rules:
+        lines += ["", "rules: # in order, later wins field by field", *rules]
+    return "\n".join(lines) + "\n"
+
+
+def identifier(text: str) -> str:
+    """A name for a policy from a file's or function's name: letters, digits and _, no keyword, never empty."""
+    made = re.sub(r"[^A-Za-z0-9_]+", "_", text).strip("_")[:60] or "model"
+    if made[0].isdigit() or keyword.iskeyword(made):
+        made = f"model_{made}"
+    return made
+
+
+def _overview(sites: Sequence[Site]) -> list[str]:
+    """Comments: how large the model is, and where its FLOPs are."""
+    able = sum(site.share for site in sites if site.blocked is None)
+    lines = [
+        f"# {len(sites)} GEMM sites; those that can be patched hold {100 * able:.0f} % of the GEMM FLOPs. The largest:"
+    ]
+    largest = sorted(sites, key=lambda site: -site.share)[:LARGEST]  # stable: the model's order where shares are equal
+    for site in largest:
+        blocked = " (cannot be patched)" if site.blocked else ""
+        lines.append(f"#   {_one_line(site.name)}: K {site.k}, N {site.n}, {100 * site.share:.1f} %{blocked}")
+    return lines if sites else ["# The model has no GEMM that LoKA can see."]
+
+
+def _rules(sites: Sequence[Site]) -> list[str]:
+    """Rules that keep what rarely pays, each only where it matches something."""
+    rules = []
+    if any(site.n <= HEAD for site in sites):
+        rules.append(f"  - {{match: {{max_n: {HEAD}}}, compute: keep, note: heads of few outputs}}")
+    if any(site.k <= NARROW for site in sites):
+        rules.append(f"  - {{match: {{max_k: {NARROW}}}, compute: keep, note: few input features}}")
+    for kind in (Kind.BMM, Kind.ATTENTION):
+        if any(site.kind is kind for site in sites):
+            rules.append(f"  - {{match: {{kind: {kind.value}}}, compute: keep, note: no weight of two dimensions}}")
+    return rules
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)  # a JSON string is a YAML string
+
+
+def _one_line(name: str) -> str:
+    return name if name.isprintable() and name.isascii() else json.dumps(name)

@@ -1,0 +1,136 @@
+"""From what a policy asks to what runs: one decision for every GEMM of every site, each with its reason.
+
+Pure: settings, sites and what tracing found go in, decisions come out. Nothing here looks at a model or a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from loka.errors import InputError
+from loka.kernels.catalogue import KERNELS, Kernel
+from loka.numerics.names import Compute, Gemm
+from loka.plan.plan import AS_IS, GemmPlan, Rejected, SitePlan, Target
+from loka.plan.words import place_words
+from loka.policy.settings import Assignment, GemmSettings, SiteSettings
+from loka.sites.site import Site
+
+NO_EVIDENCE = "no evidence: run loka probe"
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What all sites of a plan are decided against."""
+
+    target: Target
+    batch_size: int
+    files: Mapping[str, str] = field(default_factory=dict)  # a policy file as the plan calls it -> as the user named it
+    kernels: tuple[Kernel, ...] = tuple(
+        kernel for kernel in KERNELS if kernel.name != AS_IS
+    )  # FP8, the first preferred
+
+
+class ImpossibleRuleError(InputError):
+    """Rules that name one site each and ask of it what it cannot do: one line for each in the message."""
+
+
+def resolve(
+    sites: Sequence[Site],
+    settings: Sequence[SiteSettings],
+    situation: Situation,
+    refused: Mapping[str, str],
+) -> tuple[SitePlan, ...]:
+    """Decide every GEMM of every site; `settings[i]` belongs to `sites[i]`.
+
+    `refused` says, for each site whose owner's forward cannot be rewritten, why: such a site stays as it is. A GEMM
+    that a broad rule or the defaults want in FP8 and that cannot run so stays as it is, with the reason.
+
+    Raises ImpossibleRuleError where a rule that names exactly one site wants it in FP8 and it cannot.
+    """
+    decided: dict[tuple[object, ...], tuple[GemmPlan, ...]] = {}  # sites that are alike share their decisions
+    problems: dict[str, None] = {}
+    plans = []
+    for site, wanted in zip(sites, settings, strict=True):
+        obstacle = site.blocked or refused.get(site.name)
+        key = (id(wanted), site.rows, site.k, site.n, site.input_grad, obstacle)
+        gemms = decided.get(key)
+        if gemms is None:
+            gemms = tuple(_decide(site, gemm, wanted, situation, obstacle) for gemm in site_gemms(site))
+            decided[key] = gemms
+        problems.update(dict.fromkeys(_impossible(site, wanted, gemms, situation.files)))
+        plans.append(SitePlan(site, gemms, wanted.history))
+    if problems:
+        raise ImpossibleRuleError("\n".join(problems))
+    return tuple(plans)
+
+
+def site_gemms(site: Site) -> tuple[Gemm, ...]:
+    """The GEMMs of one training step: no dgrad where the input needs no gradient."""
+    return tuple(gemm for gemm in Gemm if gemm is not Gemm.DGRAD or site.input_grad)
+
+
+def deciding(wanted: SiteSettings, gemm: Gemm) -> Assignment | None:
+    """The assignment that set a GEMM's `compute`: the GEMM's own or the site-wide one, whichever holds."""
+    value = wanted.gemms[gemm].compute.value
+    for path in (f"{gemm.value}.compute", "compute"):
+        assignments = wanted.history.get(path)
+        if assignments and assignments[-1].value == value:
+            return assignments[-1]
+    return None
+
+
+def _decide(site: Site, gemm: Gemm, wanted: SiteSettings, situation: Situation, obstacle: str | None) -> GemmPlan:
+    asked = wanted.gemms[gemm]
+    by = _by(deciding(wanted, gemm))
+    if asked.compute is Compute.KEEP:
+        return _kept(gemm, f"keep{by}")
+    if obstacle is not None:
+        return _kept(gemm, obstacle, tuple(Rejected(kernel.name, obstacle) for kernel in situation.kernels))
+    able, rejected = _sift(site, gemm, asked, situation)
+    if asked.compute is Compute.AUTO:
+        rejected = (*(Rejected(name, NO_EVIDENCE) for name in able), *rejected)
+        return _kept(gemm, NO_EVIDENCE if able else rejected[0].reason, rejected)
+    if not able:
+        return _kept(gemm, rejected[0].reason if rejected else "no kernel is known", rejected)
+    later = tuple(Rejected(name, f"{able[0]} is preferred where no measurement decides") for name in able[1:])
+    return GemmPlan(gemm, able[0], asked.operands, asked.accumulation, f"fp8{by}", (*later, *rejected))
+
+
+def _sift(site: Site, gemm: Gemm, asked: GemmSettings, situation: Situation) -> tuple[list[str], tuple[Rejected, ...]]:
+    """The kernels that can run a GEMM, in order, and those that cannot, with why."""
+    able: list[str] = []
+    rejected = []
+    m, target = site.rows.at(situation.batch_size), situation.target.value
+    for kernel in situation.kernels:
+        reason = kernel.why_not(gemm, asked.operands, asked.accumulation, asked.padding, m, site.k, site.n, target)
+        if reason is None:
+            able.append(kernel.name)
+        else:
+            rejected.append(Rejected(kernel.name, reason))
+    return able, tuple(rejected)
+
+
+def _kept(gemm: Gemm, reason: str, rejected: tuple[Rejected, ...] = ()) -> GemmPlan:
+    return GemmPlan(gemm, AS_IS, None, None, reason, rejected)
+
+
+def _by(assignment: Assignment | None) -> str:
+    """Who decided: ` by policies/ranker.yaml:14`."""
+    return f" by {place_words(assignment)}" if assignment is not None else ""
+
+
+def _impossible(site: Site, wanted: SiteSettings, gemms: Sequence[GemmPlan], files: Mapping[str, str]) -> list[str]:
+    """A message for each GEMM that a rule for this one site wants in FP8, and that stays as it is."""
+    problems = []
+    for plan in gemms:
+        if plan.fp8 or wanted.gemms[plan.gemm].compute is not Compute.FP8:
+            continue
+        rule = deciding(wanted, plan.gemm)
+        if rule is not None and rule.names_one_site:
+            where = f"{files.get(rule.file, rule.file)}:{rule.line}"
+            problems.append(
+                f"{where}: {rule.source} asks for {plan.gemm.value} of {site.name!r} in FP8, which cannot be: "
+                f"{plan.reason}; write `compute: keep` there, or leave the rule out"
+            )
+    return problems

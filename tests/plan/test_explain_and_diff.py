@@ -1,0 +1,114 @@
+"""What is said of one site, and of two plans."""
+
+from __future__ import annotations
+
+import pytest
+
+from loka.errors import InputError
+from loka.numerics.names import Accumulation, Compute, Format, Gemm, Range, Scaling
+from loka.plan.diff import diff
+from loka.plan.explain import explain
+from loka.plan.plan import Binding, BindingKind
+from loka.plan.summary import group_sites, pattern_of
+from loka.plan.words import gemm_words
+from loka.policy.settings import Assignment, GemmSettings, OperandRecipe, SiteSettings
+
+
+def test_explain_gives_sizes_flops_and_every_decision(make_plan, make_site):
+    site = make_site("a.b", calls=2, k=100, n=10)
+    found = explain(make_plan(site), "a.b")
+    assert (found.m, found.k, found.n, found.rows) == (4096, 100, 10, "B")
+    assert found.flops == 2 * 4096 * 100 * 10 * 2 * 3  # two calls, three GEMMs
+    assert [each.gemm for each in found.gemms] == list(Gemm)
+    assert {each.reason for each in found.gemms} == {"fp8 by p.yaml:14"}
+
+
+def test_explain_lists_the_rule_that_holds_and_those_it_overrode(make_plan, make_site, make_settings):
+    history = {
+        "fprop.compute": (
+            Assignment("fprop.compute", "auto", "built-in", "", 0),
+            Assignment("fprop.compute", "fp8", "defaults", "p.yaml", 8),
+            Assignment("fprop.compute", "keep", "rule 2: a.*", "p.yaml", 12),
+        )
+    }
+    settings = SiteSettings(make_settings(Compute.KEEP).gemms, history=history)
+    (field,) = explain(make_plan(make_site("a.b"), settings=settings), "a.b").fields
+    assert (field.holds.value, field.holds.source, field.holds.place) == ("keep", "rule 2: a.*", "p.yaml:12")
+    assert [(each.value, each.place) for each in field.overrode] == [("fp8", "p.yaml:8"), ("auto", "built in")]
+
+
+def test_explain_says_which_class_a_site_is_bound_in(make_plan, make_site):
+    binding = Binding("Up", BindingKind.LINEAR, ("a", "b"), "torch.nn.modules.linear.Linear", (("a",), ("b",)), ())
+    plan = make_plan(make_site("a"), make_site("b"), make_site("c"), bindings=(binding,))
+    assert explain(plan, "b").bound_in == "modules.Up, with 1 module alike"
+    assert explain(plan, "c").bound_in == ""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"), [("layers.0.fbm.0", "layers.0.fmb.0"), ("fmb.0", "layers.0.fmb.0"), ("layers", "layers.0.fmb.0")]
+)
+def test_an_unknown_site_is_an_error_with_the_nearest_name(wrong, hint, make_plan, make_site):
+    with pytest.raises(InputError, match=r"did you mean") as caught:
+        explain(make_plan(make_site("layers.0.fmb.0"), make_site("head.out")), wrong)
+    assert repr(hint) in str(caught.value)
+
+
+def test_diff_of_a_plan_with_itself_is_empty(make_plan, make_site):
+    plan = make_plan(make_site("a"), make_site("b"))
+    assert diff(plan, plan).same
+
+
+def test_diff_finds_sites_that_came_went_changed_and_how_many_flops_moved(make_plan, make_site, make_settings):
+    before = make_plan(make_site("gone", share=0.5), make_site("same", share=0.5))
+    after = make_plan(
+        make_site("same", share=0.5, k=512),
+        make_site("new", share=0.5),
+        settings=make_settings(Compute.FP8, wgrad=Compute.KEEP),
+    )
+    change = diff(before, after)
+    assert (change.added, change.removed, change.resized) == (("new",), ("gone",), ("same",))
+    (gemm,) = change.gemms
+    assert (gemm.site, gemm.gemm, gemm.before, gemm.after) == ("same", Gemm.WGRAD, "e4m3 rowwise", "as-is")
+    assert change.share_fp8 == (1.0, pytest.approx(2 / 3))
+    assert not change.same
+
+
+def test_diff_sees_accumulation_although_the_short_words_leave_it_out(make_plan, make_site, make_settings):
+    settings = make_settings()
+    fast = SiteSettings(
+        {gemm: GemmSettings(Compute.FP8, each.operands, Accumulation.FAST) for gemm, each in settings.gemms.items()},
+        history=settings.history,
+    )
+    change = diff(make_plan(make_site()), make_plan(make_site(), settings=fast))
+    assert len(change.gemms) == 3
+    assert "precise" in change.gemms[0].before
+    assert "fast" in change.gemms[0].after
+
+
+def test_words_name_both_operands_only_where_they_differ(make_plan, make_site, make_settings):
+    recipe = OperandRecipe(Format.E5M2, Scaling.TENSORWISE, Range.STATIC, 3.5, power_of_two=True)
+    settings = make_settings()
+    gemms = dict(settings.gemms)
+    gemms[Gemm.WGRAD] = GemmSettings(Compute.FP8, (recipe, OperandRecipe(scaling=Scaling.TENSORWISE)))
+    plan = make_plan(make_site(), settings=SiteSettings(gemms, history=settings.history))
+    words = [gemm_words(gemm) for gemm in plan.sites[0].gemms]
+    assert words[0] == "e4m3 rowwise"
+    assert words[2] == "grad_output e5m2 tensorwise static(3.5) pow2, input e4m3 tensorwise"
+
+
+def test_sites_that_are_alike_share_a_row_only_when_asked(make_plan, make_site):
+    sites = [make_site(f"layers.{i}.mlp.{j}", share=0.01) for i in range(10) for j in (0, 3)]
+    plan = make_plan(*sites, make_site("head", n=1))
+    assert len(group_sites(plan, alike=False)) == 21
+    rows = group_sites(plan, alike=True)
+    assert [(row.pattern, row.count) for row in rows] == [("layers.*.mlp.*", 20), ("head", 1)]
+    assert rows[0].share == pytest.approx(0.2)
+
+
+def test_a_group_names_what_its_members_share(make_plan, make_site):
+    plan = make_plan(make_site("layers.0.mlp.3"), make_site("layers.1.mlp.3"), make_site("layers.1.mlp.0", k=8))
+    assert [row.pattern for row in group_sites(plan, alike=True)] == ["layers.*.mlp.3", "layers.1.mlp.0"]
+
+
+def test_only_whole_parts_of_a_name_count_as_numbers():
+    assert pattern_of("layers.12.fc1.0") == "layers.*.fc1.*"

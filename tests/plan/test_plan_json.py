@@ -1,0 +1,142 @@
+"""plan.json: the same bytes, the same plan back, and clear words for files that are none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from loka.errors import InputError
+from loka.numerics.names import Format, Range
+from loka.plan.plan import Binding, BindingKind, Skipped
+from loka.plan.serial import from_json, to_json
+from loka.policy.settings import OperandRecipe
+from loka.sites.straight import Ref, RefKind, Region, SiteCall, Statement, StraightForward
+
+
+@pytest.fixture
+def whole_plan(make_plan, make_site, make_settings):
+    """A plan that uses every type that a plan can hold."""
+    call = SiteCall("layers.0.rank", "{0}", "{1}.t()", None, "{0}.transpose(-1, -2)")
+    operands = (Ref(RefKind.LOCAL, "x"), Ref(RefKind.ATTRIBUTE, "self.rank"))
+    forward = StraightForward(
+        owner="layers.0",
+        owner_type="pkg.Layer",
+        arguments=("x",),
+        statements=(Statement("y", "matmul", "torch.matmul({0}, {1})", operands, call, "fmb.0"),),
+        result="y",
+        inlined=("fmb",),
+        source_hash="a" * 64,
+        regions=(Region("layers.0.rank", 0, 0, ("matmul",)),),
+    )
+    shapes = (("rank", (16, 8)),)
+    binding = Binding("Layers", BindingKind.FORWARD, ("layers.0",), "pkg.Layer", (("layers.0.rank",),), shapes, forward)
+    settings = make_settings(recipe=OperandRecipe(Format.E4M3, range=Range.STATIC, amax=3.3000000000000003))
+    plan = make_plan(
+        make_site("layers.0.rank", share=1 / 3),
+        make_site("größe.\u202e\n'\"", blocked='it\'s "blocked"'),
+        settings=settings,
+        bindings=(binding,),
+        skipped=(Skipped("", "branch at models.py:44 'if x.size(0) > 1024'", 0.125),),
+    )
+    first = replace(plan.sites[0], region=("layer_norm", "matmul"), region_note="x")
+    return replace(plan, sites=(first, *plan.sites[1:]))
+
+
+def test_a_plan_comes_back_equal_and_gives_the_same_bytes(whole_plan):
+    text = to_json(whole_plan)
+    again = from_json(text)
+    assert again == whole_plan
+    assert to_json(again) == text
+    assert text.endswith("}\n")
+    assert text.isascii()
+
+
+def test_keys_are_sorted(whole_plan):
+    def check(value):
+        if isinstance(value, dict):
+            assert list(value) == sorted(value)
+        for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            check(item)
+
+    check(json.loads(to_json(whole_plan)))
+
+
+def test_bytes_do_not_depend_on_the_hash_seed(tmp_path, whole_plan):
+    path = tmp_path / "plan.json"
+    path.write_text(to_json(whole_plan))
+    code = f"from loka.plan.serial import *; print(to_json(from_json(open({str(path)!r}).read())), end='')"
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert texts == {path.read_bytes()}
+
+
+def test_what_sites_share_is_written_once_and_read_as_one(make_plan, make_site):
+    plan = make_plan(*(make_site(f"layers.{i}.up") for i in range(100)))
+    text = to_json(plan)
+    data = json.loads(text)
+    assert len(data["histories"]) == 1
+    assert len(data["decisions"]) == 3
+    assert len(text) < 60_000
+    again = from_json(text)
+    assert again.sites[0].history is again.sites[99].history
+
+
+def test_one_site_is_one_line(make_plan, make_site):
+    before = to_json(make_plan(*(make_site(f"layers.{i}.up") for i in range(9)))).splitlines()
+    after = to_json(
+        make_plan(*(make_site(f"layers.{i}.up", k=4096 if i == 4 else 2048) for i in range(9)))
+    ).splitlines()
+    assert len(before) == len(after)
+    assert sum(a != b for a, b in zip(before, after, strict=True)) == 1
+
+
+def test_a_truncated_file_says_so_wherever_it_was_cut(whole_plan):
+    text = to_json(whole_plan)
+    for length in range(0, len(text) - 2, max(1, len(text) // 40)):
+        with pytest.raises(InputError, match=r"^cut\.json:\d+:\d+: not a whole JSON file.*loka generate"):
+            from_json(text[:length], "cut.json")
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "3", '"x"', "null", '{"format": "loka.package", "version": 1}'])
+def test_a_foreign_file_says_so(text):
+    with pytest.raises(InputError, match=r"^p\.json: not a plan of LoKA; name a plan\.json"):
+        from_json(text, "p.json")
+
+
+@pytest.mark.parametrize("version", ["2", '"1"', "null"])
+def test_a_newer_version_says_what_to_do(version, whole_plan):
+    text = to_json(whole_plan).replace('"version": 1', f'"version": {version}')
+    with pytest.raises(InputError, match=r"^p\.json: the plan has version .* reads up to 1: upgrade LoKA"):
+        from_json(text, "p.json")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"target": "h100"', '"target": "b300"'),
+        ('"batch_size": 4096', '"batch_size": "many"'),
+        ('"kind": "linear"', '"kind": "quadratic"'),
+        ('"history": 0', '"history": 7'),
+        ('"history": 0', '"history": -1'),
+        ('"name": "ranker",\n', ""),
+    ],
+)
+def test_a_damaged_file_says_where(old, new, whole_plan):
+    text = to_json(whole_plan)
+    assert old in text
+    with pytest.raises(InputError, match=r"^p\.json: damaged.*loka generate"):
+        from_json(text.replace(old, new), "p.json")
+
+
+def test_deep_nesting_is_refused_without_a_traceback():
+    with pytest.raises(InputError, match=r"^p\.json: "):
+        from_json("[" * 100_000, "p.json")
