@@ -38,6 +38,7 @@ class Product:
     b: Tensor
     scale_b: Tensor
     exact: Tensor
+    magnitude: Tensor  # |a| @ |b|.T in float64: what a rounding error of the sum is measured by
 
     def run(self, dtype: torch.dtype = torch.float32, fast: bool = False, tick: int = 0) -> Tensor:
         """The operator's result."""
@@ -53,8 +54,9 @@ def quantised_product(recipe: Recipe, a: Tensor, b: Tensor) -> Product:
         quantize(x, format=format, scaling=scaling, power_of_two=recipe.power_of_two)
         for x, format, scaling in zip((a, b), recipe.formats, recipe.scalings, strict=True)
     )
-    exact = dequantize(first).double() @ dequantize(second).double().t()
-    return Product(recipe, first.values, first.scale, second.values, second.scale, exact)
+    left, right = dequantize(first).double(), dequantize(second).double().t()
+    exact, magnitude = left @ right, left.abs() @ right.abs()
+    return Product(recipe, first.values, first.scale, second.values, second.scale, exact, magnitude)
 
 
 def random_product(recipe: Recipe, rows: int, columns: int, contraction: int, device: str = "cpu") -> Product:
