@@ -35,7 +35,7 @@ _VIEW = {
     (Gemm.WGRAD, Operand.GRAD_OUTPUT): "dy.t()",
     (Gemm.WGRAD, Operand.INPUT): "x.t()",
 }
-_LONGEST = 64  # characters of a linear's name; a recipe that needs more is told by its docstring
+_LONGEST = 76  # characters of a linear's name; a recipe that needs more is told by its docstring
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,18 @@ def describe(plan: SitePlan) -> str:
 def _said(gemms: Iterable[tuple[Gemm, GemmRecipe | None]]) -> str:
     groups: dict[str, list[str]] = {}
     for gemm, recipe in gemms:
-        said = "the model's dtype" if recipe is None else _gemm_name(recipe).replace("_", " ")
+        said = "the model's dtype" if recipe is None else _recipe_said(recipe)
         groups.setdefault(said, []).append(gemm.value)
     return "; ".join(f"{', '.join(names)} in {said}" for said, names in groups.items())
+
+
+def _recipe_said(recipe: GemmRecipe) -> str:
+    """The name as prose: "e5m2 by e4m3 rowwise with fast accumulation"."""
+    said = _gemm_name(recipe).removesuffix("_fast").replace("_", " ").replace(" pow2", " with power-of-two scales")
+    for operand in recipe.operands:
+        if operand.range == Range.STATIC:
+            said = said.replace(f"amax {_number_name(_amax(operand))}", f"for |x| up to {_amax(operand)!r}")
+    return said + (" with fast accumulation" if recipe.accumulation == Accumulation.FAST else "")
 
 
 def operand_name(recipe: OperandRecipe) -> str:
