@@ -1,0 +1,204 @@
+"""Every GEMM of a model, wherever it is written, found from one forward on fake tensors.
+
+The model is copied with fake tensors in place of its own, the batch is kept symbolic, and one forward is watched in
+training and one in evaluation (see docs/architecture.md). Where the forward reads numbers, which fake tensors do not
+have, a copy is run on two and three real samples instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from loka.errors import InputError
+from loka.sites.build import BuiltModel
+from loka.sites.callables import describe_error, place_of
+from loka.sites.forward import Watched, unusual_batch, watch_fake, watch_real
+from loka.sites.measure import Measured, measure_linear, measure_pair, measure_single, total_flops
+from loka.sites.merge import in_model_order, never_called, to_sites
+from loka.sites.modes import depends_on_mode, fused_in_evaluation
+from loka.sites.site import Site
+from loka.sites.sizes import value_at
+
+MANY = 1000  # modules above which the evaluation forward is left out where nothing asks for the mode
+
+_NEEDS_NUMBERS = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+    GuardOnDataDependentSymNode,
+)
+
+
+@dataclass(frozen=True)
+class SiteMap:
+    """Every GEMM of a model in model order: by the place of the owning module, then by the order of the calls.
+
+    `flops_per_sample` is the forward's GEMM FLOPs in training at the example's batch size, over that size; a
+    multiply-add counts two. Convolutions and recurrent layers are not in it: `notes` tells them.
+    """
+
+    sites: tuple[Site, ...]
+    notes: tuple[str, ...]
+    flops_per_sample: float
+    module_types: tuple[tuple[str, str], ...]  # (name, "package.module.Class") of each module that owns or is a site
+
+    def __getitem__(self, name: str) -> Site:
+        return next(site for site in self.sites if site.name == name)
+
+
+@dataclass(frozen=True)
+class _Found:
+    training: list[Measured]
+    evaluation: list[Measured] | None
+    watched: Watched
+    notes: tuple[str, ...] = ()
+
+
+def find_sites(built: BuiltModel) -> SiteMap:
+    """Find every GEMM of a model. The model, its buffers, its hooks and the random state stay as they are.
+
+    Raises:
+        InputError: the forward raises, or depends on its inputs' values and cannot be run on a few real samples.
+    """
+    modules = dict(built.module.named_modules())
+    notes: list[str] = []
+    asking = depends_on_mode(modules)
+    evaluate = len(modules) <= MANY or asking is not None
+    if not evaluate:
+        notes.append(
+            f"evaluation was taken to call what training calls: none of the {len(modules)} modules asks for the mode"
+        )
+    found = _find(built, evaluate)
+    notes.extend(found.notes)
+    sites, merge_notes = to_sites(found.training, found.evaluation, _order(modules), built.batch_size)
+    sites, fused_notes = _without_fused(sites, fused_in_evaluation(modules))
+    sites = in_model_order((*sites, *never_called(built.module, found.watched.called, sites)), _order(modules))
+    notes.extend((*merge_notes, *fused_notes, *_other_notes(found, built.batch_size)))
+    return SiteMap(
+        sites=sites,
+        notes=tuple(notes),
+        flops_per_sample=total_flops(found.training) / built.batch_size,
+        module_types=_types(modules, sites),
+    )
+
+
+def _find(built: BuiltModel, evaluate: bool) -> _Found:
+    """The first way to run the model that works; the error of the last where none does."""
+    fixed = "the batch size is written into the forward: rows follow it only as far as one size shows"
+    numbers = "the forward reads its inputs' values: it was run on a few real samples, and other values may call other GEMMs"
+    usual = unusual_batch(built)
+    ways: list[tuple[bool, Callable[[], _Found]]] = [
+        (False, lambda: _symbolic(built, evaluate)),
+        (False, lambda: _pair(built, usual, 2 * usual, watch_fake, evaluate)),
+        (False, lambda: _single(built, watch_fake, evaluate, fixed)),
+        (True, lambda: _pair(built, 2, 3, watch_real, evaluate, numbers)),
+        (True, lambda: _single(built, watch_real, evaluate, numbers)),
+    ]
+    first: Exception | None = None
+    last: Exception | None = None
+    for real, way in ways:
+        if isinstance(first, _NEEDS_NUMBERS) and not real:
+            continue
+        try:
+            return way()
+        except Exception as error:  # noqa: BLE001 - a user's forward can raise anything; the next way may do
+            if first is None or (isinstance(error, _NEEDS_NUMBERS) and not isinstance(first, _NEEDS_NUMBERS)):
+                first = error
+            last = error
+    raise _refusal(built, first, last) from (last or first)
+
+
+def _refusal(built: BuiltModel, first: Exception | None, last: Exception | None) -> InputError:
+    kind = type(built.module).__name__
+    if isinstance(first, _NEEDS_NUMBERS):
+        place = place_of(first)
+        return InputError(
+            f"model: the forward of {kind} reads the value of a tensor{f' at {place}' if place else ''}, which sites cannot "
+            f"be found through, and running it on real samples failed too ({describe_error(last or first)}); take that "
+            f"branch out of the forward, or decide it in the factory"
+        )
+    error = last or first
+    return InputError(
+        f"model: the forward of {kind} raised {describe_error(error) if error else 'an error'}; make "
+        f"model(*inputs({built.batch_size})) work first"
+    )
+
+
+def _symbolic(built: BuiltModel, evaluate: bool) -> _Found:
+    watched = watch_fake(built, None, evaluate)
+    training, notes = measure_linear(watched.training, built.batch_size)
+    evaluation = None if watched.evaluation is None else measure_linear(watched.evaluation, built.batch_size)[0]
+    return _Found(training, evaluation, watched, notes)
+
+
+def _pair(
+    built: BuiltModel,
+    one: int,
+    two: int,
+    watch: Callable[[BuiltModel, int, bool], Watched],
+    evaluate: bool,
+    note: str = "",
+) -> _Found:
+    first, second = watch(built, one, evaluate), watch(built, two, evaluate)
+    sizes = (one, two, built.batch_size)
+    training, notes = measure_pair(first.training, second.training, *sizes)
+    evaluation = None
+    if first.evaluation is not None and second.evaluation is not None:
+        evaluation, _ = measure_pair(first.evaluation, second.evaluation, *sizes)
+    return _Found(training, evaluation, first, (*notes, *((note,) if note else ())))
+
+
+def _single(
+    built: BuiltModel, watch: Callable[[BuiltModel, int, bool], Watched], evaluate: bool, note: str
+) -> _Found:
+    watched = watch(built, built.batch_size, evaluate)
+    evaluation = None if watched.evaluation is None else measure_single(watched.evaluation, built.batch_size)
+    return _Found(measure_single(watched.training, built.batch_size), evaluation, watched, (note,))
+
+
+def _without_fused(sites: tuple[Site, ...], fused: tuple[str, ...]) -> tuple[tuple[Site, ...], tuple[str, ...]]:
+    """Take out the evaluation calls of the nn.Linears that torch's fused encoder layers bypass."""
+    bypassed = {f"{name}.{linear}" if name else linear for name in fused for linear in ("linear1", "linear2")}
+    kept = tuple(replace(site, calls_eval=0) if site.name in bypassed else site for site in sites)
+    if not any(site.name in bypassed for site in sites):
+        return sites, ()
+    names = ", ".join(repr(name) for name in fused[:3]) + (", ..." if len(fused) > 3 else "")
+    return kept, (
+        f"nn.TransformerEncoderLayer {names}: in evaluation without gradients torch runs it as one fused kernel, which "
+        f"reads linear1 and linear2 without calling them: they are called in training alone",
+    )
+
+
+def _other_notes(found: _Found, batch: int) -> tuple[str, ...]:
+    """Notes on convolutions and recurrent layers, by operation."""
+    flops: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+    gemms = total_flops(found.training)
+    for other in found.watched.others:
+        count[other.op] += 1
+        flops[other.op] += sum(2 * math.prod(value_at(size, batch) for size in term) for term in other.terms)
+    return tuple(
+        f"{count[op]} {op} call{'s' if count[op] > 1 else ''}: left alone, {flops[op] / gemms if gemms else 0:.2g} of the GEMM FLOPs "
+        f"beside them"
+        for op in flops
+    )
+
+
+def _order(modules: dict[str, nn.Module]) -> dict[str, int]:
+    return {name: place for place, name in enumerate(modules)}
+
+
+def _types(modules: dict[str, nn.Module], sites: tuple[Site, ...]) -> tuple[tuple[str, str], ...]:
+    wanted = {site.owner for site in sites} | {site.name for site in sites}
+    return tuple((n, f"{type(m).__module__}.{type(m).__qualname__}") for n, m in modules.items() if n in wanted)

@@ -1,0 +1,105 @@
+"""The graph of operations that one forward leaves, and what stands before and after a GEMM in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+DEPTH = 4  # neighbours told on each side
+
+_SAME: dict[str, str] = {
+    "concat": "cat",
+    "concatenate": "cat",
+    "truediv": "div",
+    "true_divide": "div",
+    "divide": "div",
+    "multiply": "mul",
+    "subtract": "sub",
+    "negative": "neg",
+    "rsub": "sub",
+    "radd": "add",
+    "rmul": "mul",
+    "rdiv": "div",
+    "rtruediv": "div",
+    "rpow": "pow",
+    "iadd": "add",
+    "isub": "sub",
+    "imul": "mul",
+    "idiv": "div",
+    "itruediv": "div",
+    "rmatmul": "matmul",
+}
+_VIEWS = frozenset(
+    (
+        *("view", "view_as", "reshape", "reshape_as", "unsqueeze", "squeeze", "transpose", "t", "T", "mT", "H", "mH"),
+        *("permute", "flatten", "unflatten", "contiguous", "expand", "expand_as", "getitem", "chunk", "split", "unbind"),
+        *("split_with_sizes", "tensor_split", "narrow", "select", "movedim", "moveaxis", "swapaxes", "swapdims"),
+        *("to", "type", "type_as", "float", "half", "bfloat16", "double", "detach", "clone", "alias", "data"),
+        *("requires_grad", "ravel", "as_strided", "broadcast_to"),
+    )
+)
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One result of one operation."""
+
+    op: str  # "silu", "cat", "input", "parameter", ...
+    parents: tuple[Node, ...] = ()
+    constant: bool = False  # of parameters, buffers and constants alone
+    gemm: bool = False
+    parameter: str | None = None  # the qualified name, where this is a Parameter
+    buffer: str | None = None
+    children: list[Node] = field(default_factory=list)
+    layout: Any = None  # of `loka.sites.ghost`
+
+    @property
+    def view(self) -> bool:
+        """Whether it shows the same numbers in another shape or type."""
+        return self.op in _VIEWS
+
+
+def op_name(func: Callable[..., Any]) -> str:
+    """The torch function's own name: "add" for Tensor.__add__, __radd__ and add_ alike."""
+    name = getattr(func, "__name__", "")
+    if name in ("__get__", "__set__"):
+        name = getattr(getattr(func, "__self__", None), "__name__", name)
+    if "." in name:  # an OpOverload: "mm.default"
+        name = name.split(".")[0]
+    name = name.strip("_")
+    return _SAME.get(name, name)
+
+
+def fed_by(node: Node | None) -> tuple[str, ...]:
+    """Operations that produce an input, nearest first; ends at a GEMM, at a fork of activations, or at the inputs."""
+    names: list[str] = []
+    while node is not None and not node.constant and node.op != "input" and len(names) < DEPTH:
+        if not node.view:
+            names.append(node.op)
+        parents = [p for p in dict.fromkeys(node.parents) if not p.constant]
+        node = None if node.gemm or len(parents) != 1 else parents[0]
+    return tuple(names)
+
+
+def followed_by(node: Node | None) -> tuple[str, ...]:
+    """Operations that consume an output, nearest first; ends at a GEMM; where there are several consumers, their names."""
+    names: list[str] = []
+    while node is not None and len(names) < DEPTH:
+        users = _consumers(node)
+        names.extend(dict.fromkeys(u.op for u in users))
+        node = users[0] if len(users) == 1 and not users[0].gemm else None
+    return tuple(names[:DEPTH])
+
+
+def _consumers(node: Node) -> list[Node]:
+    """What reads a result, views passed through, in the order of the calls."""
+    found: dict[Node, None] = {}
+    waiting = list(reversed(node.children))
+    while waiting:
+        child = waiting.pop()
+        if child.view:
+            waiting.extend(reversed(child.children))
+        else:
+            found[child] = None
+    return list(found)
