@@ -1,0 +1,200 @@
+"""Recording a forward with torch.fx: once in training and once in evaluation, merged into one list of operations."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from loka.sites.lint import place_in, training_reads
+from loka.sites.printer import Training, is_identifier
+from loka.sites.refused import CannotTraceError
+from loka.sites.source import functions_of, live_floats
+
+_SIZES = {"shape", "size", "dim", "ndim", "numel", "nelement"}
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One traced operation; `args` and `kwargs` hold fx nodes of the training trace, constants and `Training`."""
+
+    node: fx.Node
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    child: str  # the inlined child whose forward it stands in, "" for the owner's own
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A whole forward. `called` are the inlined children, in the order of their first calls."""
+
+    ops: tuple[Op, ...]
+    called: tuple[str, ...]
+
+
+def record_forward(module: nn.Module, expand: frozenset[str]) -> Recording:
+    """Traces a module (a copy: tracing may leave proxies in it), children in `expand` (relative names) traced through.
+
+    Raises CannotTraceError with the reason, in the words of the user's code.
+    """
+    module.train()
+    training = _Tracer(expand)
+    training.run(module)
+    module.eval()
+    evaluation = _Tracer(expand)
+    evaluation.run(module)
+    inlined = [module, *(module.get_submodule(name) for name in training.called)]
+    return Recording(_merge(training, evaluation, inlined), tuple(training.called))
+
+
+class _Tracer(fx.Tracer):
+    """torch.fx's tracer: leaves are all children but those in `expand`; buffers are proxies; floats are read live."""
+
+    def __init__(self, expand: frozenset[str]) -> None:
+        super().__init__(autowrap_modules=())
+        self.proxy_buffer_attributes = True
+        self.expand = expand
+        self.called: dict[str, None] = {}
+        self.children: dict[fx.Node, str] = {}
+        self._inside = [""]
+        self._expanded: list[tuple[str, nn.Module]] = []
+        self._files: set[str] = set()
+
+    def run(self, module: nn.Module) -> None:
+        """Fills `graph`; raises CannotTraceError."""
+        self._expanded = [(name, module.get_submodule(name)) for name in ("", *sorted(self.expand))]
+        self._files = {f.__code__.co_filename for _, child in self._expanded for f in functions_of(child)}
+        saved = [(child, dict(vars(child))) for _, child in self._expanded]
+        try:
+            self.graph = self.trace(module)
+        except CannotTraceError:
+            raise
+        except Exception as error:  # user code meets proxies: anything can be raised
+            where = self._place(traceback.extract_tb(error.__traceback__))
+            raise CannotTraceError(f"{_words(error)} {where}".strip()) from error
+        finally:
+            for child, attributes in saved:
+                vars(child).clear()
+                vars(child).update(attributes)
+        for node in self.graph.nodes:
+            if node.op == "get_attr" and node.target.rpartition(".")[2].startswith("_tensor_constant"):
+                raise CannotTraceError("the forward makes a constant tensor, which would be frozen at its first value")
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return module_qualified_name not in self.expand
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        path = self.path_of_module(m)
+        if path not in self.expand:
+            return super().call_module(m, forward, args, kwargs)
+        self.called[path] = None
+        self._inside.append(path)
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        finally:
+            self._inside.pop()
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        self.children[node] = self._inside[-1]
+        return node
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
+        made = super().create_args_for_root(root_fn, is_module, concrete_args)
+        for path, child in self._expanded:
+            for name in live_floats(child, functions_of(child)):
+                if not is_identifier(name):
+                    raise CannotTraceError(f"float attribute {name!r} would be frozen")
+                vars(child)[name] = self.create_proxy("get_attr", f"{path}.{name}".lstrip("."), (), {})
+        return made
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        raise CannotTraceError(f"branch on {_kind(obj.node)} {self._place(traceback.extract_stack())}".strip())
+
+    def iter(self, obj: fx.Proxy) -> Any:
+        try:
+            return super().iter(obj)
+        except fx.proxy.TraceError:
+            where = self._place(traceback.extract_stack())
+            raise CannotTraceError(f"loop over {_kind(obj.node)} {where}".strip()) from None
+
+    def _place(self, frames: traceback.StackSummary) -> str:
+        """The innermost line of the functions that are being traced."""
+        for frame in reversed(frames):
+            if frame.filename in self._files and frame.lineno is not None:
+                return place_in(frame.filename, frame.lineno)
+        return ""
+
+
+def _kind(node: fx.Node) -> str:
+    """What a traced value is, for a person: an argument, a tensor's size, or a tensor's value."""
+    if node.op == "placeholder":
+        return f"argument '{node.target}'"
+    seen: set[fx.Node] = set()
+    queue = [node]
+    while queue:
+        here = queue.pop()
+        if {str(here.target), *(arg for arg in here.args if isinstance(arg, str))} & _SIZES:
+            return "tensor size"
+        if here not in seen:
+            seen.add(here)
+            queue.extend(here.all_input_nodes)
+    if node.op == "get_attr":
+        return f"attribute '{node.target}'"
+    return "a tensor's value"
+
+
+def _words(error: Exception) -> str:
+    text = str(error).split("\n")[0]
+    if isinstance(error, TypeError) and "item assignment" in text:
+        return "assignment into a tensor"
+    if isinstance(error, RuntimeError) and "'len' is not supported" in text:
+        return "len of a tensor"
+    return f"tracing stops with {type(error).__name__} '{text[:160]}'"
+
+
+def _merge(training: _Tracer, evaluation: _Tracer, modules: Iterable[nn.Module]) -> tuple[Op, ...]:
+    """The operations of both traces; raises where they differ in more than the value of `self.training`."""
+    ours, theirs = list(training.graph.nodes), list(evaluation.graph.nodes)
+    same = dict(zip(theirs, ours, strict=False))
+    ops = []
+    try:
+        if len(ours) != len(theirs):
+            raise _DifferentError
+        for a, b in zip(ours, theirs, strict=True):
+            if (a.op, a.target) != (b.op, b.target):
+                raise _DifferentError
+            args, kwargs = _both(a.args, b.args, same), _both(dict(a.kwargs), dict(b.kwargs), same)
+            ops.append(Op(a, args, kwargs, training.children[a]))
+    except _DifferentError:
+        at = training_reads(modules)
+        raise CannotTraceError(f"does other operations in training than in evaluation {at}".rstrip()) from None
+    return tuple(ops)
+
+
+class _DifferentError(Exception):
+    """Two traces differ."""
+
+
+def _both(a: Any, b: Any, same: dict[fx.Node, fx.Node]) -> Any:
+    """An argument of both traces; `Training` where it is True in training and False in evaluation."""
+    if isinstance(a, fx.Node) and isinstance(b, fx.Node) and same.get(b) is a:
+        return a
+    if a is True and b is False:
+        return Training()
+    if isinstance(a, tuple | list) and isinstance(b, tuple | list) and len(a) == len(b):
+        items = [_both(x, y, same) for x, y in zip(a, b, strict=True)]
+        return items if isinstance(a, list) else tuple(items)
+    if isinstance(a, dict) and isinstance(b, dict) and list(a) == list(b):
+        return {key: _both(a[key], b[key], same) for key in a}
+    if isinstance(a, slice) and isinstance(b, slice):
+        return slice(*(_both(x, y, same) for x, y in ((a.start, b.start), (a.stop, b.stop), (a.step, b.step))))
+    if type(a) is type(b) and not isinstance(a, fx.Node | torch.Tensor) and (a == b or repr(a) == repr(b)):
+        return a
+    raise _DifferentError

@@ -1,0 +1,158 @@
+"""The Python source behind a module's forward: which functions it runs through, and a hash that tells when they changed.
+
+Only torch and the standard library are imported here, so that a training machine can compute the same hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType, ModuleType
+
+import torch
+from torch import nn
+
+_INTERNAL = frozenset(vars(nn.Module()))  # what every module's __dict__ holds
+_SIMPLE = (int, str, bool, float, complex, type(None), torch.dtype, torch.device)
+
+
+def functions_of(module: nn.Module) -> tuple[FunctionType, ...]:
+    """The functions outside torch and the standard library that the module's forward may run through, forward first.
+
+    Followed by name: methods and properties of the class (and of its bases where `super` is used), functions of the
+    same file, of imported modules, and functions kept as attributes. Errs on the side of too many.
+    """
+    found: dict[FunctionType, None] = {}
+    for forward in _named(module, "forward", everywhere=False):
+        _follow(forward, module, found)
+    return tuple(found)
+
+
+def names_in(function: FunctionType) -> frozenset[str]:
+    """Every global and attribute name in a function's code, inner functions included."""
+    return frozenset(_code_names(function.__code__))
+
+
+def live_floats(module: nn.Module, functions: Iterable[FunctionType]) -> tuple[str, ...]:
+    """Float attributes of the module that the functions name: read anew in each forward, never baked."""
+    names = sorted({name for function in functions for name in names_in(function)})
+    return tuple(name for name in names if isinstance(inspect.getattr_static(module, name, None), float))
+
+
+def forward_source_hash(module: nn.Module, inlined: tuple[str, ...] = ()) -> str:
+    """sha256 over what a straight-line forward was traced from.
+
+    Covers the source of the module's forward and of what it runs through, the same of every inlined child (`inlined`:
+    names relative to the module), and the plain attributes (int, bool, str, tuples of them) that were baked into the
+    text. A torch.nn child counts as its qualified type and its plain attributes. Floats of other modules are read
+    live, and left out. Raises OSError where a source cannot be read, AttributeError where a child is missing.
+    """
+    digest = hashlib.sha256()
+    for name in ("", *inlined):
+        child = module.get_submodule(name)
+        digest.update("\n".join([name, *_parts(child)]).encode())
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+def _parts(module: nn.Module) -> Iterator[str]:
+    yield qualified(type(module))
+    functions = functions_of(module)
+    if not functions:  # torch's own forward
+        for name in sorted(vars(module).keys() - _INTERNAL):
+            yield from _constant(name, vars(module)[name])
+        return
+    names = sorted({name for function in functions for name in names_in(function)})
+    for function in functions:
+        yield f"{function.__module__}.{function.__qualname__}\n{inspect.getsource(function)}"
+        for name in sorted(names_in(function) & function.__globals__.keys()):
+            yield from _constant(f"global {name}", function.__globals__[name])
+    live = live_floats(module, functions)
+    for name in names:
+        if name not in live and name != "training":
+            yield from _constant(name, inspect.getattr_static(module, name, inspect.Parameter.empty))
+
+
+def _constant(name: str, value: object) -> Iterator[str]:
+    if is_simple(value):
+        yield f"{name} = {value!r}"
+    elif callable(value) and not isinstance(value, nn.Module | type) and hasattr(value, "__name__"):
+        yield f"{name} = {qualified(value)}"
+
+
+def is_simple(value: object) -> bool:
+    """Whether a value is plain data, or a tuple of plain data: equal values have equal reprs."""
+    if isinstance(value, tuple):
+        return all(is_simple(item) for item in value)
+    return isinstance(value, _SIMPLE)
+
+
+def qualified(thing: object) -> str:
+    """`package.module.Name` of a class or function."""
+    name = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None) or type(thing).__qualname__
+    return f"{getattr(thing, '__module__', None)}.{name}"
+
+
+def _follow(function: FunctionType, module: nn.Module, found: dict[FunctionType, None]) -> None:
+    if function in found or _foreign(function.__module__):
+        return
+    found[function] = None
+    names = sorted(names_in(function))
+    for name in names:
+        for called in _named(module, name, everywhere="super" in names):
+            _follow(called, module, found)
+        for called in _plain_functions(_in_scope(function, name, names)):
+            _follow(called, module, found)
+
+
+def _named(module: nn.Module, name: str, everywhere: bool) -> Iterator[FunctionType]:
+    """Functions that `self.name` may mean; `everywhere`: in every base class, not just the first that has it."""
+    if name in vars(module):
+        yield from _plain_functions([vars(module)[name]])
+    for base in type(module).__mro__:
+        if name in vars(base):
+            yield from _plain_functions([vars(base)[name]])
+            if not everywhere:
+                return
+
+
+def _in_scope(function: FunctionType, name: str, names: list[str]) -> Iterator[object]:
+    value = function.__globals__.get(name)
+    yield value
+    if isinstance(value, ModuleType) and not _foreign(value.__name__):
+        for attribute in names:
+            yield vars(value).get(attribute)
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # the cell is still empty
+            continue
+
+
+def _plain_functions(values: Iterable[object]) -> Iterator[FunctionType]:
+    for value in values:
+        if isinstance(value, property):
+            value = value.fget
+        if isinstance(value, staticmethod | classmethod):
+            value = value.__func__
+        value = inspect.unwrap(value) if callable(value) and not isinstance(value, type | nn.Module) else value
+        if isinstance(value, FunctionType):
+            yield value
+
+
+def _foreign(module: str | None) -> bool:
+    root = _root(module or "")
+    return root == "torch" or root in sys.stdlib_module_names - {"__main__"}
+
+
+def _root(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _code_names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _code_names(constant)
