@@ -115,6 +115,14 @@ def test_all_shapes_import(packages: Path) -> None:
             assert (binding.shapes, binding.replaces) == (planned.shapes, planned.module_type)
 
 
+def test_files_of_two_generations_do_not_import(tmp_path: Path) -> None:
+    older, newer = render_package(SHAPES["linear"]), render_package(SHAPES["forward"])
+    for name in ("kernels.py", "modules.py", "__init__.py", "manifest.json"):
+        with pytest.raises(InputError, match="run loka generate"):
+            plans.import_package({**newer, name: older[name]}, tmp_path, "gen_mixed_up")
+    assert plans.import_package(newer, tmp_path, "gen_mixed_up").BINDINGS
+
+
 def test_reads_as_a_person_would_write_it() -> None:
     files = render_package(plans.linear_plan())
     assert "class LayersFmb0(dispatch.Bound):" in files["modules.py"]
