@@ -14,6 +14,7 @@ from torch import nn
 from loka.dispatch.binding import Binding
 from loka.dispatch.bound import Bound, is_bound, type_name, unsharded_class
 from loka.dispatch.wrappers import ClosedWrapperError, find_module, plain_name
+from loka.sites.source import forward_source_hash
 
 _HOOKS = {
     "_forward_hooks": "forward hooks",
@@ -107,8 +108,8 @@ def _problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[str]:
     yield from _shape_problems(module, binding, mode)
     children = list(child_problems(module, binding.inlined))
     yield from children
-    if binding.source_hash and not children and _source_hash(module, binding) != binding.source_hash:
-        yield "the source of its forward, or of an inlined child's, has changed since: run loka generate again"
+    if binding.source_hash and not children:
+        yield from _source_problems(module, binding)
     if hasattr(module, "loka"):
         yield "has an attribute 'loka', which a bound module needs for itself"
 
@@ -133,10 +134,22 @@ def unsharded_tensor(parameter: nn.Parameter) -> nn.Parameter | None:
     return None if type(parameter.data).__name__ == "DTensor" else parameter
 
 
-def _source_hash(module: nn.Module, binding: Binding) -> str:
-    from loka.sites.source import forward_source_hash  # only packages with traced forwards need it
-
-    return forward_source_hash(module, binding.inlined)
+def _source_problems(module: nn.Module, binding: Binding) -> Iterator[str]:
+    """Whether the forwards that were traced are still what the generated one was made from."""
+    # A view of the module under its own class: the hash covers the class's name, which fully_shard changes.
+    view: nn.Module = object.__new__(unsharded_class(type(module)))
+    view.__dict__ = module.__dict__
+    try:
+        found = forward_source_hash(view, binding.inlined)
+    except OSError as error:
+        yield f"the source of its forward cannot be read, so that it cannot be compared with the plan: {error}"
+        return
+    if found == binding.source_hash:
+        return
+    if type(view).__module__ == "__main__":
+        yield "its class is defined in the script that runs (__main__): import it from a module of its own"
+    else:
+        yield "the source of its forward, or of an inlined child's, has changed since: run loka generate again"
 
 
 def _same_type(cls: type, planned: str) -> bool:

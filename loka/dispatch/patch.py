@@ -33,7 +33,7 @@ GEMMS = ("fprop", "dgrad", "wgrad")  # in the order of their tick numbers
 
 _NO_FORWARD = (
     "the module's forward did not run: the model was not called, took another branch, ran as a copy, was compiled or "
-    "captured into a CUDA graph before apply, or a captured graph was replayed since reset"
+    "captured into a CUDA graph before apply, was replayed since reset, or had no rows"
 )
 _NO_BACKWARD = "no backward reached it"
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from loka import dispatch
 from loka.dispatch.devices import warn_of_devices
+from loka.sites.source import forward_source_hash
 
 
 def test_only_the_forward_changes():
@@ -261,3 +262,26 @@ def test_the_reference_path_is_said_once_and_only_where_it_runs():
         warnings.simplefilter("error")
         sample.apply(models.mlp(), target="reference")
         warn_of_devices("p", "h100", [nn.Linear(2, 2, device="meta")], stacklevel=1)
+
+
+def test_source_of_an_owners_forward_is_compared(monkeypatch):
+    model = models.Blocks()
+    planned = forward_source_hash(model.layers[0], ("up", "up.0"))
+    bindings = (sample.blocks("layers.0", "layers.1", source_hash=planned),)
+    sample.apply(model, bindings).remove()
+
+    def forward(self, x):
+        return self.up(x) @ self.down - x
+
+    monkeypatch.setattr(models.Block, "forward", forward)
+    with pytest.raises(dispatch.BindError, match=r"'layers.0': the source of its forward, or .* has changed since"):
+        sample.apply(model, bindings)
+
+
+def test_a_forward_without_source_cannot_be_compared(monkeypatch):
+    model = models.Blocks()
+    scope = {"torch": torch}
+    exec("def forward(self, x):\n    return x", scope)  # noqa: S102 - a function without a file
+    monkeypatch.setattr(models.Block, "forward", scope["forward"])
+    with pytest.raises(dispatch.BindError, match=r"'layers.0': the source of its forward cannot be read"):
+        sample.apply(model, (sample.blocks("layers.0", source_hash="0"),))

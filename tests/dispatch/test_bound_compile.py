@@ -1,0 +1,136 @@
+"""Bound models under torch.compile: one graph, few recompilations, counts that are right."""
+
+from __future__ import annotations
+
+import copy
+
+import dispatch_models as models
+import dispatch_sample as sample
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from loka import dispatch
+
+
+class Compilations:
+    """A backend that counts how often it is asked to compile."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, graph, inputs):
+        self.count += 1
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+
+@pytest.fixture
+def compilations():
+    return Compilations()
+
+
+def test_fullgraph_with_changing_batch_compiles_twice(compilations):
+    model, eager = models.mlp(), models.mlp()
+    patch = sample.apply(model)
+    sample.apply(eager)
+    compiled = torch.compile(model, fullgraph=True, backend=compilations)
+    for rows in (8, 5, 16, 33, 3):
+        patch.reset()
+        for parameter in (*model.parameters(), *eager.parameters()):
+            parameter.grad = None
+        torch.testing.assert_close(models.step(compiled, rows), models.step(eager, rows))
+        for one, other in zip(model.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad)
+        patch.verify()
+    assert compilations.count == 2  # one for 8 rows, one for any number
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_batch_of_none_and_of_one(rows, compilations):
+    model = models.mlp()
+    patch = sample.apply(model)
+    models.step(torch.compile(model, fullgraph=True, backend=compilations), rows)
+    patch.verify()
+
+
+def test_twelve_layers_compiled_one_by_one(compilations):
+    names = tuple(str(index) for index in range(12))
+    layers = nn.Sequential(*[nn.Linear(32, 32) for _ in names])
+    patch = sample.apply(layers, (sample.linears(*names),))
+    for layer in layers:
+        layer.compile(fullgraph=True, backend=compilations)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        models.step(layers)
+        models.step(layers)
+    patch.verify()
+    assert compilations.count == 12
+
+
+def test_twelve_copies_compiled_one_by_one_share_no_limit(compilations):
+    layer = nn.Linear(32, 32)
+    sample.apply(layer, (sample.linears(""),))
+    copies = nn.Sequential(*[copy.deepcopy(layer) for _ in range(12)])
+    patch = dispatch.patch_of(copies)
+    for one in copies:
+        one.compile(fullgraph=True, backend=compilations)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        models.step(copies)
+    patch.verify()
+    assert compilations.count == 12
+
+
+def test_inductor_runs_every_gemm():
+    model = models.Blocks()
+    patch = sample.apply(model, (sample.blocks("layers.0", "layers.1"), sample.linears("head", shape=(1, 32))))
+    eager = models.step(model, 8)
+    patch.reset()
+    torch.testing.assert_close(models.step(torch.compile(model, fullgraph=True), 8), eager, rtol=1e-3, atol=1e-3)
+    patch.verify()
+
+
+def test_autocast_is_seen_by_the_compiled_model(compilations):
+    model = models.mlp()
+    sample.apply(model)
+    compiled = torch.compile(model, fullgraph=True, backend=compilations)
+    x = torch.randn(64, 32)
+    expected = compiled(x)
+    assert expected.dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        y = compiled(x)
+    assert y.dtype == torch.bfloat16
+    noise = (y - expected).square().sum() / expected.square().sum()
+    assert 0 < noise.sqrt() < 0.1  # bfloat16 between the layers moves some values to the next FP8 number
+    y.float().sum().backward()
+    assert model[0].weight.grad.dtype == torch.float32
+
+
+def test_checkpoint_inside_compile(compilations):
+    model = models.mlp()
+    patch = sample.apply(model)
+    expected = models.step(model)
+    patch.reset()
+
+    def run(x):
+        return checkpoint(model, x, use_reentrant=False)
+
+    torch.testing.assert_close(models.step(torch.compile(run, fullgraph=True, backend=compilations)), expected)
+    patch.verify()
+
+
+def test_checkpoint_around_compiled_layers(compilations):
+    model = models.mlp()
+    patch = sample.apply(model)
+    compiled = torch.compile(model, fullgraph=True, backend=compilations)
+    models.step(lambda x: checkpoint(compiled, x, use_reentrant=False))
+    patch.verify()
+
+
+def test_export_keeps_the_generated_forward():
+    model, x = models.mlp(), torch.randn(4, 32)
+    patch = sample.apply(model)
+    expected = model(x)
+    patch.reset()
+    exported = torch.export.export(model, (x,)).module()
+    torch.testing.assert_close(exported(x), expected)
+    patch.verify(backward=False)
