@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 
 class WeightAverage:
-    """After step t: average += (1 - d) * (weight - average), with d = min(decay, t / (t + 9)).
+    """After step t: average += (1 - decay) / (1 - decay^t) * (weight - average).
 
-    The early, smaller d keeps the random initial weights out of the average. Decay 0 is the weights themselves.
+    That is the exponentially weighted mean of the weights after steps 1 to t; the random initial weights have no part
+    in it. Decay 0 is the weights themselves.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -24,8 +25,8 @@ class WeightAverage:
     def update(self) -> None:
         """Take the weights of one more step in."""
         self._step += 1
-        decay = min(self._decay, self._step / (self._step + 9))
-        torch._foreach_lerp_(self._average, self._weights, 1 - decay)
+        share = (1 - self._decay) / (1 - self._decay**self._step)
+        torch._foreach_lerp_(self._average, self._weights, share)
 
     @contextmanager
     def applied(self) -> Iterator[None]:

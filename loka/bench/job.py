@@ -30,6 +30,7 @@ class Job:
     optimizer: str = "adam"
     learning_rate: float = 2e-3
     ema: float = 0.99  # decay a step of the averaged weights that are evaluated; 0 evaluates the last weights
+    warmup: int = 50  # steps over which the learning rate rises to its value; without it training stalls at first
     steps: int | None = None  # None: one pass over the batches
     test_batch_size: int = 4096
     device: str = "cpu"
@@ -44,8 +45,14 @@ class Job:
         for name, value in (("batch_size", self.batch_size), ("test_batch_size", self.test_batch_size)):
             if value < 1:
                 raise InputError(f"{name} must be at least 1, not {value}")
+        if self.warmup < 0:
+            raise InputError(f"warmup must be at least 0 steps, not {self.warmup}")
         if self.steps is not None and self.steps < 1:
             raise InputError(f"steps must be at least 1, not {self.steps}")
+
+    def rate(self, step: int) -> float:
+        """Learning rate of a step, counted from 1."""
+        return self.learning_rate * min(1.0, step / (self.warmup + 1))
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimiser over the parameters that train."""

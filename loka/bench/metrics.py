@@ -30,7 +30,8 @@ def base_entropy(target: Tensor) -> float:
 def normalised_entropy(logits: Tensor, target: Tensor) -> float:
     """Log loss over the entropy of the base rate of the same rows (He et al., ADKDD 2014).
 
-    1 is no better than predicting the base rate, 0 is perfect.    Raises InputError for shapes that differ, for no rows, and where all rows are alike.
+    1 is no better than predicting the base rate, 0 is perfect. Raises InputError for shapes that
+    differ, for no rows, and where all rows are alike.
     """
     return log_loss(logits, target) / base_entropy(target)
 

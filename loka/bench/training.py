@@ -160,18 +160,20 @@ def _fit(
     total = _samples_in_all(batches, job)
     losses: list[float] = []
     unread: list[Tensor] = []
-    samples = 0
+    samples = steps = 0
     model.train()
     _wait(job.device)
     start = time.perf_counter()
     for inputs, target in islice(batches, job.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = job.rate(steps + 1)
         optimizer.zero_grad(set_to_none=True)
         loss = job.loss(call(model, _to(inputs, job.device)), target.to(job.device))
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         average.update()
         unread.append(loss.detach())
-        samples += target.shape[0]
+        samples, steps = samples + target.shape[0], steps + 1
         if len(unread) == CHECK_EVERY:
             _read(unread, losses)
         if progress is not None:

@@ -31,6 +31,7 @@ DENSE = len(LOG_NORMAL_SIGMAS) + STUDENT_T
 BLOCK = 4096  # rows that share one random generator
 TEACHER_KEY = 20240302
 TEACHER_DIM = 4
+FACTOR_STD = 0.25  # of the latent factors: interactions matter, but do not drown the fields' own weights
 SLOPE, INTERCEPT = 1.4, -1.09  # of the logit over the teacher's standardised score
 SPLITS = {"train": 1, "test": 2, "calibration": 3}  # separate streams: no row of one is in another
 
@@ -52,9 +53,9 @@ class Teacher:
         rng = np.random.default_rng([TEACHER_KEY])
         self._cumulative = [_zipf(rows, exponent) for rows, exponent in zip(ROWS, EXPONENTS, strict=True)]
         self._weights = [rng.normal(size=rows) for rows in ROWS]
-        self._factors = [rng.normal(size=(rows, TEACHER_DIM)) * 0.45 for rows in ROWS]
+        self._factors = [rng.normal(size=(rows, TEACHER_DIM)) * FACTOR_STD for rows in ROWS]
         self._dense_weights = rng.normal(size=DENSE)
-        self._dense_factors = rng.normal(size=(DENSE, TEACHER_DIM)) * 0.45
+        self._dense_factors = rng.normal(size=(DENSE, TEACHER_DIM)) * FACTOR_STD
         _, _, score = self._draw(np.random.default_rng([TEACHER_KEY, SPLITS["calibration"]]), 4 * BLOCK)
         self._mean, self._std = float(score.mean()), float(score.std())
 
