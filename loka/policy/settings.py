@@ -75,5 +75,3 @@ class SiteFacts:
     k: int
     n: int
     share: float  # of the model's GEMM FLOPs, 0 to 1
-
-

@@ -1,0 +1,129 @@
+"""From a policy file to a `Policy`: everything that can be known without the model is checked here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from loka.policy import schema
+from loka.policy.complaints import complaints
+from loka.policy.extends import Documents, read_documents
+from loka.policy.policy import Bound, Match, ModelSpec, Pattern, Policy, Rule, TrainSpec
+from loka.policy.problems import PolicyError, Problem
+from loka.policy.spread import Origin, built_in, shown, spread
+from loka.policy.tree import Mapping, follow, plain
+from loka.policy.tree import Path as TreePath
+from loka.policy.unsupported import unsupported_keys
+
+DEFAULT_BATCH_SIZE = 4096
+DEFAULT_LEARNING_RATE = 1e-3
+EVERY_SITE = Match("*")
+
+
+def load_policy(path: Path | str) -> Policy:
+    """Reads a policy and the bases that it extends. Runs no code that they name.
+
+    Raises PolicyError with everything that is wrong, each with its place; what needs the model (patterns that match
+    nothing, settings that contradict each other) is found by `cascade.resolve_settings`.
+    """
+    documents = read_documents(os.fspath(path))
+    problems = list(documents.problems)
+    setting = None
+    if documents.tree is not None:
+        setting = _validate(documents.tree, documents.complete, problems)
+        problems += unsupported_keys(documents.tree)
+    if problems or setting is None or documents.tree is None:
+        raise PolicyError(_in_order(problems, documents))
+    return _policy(Path(path), setting, documents.tree, documents)
+
+
+def _validate(tree: Mapping, complete: bool, problems: list[Problem]) -> schema.PolicySetting | None:
+    try:
+        return schema.PolicySetting.model_validate(plain(tree))
+    except ValidationError as error:
+        problems += complaints(error.errors(include_url=False), tree, complete)
+        return None
+
+
+def _in_order(problems: list[Problem], documents: Documents) -> list[Problem]:
+    """The policy's problems first, then those of its bases; in each file from top to bottom."""
+    files = {name: index for index, name in enumerate(documents.named)}
+    return sorted(problems, key=lambda each: (files.get(each.file, len(files)), each.line, each.column))
+
+
+def _policy(path: Path, setting: schema.PolicySetting, tree: Mapping, documents: Documents) -> Policy:
+    model = ModelSpec(setting.model.factory, setting.model.inputs, setting.model.batch_size or DEFAULT_BATCH_SIZE)
+    rules = (_rule(rule, tree, index) for index, rule in enumerate(setting.rules or []))
+    return Policy(
+        version=setting.version,
+        name=setting.name,
+        path=path,
+        files=documents.files,
+        model=model,
+        train=_train(setting.train, model) if setting.train else None,
+        target=(setting.target or schema.TargetDevice.H100).value,
+        rules=(_defaults(setting.defaults, tree), *rules),
+        profile=setting.profile,
+        measurements=setting.measurements,
+        tree=tree,
+        named=documents.named,
+    )
+
+
+def _train(setting: schema.TrainSetting, model: ModelSpec) -> TrainSpec:
+    return TrainSpec(
+        batches=setting.batches,
+        loss=setting.loss,
+        test=setting.test,
+        steps=setting.steps,
+        batch_size=setting.batch_size or model.batch_size,
+        optimizer=(setting.optimizer or schema.Optimizer.ADAM).value,
+        learning_rate=DEFAULT_LEARNING_RATE if setting.learning_rate is None else float(setting.learning_rate),
+        ema=None if setting.ema is None else float(setting.ema),
+    )
+
+
+def _defaults(setting: schema.Setting | None, tree: Mapping) -> Rule:
+    """The built-in settings and the policy's own defaults, as a rule for every site."""
+    leaves = built_in()
+    place = tree.place
+    if setting is not None:
+        leaves += spread(setting, Origin(tree, ("defaults",), "defaults"))
+        place = follow(tree, ("defaults",)).key
+    return Rule(EVERY_SITE, True, None, "defaults", place.file, place.line if setting else 0, place.column, leaves)
+
+
+def _rule(setting: schema.RuleSetting, tree: Mapping, index: int) -> Rule:
+    path: TreePath = ("rules", index)
+    match = _match(setting.match, tree, (*path, "match"))
+    source = f"rule {index + 1}: {match.text}"
+    place = follow(tree, path).node.place
+    leaves = spread(setting, Origin(tree, path, source))
+    return Rule(match, bool(setting.optional), setting.note, source, place.file, place.line, place.column, leaves)
+
+
+def _match(value: str | list[str] | schema.Criteria, tree: Mapping, path: TreePath) -> Match:
+    if not isinstance(value, schema.Criteria):
+        patterns = _patterns(value, tree, path)
+        return Match(", ".join(pattern.text for pattern in patterns), patterns)
+    bounds = []
+    for field in ("m", "k", "n", "share"):
+        least, largest = getattr(value, f"min_{field}"), getattr(value, f"max_{field}")
+        if least is not None or largest is not None:
+            bounds.append(Bound(field, least, largest))
+    given = ((name, getattr(value, name)) for name in schema.Criteria.model_fields)
+    text = ", ".join(f"{name}: {_shown(part)}" for name, part in given if part is not None)
+    patterns = _patterns(value.name, tree, (*path, "name")) if value.name is not None else ()
+    return Match(text, patterns, value.kind.value if value.kind else None, tuple(bounds))
+
+
+def _patterns(value: str | list[str], tree: Mapping, path: TreePath) -> tuple[Pattern, ...]:
+    if isinstance(value, str):
+        return (Pattern.of(value, follow(tree, path).node.place),)
+    return tuple(Pattern.of(text, follow(tree, (*path, index)).node.place) for index, text in enumerate(value))
+
+
+def _shown(part: object) -> str:
+    return " or ".join(part) if isinstance(part, list) else shown(part)

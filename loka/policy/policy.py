@@ -1,0 +1,156 @@
+"""A policy that was read and found well-formed: what `loka.policy.load.load_policy` returns."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from loka.policy.patterns import compile_pattern
+from loka.policy.problems import Place
+from loka.policy.settings import Assignment, SiteFacts
+from loka.policy.tree import Mapping, follow
+
+OPERAND_FIELDS = ("format", "scaling", "range", "amax", "power_of_two")  # the leaves of one operand
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """The callables that build the model, each "package.module:name"."""
+
+    factory: str
+    inputs: str | None
+    batch_size: int  # samples in a step
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSpec:
+    """How the model trains; callables are "package.module:name"."""
+
+    batches: str
+    loss: str
+    test: str | None
+    steps: int | None  # None: the verb decides
+    batch_size: int  # that of the model where the policy gives none
+    optimizer: str  # adam | adagrad | sgd
+    learning_rate: float
+    ema: float | None  # decay of the average of the weights that is evaluated; None: the weights themselves
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A glob over names, or "re:" and a regular expression for the whole name."""
+
+    text: str
+    place: Place
+    compiled: re.Pattern[str] = field(repr=False)
+
+    @classmethod
+    def of(cls, text: str, place: Place) -> Pattern:
+        """Compiles the pattern; raises patterns.PatternError where it cannot be used."""
+        return cls(text, place, compile_pattern(text))
+
+    def matches(self, name: str) -> bool:
+        """Whether a fully qualified name is meant; case matters."""
+        return self.compiled.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A range that one figure of a site must lie in, ends included; None where it is open."""
+
+    field: str  # m | k | n | share
+    least: float | None
+    largest: float | None
+
+    def holds(self, facts: SiteFacts) -> bool:
+        """Whether the site's figure lies in the range."""
+        value: float = getattr(facts, self.field)
+        return (self.least is None or value >= self.least) and (self.largest is None or value <= self.largest)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Which sites a rule is for: any of the patterns, and the kind, and every bound. Empty: every site."""
+
+    text: str  # as shown: "layers.*.mlp.*", "kind: linear, max_n: 16"
+    patterns: tuple[Pattern, ...] = ()
+    kind: str | None = None
+    bounds: tuple[Bound, ...] = ()
+
+    def matches(self, facts: SiteFacts) -> bool:
+        """Whether a site is meant."""
+        if self.kind is not None and facts.kind != self.kind:
+            return False
+        if not all(bound.holds(facts) for bound in self.bounds):
+            return False
+        return not self.patterns or any(pattern.matches(facts.name) for pattern in self.patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One leaf of the settings and the value that one rule gives it.
+
+    Leaves: GEMM.compute, .accumulation, .padding; GEMM.OPERAND.format, .scaling, .range, .amax, .power_of_two;
+    budget.mere, .sqnr_db, .min_speedup; fuse.
+    """
+
+    assignment: Assignment
+    value: object  # of the leaf's type in `settings`
+    column: int  # 1-based; 0 where the value is built in
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule, spread out into leaves, broad before narrow."""
+
+    match: Match
+    optional: bool  # it may match nothing
+    note: str | None
+    source: str  # "defaults", or "rule 2: layers.*.mlp.*"; the rules of a base count first
+    file: str
+    line: int  # 0 where the rule is built in
+    column: int
+    leaves: tuple[Leaf, ...]
+
+    @property
+    def assignments(self) -> tuple[Assignment, ...]:
+        """What the rule sets, leaf by leaf, in the order of the cascade."""
+        return tuple(leaf.assignment for leaf in self.leaves)
+
+    @property
+    def place(self) -> Place:
+        """Where the rule is written."""
+        return Place(self.file, self.line, self.column)
+
+    def naming_one_site(self) -> Rule:
+        """The same rule, its assignments marked: a site that cannot do what it asks is an error."""
+        leaves = (replace(leaf, assignment=replace(leaf.assignment, names_one_site=True)) for leaf in self.leaves)
+        return replace(self, leaves=tuple(leaves))
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A policy with its bases merged in. `rules` begins with the defaults, as a rule for every site."""
+
+    version: int
+    name: str  # an identifier; the generated package is called so
+    path: Path  # as the user named it
+    files: tuple[tuple[str, str], ...]  # (path relative to the policy's directory, sha256): the policy, then its bases
+    model: ModelSpec
+    train: TrainSpec | None
+    target: str  # h100 | h200 | reference
+    rules: tuple[Rule, ...]
+    profile: str | None = None
+    measurements: str | None = None
+    tree: Mapping = field(default_factory=lambda: Mapping(Place("", 0, 0)), repr=False, compare=False)
+    named: tuple[str, ...] = ()  # the files as messages name them, in the order of `files`
+
+    def where(self, dotted: str) -> str:
+        """The `file:line:column` of "model.factory" or "rules.0.match"; of what is above it where it is left out."""
+        steps = [int(step) if step.isdigit() else step for step in dotted.split(".")]
+        return str(follow(self.tree, steps).node.place)
+
+    def relative(self, file: str) -> str:
+        """A file as `Assignment.file` names it, as `files` names it: the same on every machine."""
+        return self.files[self.named.index(file)][0] if file in self.named else file
