@@ -19,6 +19,8 @@ where `x / scale` spreads each scale over its block. A value is then `q * scale`
 - A power of two is found on the bits: adding all ones to the mantissa carries into the exponent unless the mantissa
   was zero, and clearing it rounds up. That is exact, which log2 and pow are not on every device. Scales are never
   subnormal, so the exponent field is all there is to it.
+- The maximum of a 128 x 128 square is taken along rows first and then over rows: torch 2.11 cannot compile both at
+  once for symbolic sizes, and the order of maxima changes nothing.
 - Division, not multiplication by a reciprocal: one rounding instead of two.
 - With a static scale, amax is a number known beforehand and the clamp saturates what exceeds it.
 - A matrix without elements has no amax (torch raises), so it is returned before the sequence starts, with the scales
@@ -99,7 +101,7 @@ def quantize(
         if power_of_two:
             scale = round_up_to_power_of_two(scale)
     limit = FORMATS[format].max
-    quotient = (x / expand_scale(scale, rows, columns)).clamp(-limit, limit)
+    quotient = (x / _spread(scale, scaling, rows, columns)).clamp(-limit, limit)
     values = torch.where(x.isfinite(), quotient, torch.nan).to(FORMATS[format].dtype)
     return Quantized(values=values.contiguous(), scale=scale)
 
@@ -121,15 +123,11 @@ def expand_scale(scale: Tensor, rows: int, columns: int) -> Tensor:
     The granularity is read from the shape: where two agree in shape, they agree in meaning. Raises InputError where
     the shape belongs to no scaling of such a matrix.
     """
-    shapes = {scaling: scale_shape(rows, columns, scaling) for scaling in Scaling}
     shape = tuple(scale.shape)
-    if shape in (shapes[Scaling.TENSORWISE], shapes[Scaling.ROWWISE]):
-        return scale
-    if shape == shapes[Scaling.BLOCKWISE_1X128]:
-        return scale.repeat_interleave(BLOCK, dim=1)[:, :columns]
-    if shape == shapes[Scaling.BLOCKWISE_128X128]:
-        return scale.repeat_interleave(BLOCK, dim=0)[:rows].repeat_interleave(BLOCK, dim=1)[:, :columns]
-    expected = ", ".join(f"{tuple(size)} {scaling.value}" for scaling, size in shapes.items())
+    for scaling in Scaling:
+        if shape == scale_shape(rows, columns, scaling):
+            return _spread(scale, scaling, rows, columns)
+    expected = ", ".join(f"{scale_shape(rows, columns, scaling)} {scaling.value}" for scaling in Scaling)
     raise InputError(f"scale of shape {shape} does not fit a matrix of {(rows, columns)}; it can be {expected}")
 
 
@@ -141,11 +139,20 @@ def _amax(x: Tensor, scaling: Scaling) -> Tensor:
     if scaling is Scaling.ROWWISE:
         return magnitude.amax(dim=1, keepdim=True)
     rows, columns = x.shape
+    padded = F.pad(magnitude, (0, -columns % BLOCK))
+    in_rows = padded.view(rows, _blocks(columns), BLOCK).amax(dim=2)
     if scaling is Scaling.BLOCKWISE_1X128:
-        padded = F.pad(magnitude, (0, -columns % BLOCK))
-        return padded.view(rows, _blocks(columns), BLOCK).amax(dim=2)
-    padded = F.pad(magnitude, (0, -columns % BLOCK, 0, -rows % BLOCK))
-    return padded.view(_blocks(rows), BLOCK, _blocks(columns), BLOCK).amax(dim=(1, 3))
+        return in_rows
+    return F.pad(in_rows, (0, 0, 0, -rows % BLOCK)).view(_blocks(rows), BLOCK, _blocks(columns)).amax(dim=1)
+
+
+def _spread(scale: Tensor, scaling: Scaling, rows: int, columns: int) -> Tensor:
+    """Scales as a tensor that multiplies a (rows, columns) matrix; one a row or one in all does so as it is."""
+    if scaling is Scaling.BLOCKWISE_1X128:
+        return scale.repeat_interleave(BLOCK, dim=1)[:, :columns]
+    if scaling is Scaling.BLOCKWISE_128X128:
+        return scale.repeat_interleave(BLOCK, dim=0)[:rows].repeat_interleave(BLOCK, dim=1)[:, :columns]
+    return scale
 
 
 def _blocks(size: int) -> int:
