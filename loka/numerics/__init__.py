@@ -1,0 +1,1 @@
+"""FP8 formats, the reference quantisers, scaled products and error metrics."""
