@@ -55,7 +55,7 @@ class ForwardBody:
                     f"{forward.owner_type}: a forward with an argument called {argument.name!r} cannot be generated: "
                     "rename the argument, or keep this module by a rule"
                 )
-        self._scope = straight.Scope(argument.name for argument in self.arguments)
+        self._scope = straight.Scope(argument.name for argument in self.arguments if argument.name)
         self._used = straight.used_later(forward.statements, forward.result)
         self._index = _site_indices(forward, sites)
         self.frozen_weights: list[tuple[SitePlan, str | None]] = [(plan, None) for plan in plans]
@@ -63,6 +63,8 @@ class ForwardBody:
         self.lines: list[str] = []
         self._note = ""
         self._write()
+        for argument in self.arguments:
+            self.imports |= straight.globals_of(argument.default) if argument.default is not None else set()
 
     def _write(self) -> None:
         statements, position = self._forward.statements, 0
@@ -118,7 +120,7 @@ class ForwardBody:
         self._comment(shown(statement.note) if statement.note else "")
         texts = straight.operand_texts(statement, self._scope, {})
         if not self._runs_fp8(position):
-            code = straight.expression(statement, texts)
+            code = straight.expression(statement, [*texts, "self"])
             self._import(code)
             self._assign(statement.target, code)
             return
@@ -149,6 +151,8 @@ class ForwardBody:
             return False
         index = self._index[position]
         weight = site_call.weight.format(*(ref.text for ref in statement.operands))
+        if self.frozen_weights[index][1] not in (None, weight):  # a site that is called twice, in two views
+            return False
         self.frozen_weights[index] = (self._plans[index], weight)
         return True
 

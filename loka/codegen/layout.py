@@ -8,6 +8,7 @@ for tuples and lists, one item a line with a trailing comma, which ruff keeps.
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -194,9 +195,11 @@ def _flat(node: ast.expr) -> tuple[str, int]:
 def _constant(value: object) -> tuple[str, int]:
     if isinstance(value, str):
         return quoted(value), _PRIMARY
+    if isinstance(value, bytes):
+        return "b" + quoted(value.decode("latin-1")), _PRIMARY
     if value is None or value is Ellipsis or isinstance(value, bool):
         return "..." if value is Ellipsis else repr(value), _PRIMARY
-    if isinstance(value, int | float) and value == value and abs(value) != float("inf"):
+    if isinstance(value, int | float | complex) and math.isfinite(abs(value)):
         return repr(value), _PRIMARY
     raise LokaError(f"cannot render the constant {value!r} in a forward. This is a fault in LoKA: please report it.")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import re
+from collections.abc import Collection
 from pathlib import PurePath, PurePosixPath
 
 import loka
@@ -66,7 +66,7 @@ def _render_code(plan: Plan, templates: Templates) -> dict[str, str]:
         "modules.py": _modules(templates, writer, views, common),
         "__init__.py": templates.render("init.py.j2", {"bindings": [binding_text(view) for view in views], **common}),
     }
-    return {name: _with_exemptions(code) for name, code in files.items()}
+    return {name: _with_exemptions(code, arguments if name == "modules.py" else ()) for name, code in files.items()}
 
 
 def _kernels(templates: Templates, writer: ModuleWriter, common: dict[str, str]) -> str:
@@ -104,17 +104,11 @@ def _modules(templates: Templates, writer: ModuleWriter, views: list[BoundView],
     )
 
 
-def _with_exemptions(code: str) -> str:
+def _with_exemptions(code: str, arguments: Collection[str] = ()) -> str:
     """`code`, with a line that excuses what its names force: a name too long for a line, arguments in upper case."""
     rules = []
     if any(len(line) > WIDTH and " " in line.strip() for line in code.split("\n")):
         rules.append("E501")
-    arguments = {
-        argument.arg
-        for node in ast.walk(ast.parse(code))
-        if isinstance(node, ast.arguments)
-        for argument in (*node.args, *node.kwonlyargs, *filter(None, (node.vararg, node.kwarg)))
-    }
     if any(re.fullmatch("[lIO]", argument) for argument in arguments):
         rules.append("E741")
     if any(argument.lower() != argument for argument in arguments):

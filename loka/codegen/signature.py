@@ -18,35 +18,23 @@ _ONE_TENSOR = frozenset(
     | {"gelu", "hardswish", "softmax", "cat", "stack"}
 )
 _ELEMENTWISE = frozenset(
-    {
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "neg",
-        "clone",
-        "reshape",
-        "view",
-        "flatten",
-        "transpose",
-        "permute",
-        "contiguous",
-        "to",
-    }
+    {"add", "sub", "mul", "neg", "clone", "contiguous"} | {"reshape", "view", "flatten", "permute"}
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument; `default` is Python that `straight.checked` let pass."""
+    """One argument, or, without a name, the mark "/" or "*" between arguments."""
 
     name: str
-    default: str | None
-    star: str = ""  # "*" or "**"
+    default: str | None  # Python that `straight.checked` let pass
+    mark: str = ""  # "*" or "**" before the name
 
 
 def parse_argument(text: str) -> Argument:
-    """One printed argument: "x", "mask=None", "*inputs"."""
+    """One printed argument: "x", "mask=None", "*inputs", "/"."""
+    if text in ("/", "*"):
+        return Argument("", None, text)
     match = re.fullmatch(r"(\*{0,2})([^\W\d]\w*)\s*(?::[^=]*)?(?:=\s*(.+))?", text.strip())
     if match is None or not match[2].isidentifier():
         raise LokaError(f"cannot render the argument {text!r} of a forward. This is a fault in LoKA: please report it.")
@@ -58,9 +46,12 @@ def forward_header(forward: StraightForward, arguments: Sequence[Argument]) -> s
     tensors = _tensors(forward)
     items = [Code("self")]
     for argument in arguments:
-        kind = "Tensor" if argument.name in tensors and argument.default is None and not argument.star else "Any"
+        if not argument.name:
+            items.append(Code(argument.mark))
+            continue
+        kind = "Tensor" if argument.name in tensors and argument.default is None and not argument.mark else "Any"
         default = "" if argument.default is None else f" = {argument.default}"
-        items.append(Code(f"{argument.star}{argument.name}: {kind}{default}"))
+        items.append(Code(f"{argument.mark}{argument.name}: {kind}{default}"))
     result = "Tensor" if forward.result in tensors else "Any"
     return lay_out("def ", call("forward", items), f" -> {result}:", 4).removeprefix("    ")
 
@@ -83,4 +74,4 @@ def _tensors(forward: StraightForward) -> set[str]:
 def outside_names(bindings: Sequence[Binding]) -> set[str]:
     """The arguments of all traced forwards: a module import must not carry such a name."""
     forwards = [binding.forward for binding in bindings if binding.forward is not None]
-    return {parse_argument(text).name for forward in forwards for text in forward.arguments}
+    return {parse_argument(text).name for forward in forwards for text in forward.arguments} - {""}

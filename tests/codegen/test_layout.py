@@ -53,6 +53,8 @@ EXPRESSIONS = [
     "getattr(x, 'shape')",
     "getattr(x, 'not plain')",
     "f(1, (2, 3), [4, 5])",
+    "b'\\xff\"'",
+    "1j + 2",
 ]
 
 

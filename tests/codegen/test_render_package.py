@@ -38,6 +38,7 @@ def long_forward() -> StraightForward:
         Statement("torch", "add", "{0} + {1}", (plans.local("X"), plans.attribute(far + ".shift"))),
         Statement("Kernels", "mul", "{0}.t() * {1}", (plans.local("torch"), plans.attribute(far + ".gain"))),
         Statement("unused", "add_", "{0}.add_({1})", (plans.local("Kernels"), plans.local("l"))),
+        Statement("_", "module", "self.tables({0})", (plans.local("l"),)),
         Statement("unused_too", "shape", "{0}.shape", (plans.local("Kernels"),)),
         Statement(
             "cat", "cat", "torch.cat([{0}, {1}], -1)[:, 1:]", (plans.local("Kernels"), plans.attribute(far + ".rest"))
@@ -51,7 +52,7 @@ def long_forward() -> StraightForward:
         ),
     )
     return StraightForward(
-        "", "sample.Deep", ("X", "l", "kernels=None"), statements, "(linear, kernels)", (), "00" * 32
+        "", "sample.Deep", ("X", "/", "l", "*", "kernels=torch.float32"), statements, "(linear, kernels)", (), "00" * 32
     )
 
 
