@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx, nn
 
-from loka.sites.printer import Template
 from loka.sites.fxtrace import Op
+from loka.sites.printer import Template
 from loka.sites.refused import CannotTraceError
 from loka.sites.straight import SiteCall
 
@@ -72,7 +72,7 @@ def site_call(op: Op, weights: Weights, template: Template) -> SiteCall | None:
         call = _einsum(args, weights, template)
     if call is None:
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
-        raise CannotTraceError(f"parameter '{used[0]}' goes into a {name} that is not y = x @ weight.T")
+        raise CannotTraceError(f"'{used[0]}' goes into a {name} that is not y = x @ weight.T")
     return call
 
 
@@ -128,7 +128,7 @@ def _einsum(args: list[object], weights: Weights, template: Template) -> SiteCal
 
 
 def einsum_views(x: str, p: str, out: str) -> tuple[str, bool, str] | None:
-    """How an einsum "x,p->out" is a linear: the view of x, whether the Parameter is transposed, the view of the product.
+    """How an einsum "x,p->out" is a linear: the view of x, whether the Parameter is transposed, the product's view.
 
     >>> einsum_views("bnd", "nk", "bkd")
     ('.permute(0, 2, 1)', True, '.permute(0, 2, 1)')
@@ -148,8 +148,9 @@ def einsum_views(x: str, p: str, out: str) -> tuple[str, bool, str] | None:
     if dots:  # leading dimensions stay; only one of the others may move
         if [name for name in out_names if name != kept[0]] != rest:
             return None
-        views = _move(x_names.index(contracted[0]) - len(x_names), True), _move(
-            out_names.index(kept[0]) - len(out_names), False
+        views = (
+            _move(x_names.index(contracted[0]) - len(x_names), True),
+            _move(out_names.index(kept[0]) - len(out_names), False),
         )
     else:
         views = (

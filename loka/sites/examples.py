@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -42,19 +43,19 @@ class ModelInputs:
 def capture_examples(
     model: nn.Module, owners: Collection[str], batches: Mapping[int, ModelInputs]
 ) -> dict[str, Examples | Refused]:
-    """Runs the model once for each batch size (on the device it is on, without gradients, as it was left: training or
-    evaluation), and keeps what each module in `owners` was called with. The model's buffers and the random state
-    are put back.
+    """What each module in `owners` is called with, at each batch size.
 
-    A module that holds meta tensors, or whose model does, has no examples (`Refused`: which tensor, and its size), and
-    neither has one that is not called at every batch size. Exceptions of the model pass through.
+    Runs the model once for each batch size, without gradients, in the mode that it is in. Its buffers and the random
+    state are put back. Tables that were built without storage (on the meta device) are stood in for by one row, read
+    for every index. A module that is not called at every batch size is `Refused`, and so are all where another kind of
+    tensor is without storage. Exceptions of the model pass through.
     """
-    blocked = _without_storage(model)
+    blocked = missing_storage(model, tables=False)
     if blocked is not None:
         return {owner: Refused(owner, f"its inputs cannot be captured: {blocked}") for owner in owners}
     found: dict[str, list[ExampleCall]] = {owner: [] for owner in owners}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), _tables_stood_in(model):
         for batch, inputs in batches.items():
             hooks = [_listen(model.get_submodule(owner), batch, calls) for owner, calls in found.items()]
             try:
@@ -62,9 +63,29 @@ def capture_examples(
             finally:
                 for hook in hooks:
                     hook.remove()
-        for buffer, value in buffers:
-            buffer.copy_(value)
+                for buffer, value in buffers:
+                    buffer.copy_(value)
     return {owner: _examples(owner, calls, batches) for owner, calls in found.items()}
+
+
+@contextlib.contextmanager
+def _tables_stood_in(model: nn.Module) -> Iterator[None]:
+    """Every meta Parameter of two dimensions shows one random row for all indices, at no cost in memory."""
+    swapped: list[tuple[nn.Module, str, nn.Parameter | None]] = []
+    try:
+        for module in model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None and parameter.is_meta:
+                    rows, width = parameter.shape
+                    # A step of 2 between neighbours keeps nn.EmbeddingBag from making a contiguous copy of the table.
+                    row = torch.randn(2 * width, dtype=torch.float32).to(parameter.dtype)
+                    swapped.append((module, name, parameter))
+                    stand_in = row.as_strided((rows, width), (0, 2))
+                    module._parameters[name] = nn.Parameter(stand_in, requires_grad=False)
+        yield
+    finally:
+        for module, name, parameter in swapped:
+            module._parameters[name] = parameter
 
 
 def _examples(owner: str, calls: list[ExampleCall], batches: Mapping[int, ModelInputs]) -> Examples | Refused:
@@ -110,14 +131,11 @@ def copy_tree(value: Any) -> Any:
     return value
 
 
-def _without_storage(model: nn.Module) -> str | None:
-    for name, tensor in _tensors(model):
-        if tensor.is_meta:
+def missing_storage(module: nn.Module, tables: bool = True) -> str | None:
+    """The first meta tensor of a module, in a sentence; `tables`: Parameters of two dimensions count too."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        is_table = isinstance(tensor, nn.Parameter) and tensor.ndim == 2 and tensor.is_floating_point()
+        if tensor.is_meta and (tables or not is_table):
             size = tensor.numel() * tensor.element_size() / 2**30
-            return f"'{name}' of the model was built without storage ({size:.1f} GiB)"
+            return f"'{name}' was built without storage ({size:.1f} GiB)"
     return None
-
-
-def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()

@@ -55,7 +55,7 @@ class _Tracer(fx.Tracer):
     """torch.fx's tracer: leaves are all children but those in `expand`; buffers are proxies; floats are read live."""
 
     def __init__(self, expand: frozenset[str]) -> None:
-        super().__init__(autowrap_modules=())
+        super().__init__(autowrap_modules=())  # type: ignore[arg-type] - none: `math` on a traced value is an error
         self.proxy_buffer_attributes = True
         self.expand = expand
         self.called: dict[str, None] = {}

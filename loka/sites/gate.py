@@ -1,9 +1,9 @@
 """The identity gate: the printed forward, with nothing replaced, must be the same function as the original.
 
 Both run side by side on copies that start equal, through training and evaluation, every example, with and without
-autocast to bfloat16. Compared, bit for bit: outputs, gradients of inputs and Parameters, inputs that were written into, buffers,
-Parameters, the random state, and Python attributes. Then each site's call is written as a linear between its views,
-and must give the same up to rounding.
+autocast to bfloat16. Compared, bit for bit: outputs, gradients of inputs and Parameters, inputs that were written into,
+buffers, Parameters, the random state, and Python attributes. Then each site's call is written as a linear between its
+views, and must give the same up to rounding.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _run(module: nn.Module, call: ExampleCall, autocast: bool) -> _Outcome:
             state = torch.get_rng_state(), random.getstate()
             outputs = tuple(_leaves(output))
             gradients = _gradients(outputs, [tensor for _, tensor in named])
-    except Exception as error:  # the user's forward can raise anything; both sides must raise the same
+    except Exception as error:  # noqa: BLE001 - the user's forward can raise anything; both sides must raise the same
         return _Outcome(error=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
     names = [name for name, _ in named]
     return _Outcome(outputs, tuple(_leaves((args, kwargs))), tuple(zip(names, gradients, strict=True)), state)
@@ -226,7 +226,8 @@ def _compare_tensors(x: torch.Tensor, y: torch.Tensor, rounding: float) -> str |
     gap = (x.detach().to(exact) - y.detach().to(exact)).abs()
     gap = torch.where(torch.isnan(x) & torch.isnan(y) | (x == y), torch.zeros_like(gap), gap)
     largest = float("inf") if bool(gap.isnan().any()) else gap.max().item()
-    allowed = rounding * max(x.detach().to(exact).abs().max().item(), 1e-6) if rounding else 0.0
+    scale = x.detach().to(exact).nan_to_num(0.0, 0.0, 0.0).abs().max().item()
+    allowed = rounding * max(scale, 1e-6)
     return None if largest <= allowed else f"largest difference {largest:.3g}"
 
 

@@ -139,11 +139,9 @@ class _Linter:
         targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else [node.target]
         for target in targets:
             for part in ast.walk(target):
-                if isinstance(part, ast.Attribute | ast.Subscript) and isinstance(part.ctx, ast.Store | ast.Del):
-                    if self._chain(part) is not None:
-                        yield f"attribute '{ast.unparse(part)}' is written"
-                    elif isinstance(part, ast.Attribute):
-                        yield f"attribute '{ast.unparse(part)}' is written"
+                stored = isinstance(part, ast.Attribute | ast.Subscript) and isinstance(part.ctx, ast.Store | ast.Del)
+                if stored and (isinstance(part, ast.Attribute) or self._chain(part) is not None):
+                    yield f"attribute '{ast.unparse(part)}' is written"
 
     def _none_test(self, node: ast.Compare) -> Iterator[str]:
         if not any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):

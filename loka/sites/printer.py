@@ -1,7 +1,7 @@
 """Python text for traced operations: constants, attribute paths, functions under their public names, statements.
 
-Everything here becomes code, so nothing is copied from a model: names are checked to be identifiers or repr'd, constants
-are printed only where their type is known.
+Everything here becomes code, so nothing is copied from a model: names are checked to be identifiers or repr'd, and
+constants are printed only where their type is known.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import keyword
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
 import torch
@@ -65,8 +65,8 @@ def constant(value: object) -> str:
         return f"torch.device({str(value)!r})"
     if isinstance(value, slice):
         return f"slice({constant(value.start)}, {constant(value.stop)}, {constant(value.step)})"
-    if type(value) in (tuple, torch.Size):
-        return sequence([constant(item) for item in value], "()")  # type: ignore[attr-defined]
+    if type(value) is tuple or isinstance(value, torch.Size):
+        return sequence([constant(item) for item in value], "()")
     if type(value) is list:
         return sequence([constant(item) for item in value], "[]")
     if type(value) is dict:
@@ -162,7 +162,7 @@ def names_in(expression: str, names: Iterable[str]) -> set[str]:
 class Template:
     """Collects the operands of one statement while its text is printed."""
 
-    def __init__(self, refs: dict[fx.Node, Ref], views: dict[fx.Node, fx.Node], training: str = "self.training") -> None:
+    def __init__(self, refs: Mapping[fx.Node, Ref], views: Mapping[fx.Node, fx.Node], training: str) -> None:
         self.operands: list[Ref] = []
         self._refs, self._views, self._training = refs, views, training
 
@@ -174,7 +174,7 @@ class Template:
             return self._operand(self._refs[value])
         if isinstance(value, Training):
             return self._operand(Ref(RefKind.ATTRIBUTE, self._training))
-        if type(value) in (tuple, list) or isinstance(value, tuple | list):
+        if isinstance(value, tuple | list):
             brackets = "[]" if isinstance(value, list) else "()"
             return sequence([self.arg(item) for item in value], brackets)
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The Python source behind a module's forward: which functions it runs through, and a hash that tells when they changed.
+"""The Python source behind a module's forward: which functions it runs through, and a hash that tells of changes.
 
 Only torch and the standard library are imported here, so that a training machine can compute the same hash.
 """

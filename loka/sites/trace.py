@@ -16,14 +16,23 @@ from torch import fx, nn
 
 from loka.errors import InputError
 from loka.sites.calls import Weights, find_weights, site_call
-from loka.sites.examples import Examples
+from loka.sites.examples import Examples, missing_storage
+from loka.sites.fxtrace import Op, Recording, record_forward
 from loka.sites.gate import difference
 from loka.sites.lint import lint
 from loka.sites.printer import (
-    HIDING, INFIX, PREFIX, Template, Training, attribute, constant, is_identifier, literal, names_in, public_name,
+    HIDING,
+    INFIX,
+    PREFIX,
+    Template,
+    attribute,
+    constant,
+    is_identifier,
+    literal,
+    names_in,
+    public_name,
     variable,
-)  # fmt: skip
-from loka.sites.fxtrace import Op, Recording, record_forward
+)
 from loka.sites.refused import CannotTraceError, Refused
 from loka.sites.source import forward_source_hash, qualified
 from loka.sites.straight import Ref, RefKind, Statement, StraightForward
@@ -41,16 +50,19 @@ def trace_forward(
 ) -> StraightForward | Refused:
     """The forward of `module`, called `owner` in its model, as statements that were shown to be the same function.
 
-    `examples` says how the model calls the module (`capture_examples`). `inline` names children, relative to the module,
-    whose forwards are printed into this one, the way to them included. `sites` names what becomes a `SiteCall`:
-    Parameters ("compress", "W_kernels.0") and plain nn.Linear children ("fmb.0"; these are inlined), relative to the module.
-    Every site must be used in a GEMM that can be written as y = x @ weight.T, or the answer is `Refused`. Raises
-    InputError where `inline` or `sites` name nothing.
+    `examples` says how the model calls the module (`capture_examples`). `inline` names children, relative to the
+    module, whose forwards are printed into this one, the way to them included. `sites` names what becomes a `SiteCall`,
+    relative to the module: Parameters ("compress", "W_kernels.0") and nn.Linear children ("fmb.0"; these are inlined).
+    Every site must be used in a GEMM that can be written as y = x @ weight.T, or the answer is `Refused`; a reason that
+    concerns one site starts with its quoted name. Raises InputError where `inline` or `sites` name nothing.
     """
     expand = _expanded(module, inline, sites)
     try:
         if isinstance(examples, Refused):
             raise CannotTraceError(examples.reason)
+        blocked = missing_storage(module)
+        if blocked is not None:
+            raise CannotTraceError(f"its forward cannot be checked: {blocked}")
         _check_source(module, expand)
         forward = _convert(module, owner, expand, sites)
         found = difference(module, forward, examples, lambda: copy_owner(module, expand))
@@ -93,7 +105,7 @@ def _check_source(module: nn.Module, expand: frozenset[str]) -> None:
         kinds = {base.__name__ for base in type(child).__mro__}
         if name and (kinds & _WRAPPERS):
             raise CannotTraceError(f"{shown} is a {type(child).__name__}, whose forward cannot be inlined")
-        if name and any((child._forward_hooks, child._forward_pre_hooks, child._backward_hooks, child._backward_pre_hooks)):
+        if name and has_hooks(child):
             raise CannotTraceError(f"{shown} has hooks, which would no longer run")
         if name and torch.nn.utils.parametrize.is_parametrized(child):
             raise CannotTraceError(f"{shown} is parametrised")
@@ -130,8 +142,7 @@ def _shareable(module: nn.Module, path: str, expand: frozenset[str]) -> Iterator
 
 def _is_stateless(module: nn.Module) -> bool:
     plain = type(module).__module__.startswith("torch.nn.modules.") and not isinstance(module, nn.RNNBase)
-    hooks = any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
-    return plain and not hooks and not module._buffers and getattr(module, "max_norm", None) is None
+    return plain and not has_hooks(module) and not module._buffers and getattr(module, "max_norm", None) is None
 
 
 def _convert(module: nn.Module, owner: str, expand: frozenset[str], sites: Collection[str]) -> StraightForward:
@@ -159,6 +170,12 @@ def _convert(module: nn.Module, owner: str, expand: frozenset[str], sites: Colle
     )
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether calling the module does more than its forward."""
+    kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(kinds)
+
+
 def _site_parameter(module: nn.Module, site: str) -> nn.Parameter:
     parameter = _parameter(module, site)
     if parameter is None:
@@ -179,7 +196,7 @@ def _arguments(module: nn.Module) -> tuple[str, ...]:
     """forward's arguments with their defaults, "/" and "*" where the signature has them."""
     printed: list[str] = []
     kinds = inspect.Parameter
-    previous = kinds.POSITIONAL_ONLY
+    previous: object = kinds.POSITIONAL_ONLY
     signature = inspect.signature(module.forward)
     for name, parameter in signature.parameters.items():
         if parameter.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD):
@@ -227,7 +244,7 @@ class _Printed:
             self._statement(op)
 
     def _template(self, op: Op) -> Template:
-        return Template(self.refs, dict(self.weights.views), attribute(self.module, op.child) + ".training")
+        return Template(self.refs, self.weights.views, attribute(self.module, op.child) + ".training")
 
     def _statement(self, op: Op) -> None:
         template = self._template(op)
@@ -252,9 +269,9 @@ class _Printed:
             return str(target), self._hint(op, str(target)), text
         name = str(getattr(target, "__name__", target)).strip("_")
         if target in INFIX and len(args) == 2:
-            return name, name, f"{template.side(args[0])} {INFIX[target]} {template.side(args[1])}"  # type: ignore[index]
+            return name, name, f"{template.side(args[0])} {INFIX[target]} {template.side(args[1])}"
         if target in PREFIX:
-            return name, name, f"{PREFIX[target]}{template.side(args[0])}"  # type: ignore[index]
+            return name, name, f"{PREFIX[target]}{template.side(args[0])}"
         if target is operator.getitem:
             return name, "item", f"{template.atom(args[0])}[{template.index(args[1])}]"
         if target is getattr and len(args) == 2 and is_identifier(args[1]):
@@ -301,8 +318,5 @@ def _without_dead(ops: tuple[Op, ...], weights: Weights) -> list[Op]:
 
 def _inputs(op: Op) -> Iterator[fx.Node]:
     found: list[fx.Node] = []
-    fx.node.map_arg((op.args, op.kwargs), lambda n: found.append(n))  # type: ignore[arg-type,return-value]
+    fx.node.map_arg((op.args, op.kwargs), lambda n: found.append(n))
     yield from found
-
-
-__all__ = ["Training", "copy_owner", "trace_forward"]

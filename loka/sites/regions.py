@@ -1,0 +1,186 @@
+"""Regions: which statements around a site one kernel could take along, and which module must be rewritten for them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from loka.sites.printer import names_in
+from loka.sites.site import Site
+from loka.sites.straight import RefKind, Region, Statement, StraightForward
+
+NORMS = frozenset({"layer_norm", "rms_norm"})  # over the last dimension
+ACTIVATIONS = frozenset(
+    {
+        "relu", "relu6", "silu", "gelu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu", "elu",
+        "selu", "celu", "softplus", "softsign", "logsigmoid", "mish",
+    }
+)  # fmt: skip
+ELEMENTWISE = frozenset({"add", "sub", "mul"})
+_INLINABLE = (
+    nn.LayerNorm, nn.RMSNorm, nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid,
+    nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Mish, nn.Identity,
+)  # fmt: skip
+
+_INTERNAL = frozenset(vars(nn.Module()))
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which module's forward is rewritten for a group of sites, in the terms of `trace_forward`."""
+
+    owner: str  # qualified name; "" is the model
+    inline: tuple[str, ...]  # children, relative to the owner
+    sites: tuple[str, ...]  # relative to the owner
+
+
+def find_regions(forward: StraightForward, wanted: Collection[str]) -> tuple[Region, ...]:
+    """The region around each call of the wanted sites (names relative to the owner), in the order of the statements.
+
+    A region grows over the statements that follow the site: norms over the last dimension, activations, and elementwise
+    products and sums with anything that was there before; and over a norm just before it, if the norm is in no other
+    region. It ends where everything but its last target is read inside it alone. A site whose product is permuted takes
+    nothing along; its region has one operation.
+    """
+    statements = forward.statements
+    readers = _readers(forward)
+    regions: list[Region] = []
+    free = 0
+    for index, statement in enumerate(statements):
+        call = statement.call
+        if call is None or call.site not in wanted or index < free:
+            continue
+        first = last = index
+        before = index - 1
+        if before >= free and call.x == "{0}" and statements[before].op in NORMS:
+            feeds = statement.operands[0].text == statements[before].target
+            if feeds and readers.get(statements[before].target) == {index}:
+                first = before
+        if call.out == "{0}":
+            last = _end(statements, first, index, readers)
+        regions.append(Region(call.site, first, last, tuple(s.op for s in statements[first : last + 1])))
+        free = last + 1
+    return tuple(regions)
+
+
+def _end(statements: Sequence[Statement], first: int, site: int, readers: dict[str, set[int]]) -> int:
+    """The last statement of the longest region from `first` over `site`."""
+    end, inside = site, {statements[site].target}
+    for index in range(site + 1, len(statements)):
+        statement = statements[index]
+        reads = {ref.text for ref in statement.operands if ref.kind is RefKind.LOCAL}
+        known = statement.op in NORMS | ACTIVATIONS | ELEMENTWISE and statement.call is None and statement.target != "_"
+        if not known or not reads & inside:
+            break
+        if statement.op in NORMS and statement.operands[0].text not in inside:
+            break
+        inside.add(statement.target)
+        closed = (s.target for s in statements[first:index])
+        if all(readers.get(target, set()) <= set(range(first, index + 1)) for target in closed):
+            end = index
+    return end
+
+
+def _readers(forward: StraightForward) -> dict[str, set[int]]:
+    """For each target, the statements that read it; the result counts as one past the last."""
+    readers: dict[str, set[int]] = {}
+    for index, statement in enumerate(forward.statements):
+        for ref in statement.operands:
+            if ref.kind is RefKind.LOCAL:
+                readers.setdefault(ref.text, set()).add(index)
+    targets = [statement.target for statement in forward.statements]
+    for target in names_in(forward.result, targets):
+        readers.setdefault(target, set()).add(len(targets))
+    return readers
+
+
+def inline_for(model: nn.Module, sites: Iterable[Site]) -> tuple[Scope, ...]:
+    """Which modules' forwards must be rewritten so that the region around each site stands in one of them.
+
+    For a plain nn.Linear: the smallest enclosing module that also holds the norm before it (where `fed_by` starts with
+    one) and the norm or activation after it (where `followed_by` does). In an nn.Sequential these are its
+    siblings; at its ends, and for a module that only wraps one child, the search goes on in the parent. A linear
+    without such neighbours needs no owner, and has no scope. For a Parameter: the module whose forward uses it. Scopes
+    whose owner would be inlined into another's are merged into that one. In the order of the model's modules.
+    """
+    modules = dict(model.named_modules())
+    owners: dict[str, list[str]] = {}
+    for site in sites:
+        owner = _owner_of(site, modules)
+        if owner is not None:
+            owners.setdefault(owner, []).append(_weight_name(site, modules))
+    scopes = {owner: _scope(owner, names, modules) for owner, names in owners.items()}
+    for owner in sorted(scopes, key=len, reverse=True):
+        outer = next((o for o in _parents(owner) if o in scopes and _relative(owner, o) in scopes[o].inline), None)
+        if outer is not None:
+            scopes.pop(owner)
+            owners[outer] += owners.pop(owner)
+            scopes[outer] = _scope(outer, owners[outer], modules)
+    return tuple(scopes[owner] for owner in modules if owner in scopes)
+
+
+def _weight_name(site: Site, modules: dict[str, nn.Module]) -> str:
+    """What a site is called in `trace_forward`: the linear, or the Parameter."""
+    return site.name if site.name in modules else site.weight or site.name
+
+
+def _owner_of(site: Site, modules: dict[str, nn.Module]) -> str | None:
+    if site.name not in modules:
+        return site.owner
+    before = bool(site.fed_by) and site.fed_by[0] in NORMS
+    after = bool(site.followed_by) and site.followed_by[0] in NORMS | ACTIVATIONS | ELEMENTWISE
+    if not (before or after):
+        return None
+    inside = site.name
+    for owner in _parents(site.name):
+        parent = modules[owner]
+        if isinstance(parent, nn.ModuleList | nn.ModuleDict):
+            continue
+        if isinstance(parent, nn.Sequential):
+            children = list(parent._modules)
+            place = children.index(_relative(inside, owner).split(".")[0])
+            before, after = before and place == 0, after and place == len(children) - 1
+            if not (before or after):
+                return owner
+        elif not _only_wraps(parent):
+            return owner
+        inside = owner
+    return ""
+
+
+def _only_wraps(parent: nn.Module) -> bool:
+    """Whether a module holds one child, and neither Parameters nor functions: nothing that could follow the child."""
+    functions = (value for name, value in vars(parent).items() if name not in _INTERNAL and callable(value))
+    return len(parent._modules) == 1 and not parent._parameters and next(functions, None) is None
+
+
+def _scope(owner: str, names: list[str], modules: dict[str, nn.Module]) -> Scope:
+    relative = [_relative(name, owner) for name in dict.fromkeys(names)]
+    inline: dict[str, None] = {}
+    for name in relative:
+        if f"{owner}.{name}".lstrip(".") in modules:
+            parts = name.split(".")
+            inline.update(dict.fromkeys(".".join(parts[: i + 1]) for i in range(len(parts))))
+    for path in ["", *inline]:
+        inline.update(dict.fromkeys(_norms_and_activations(owner, path, modules)))
+    return Scope(owner, tuple(sorted(inline)), tuple(relative))
+
+
+def _norms_and_activations(owner: str, path: str, modules: dict[str, nn.Module]) -> Iterator[str]:
+    """The norms and activations among the children of an inlined module."""
+    for name, child in modules[".".join(filter(None, (owner, path)))].named_children():
+        if type(child) in _INLINABLE:
+            yield f"{path}.{name}".lstrip(".")
+
+
+def _parents(name: str) -> Iterator[str]:
+    """ "layers.0.fmb", "layers.0", "layers", "" for "layers.0.fmb.0"."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def _relative(name: str, owner: str) -> str:
+    return name.removeprefix(f"{owner}.") if owner else name

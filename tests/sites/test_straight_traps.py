@@ -1,0 +1,194 @@
+"""What torch.fx gets silently wrong: each of these modules is traced right, or refused with the reason."""
+
+from __future__ import annotations
+
+import copy
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+import straight_models as zoo
+
+from loka.sites.examples import ExampleCall, Examples
+from loka.sites.gate import with_forward
+from loka.sites.refused import Refused
+from loka.sites.straight import StraightForward
+from loka.sites.trace import trace_forward
+
+REFUSED = {
+    zoo.NoGrad: r"block under 'torch.no_grad\(\)' at straight_models.py:\d+ 'with torch.no_grad\(\)'",
+    zoo.Autocast: r"block under 'torch.autocast\('cpu', torch.bfloat16\)' at straight_models.py:\d+ ",
+    zoo.Checkpointed: r"activation checkpointing at straight_models.py:\d+ 'return checkpoint\(",
+    zoo.TrainingBranch: r"other operations in training than in evaluation at straight_models.py:\d+ 'if self.training'",
+    zoo.FloatInMath: r"tracing stops with TypeError .* at straight_models.py:\d+ 'return .*math.sqrt\(self.scale\)'",
+    zoo.FloatInConfig: r"float attribute 'self.config.scale' would be frozen at straight_models.py:\d+ ",
+    zoo.FloatsInList: r"the floats in 'self.scales' would be frozen at straight_models.py:\d+ ",
+    zoo.Item: r"a tensor is read on the host \(.item\) at straight_models.py:\d+ ",
+    zoo.RandomConstant: r"makes a constant tensor, which would be frozen",
+    zoo.Arange: r"makes a constant tensor, which would be frozen",
+    zoo.BufferAssigned: r"attribute 'self.seen' is written at straight_models.py:\d+ 'self.seen = self.seen \* 0.9'",
+    zoo.Counter: r"attribute 'self.calls' is written at straight_models.py:\d+ 'self.calls \+= 1'",
+    zoo.NamedThis: r"attribute 'this.calls' is written at straight_models.py:\d+ 'this.calls \+= 1'",
+    zoo.Cache: r"attribute 'self.cache' is changed at straight_models.py:\d+ 'self.cache.append\(1\)'",
+    zoo.TypeTest: r"branch on a type \('isinstance'\) at straight_models.py:\d+ ",
+    zoo.OptionalMask: r"branch on whether 'mask' is given at straight_models.py:\d+ ",
+    zoo.Length: r"len of a tensor at straight_models.py:\d+ 'return x @ self.w / len\(x\)'",
+    zoo.Iterates: r"loop over argument 'x' at straight_models.py:\d+ ",
+    zoo.SetItem: r"assignment into a tensor at straight_models.py:\d+ 'y\[:, 0\] = 0'",
+    zoo.DataBranch: r"branch on a tensor's value at straight_models.py:\d+ 'if x.sum\(\) > 0'",
+    zoo.SizeBranch: r"branch on tensor size at straight_models.py:\d+ 'if x.size\(0\) > 1024'",
+    zoo.FlagBranch: r"branch on argument 'double' at straight_models.py:\d+ ",
+    zoo.LayerDrop: r"'random' gives other values in each call at straight_models.py:\d+ ",
+    zoo.WritesItsInput: r"traced, it leaves its inputs otherwise \(largest difference 1\) in training at batch 4",
+    zoo.Decorated: r"decorator 'torch.no_grad\(\)' at straight_models.py:\d+ '@torch.no_grad\(\)'",
+    zoo.AsksForGrad: r"the forward asks 'torch.is_grad_enabled' at straight_models.py:\d+ ",
+    zoo.HelperWithBlock: r"block under 'torch.no_grad\(\)' at straight_models.py:\d+ ",
+    zoo.FunctionWithBlock: r"block under 'torch.no_grad\(\)' at straight_models.py:\d+ ",
+    zoo.Tries: r"try block at straight_models.py:\d+ 'try'",
+    zoo.Variadic: r"the forward takes '\*x', any number of arguments",
+    zoo.Uncovered: r"'w' takes part in no GEMM of the forward",
+    zoo.Cubic: r"'w' has 3 dimensions, not 2",
+}
+EQUAL = (zoo.Plain, zoo.FunctionalDropout, zoo.FloatAttribute, zoo.LiveNoise, zoo.BufferInPlace, zoo.Keywords)
+
+
+def examples(*shapes: tuple[int, ...]) -> Examples:
+    return Examples("trap", tuple(ExampleCall(shape[0], (torch.randn(shape),), {}) for shape in shapes))
+
+
+def trace(module: nn.Module, **options: object) -> StraightForward | Refused:
+    return trace_forward(module, "trap", examples((4, zoo.WIDTH), (7, zoo.WIDTH)), sites=("w",), **options)  # type: ignore[arg-type]
+
+
+def run(module: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    """The output, the gradients, the buffers and the next random number, after a fixed seed."""
+    torch.manual_seed(3)
+    x = x.clone().requires_grad_()
+    y = module(x)
+    grads = torch.autograd.grad(y.square().sum(), [x, *module.parameters()])
+    return (y, *grads, *module.buffers(), torch.rand(1))
+
+
+@pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
+def test_what_a_trace_would_lose_is_refused_with_its_place(kind: type[nn.Module]) -> None:
+    answer = trace(kind())
+    assert isinstance(answer, Refused), answer
+    assert re.search(REFUSED[kind], answer.reason), answer.reason
+    assert str(answer).startswith("NOT PATCHED region 'trap': ")
+
+
+@pytest.mark.parametrize("kind", EQUAL, ids=lambda kind: kind.__name__)
+def test_what_can_be_traced_is_the_same_function_at_sizes_that_the_gate_has_not_seen(kind: type[nn.Module]) -> None:
+    module = kind()
+    answer = trace(module)
+    assert isinstance(answer, StraightForward), answer
+    for mode in (True, False):
+        bound = with_forward(copy.deepcopy(module), answer).train(mode)
+        for a, b in zip(run(copy.deepcopy(module).train(mode), torch.ones(5, 8)), run(bound, torch.ones(5, 8)), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_a_float_attribute_that_a_schedule_changes_is_read_anew() -> None:
+    module = zoo.FloatAttribute()
+    answer = trace(module)
+    assert isinstance(answer, StraightForward)
+    bound, x = with_forward(copy.deepcopy(module), answer), torch.randn(3, 8)
+    bound.scale = module.scale = 3.0
+    assert torch.equal(bound(x), module(x))
+
+
+def test_the_mode_of_dropout_is_read_anew() -> None:
+    answer = trace(zoo.FunctionalDropout())
+    assert isinstance(answer, StraightForward)
+    assert any("self.training" in statement.text() for statement in answer.statements)
+
+
+def test_a_buffer_is_updated_in_every_call() -> None:
+    answer = trace(zoo.BufferInPlace())
+    assert isinstance(answer, StraightForward)
+    bound = with_forward(zoo.BufferInPlace(), answer)
+    bound(torch.randn(2, 8))
+    bound(torch.randn(2, 8))
+    assert bound.seen == 2
+
+
+def test_signature_and_defaults_are_kept() -> None:
+    answer = trace(zoo.Keywords())
+    assert isinstance(answer, StraightForward)
+    assert answer.arguments == ("x", "/", "scale=2.0", "*", "shift=-1.0")
+    module = zoo.Keywords()
+    bound, x = with_forward(copy.deepcopy(module), answer), torch.randn(3, 8)
+    assert torch.equal(bound(x, scale=3.0, shift=0.5), module(x, scale=3.0, shift=0.5))
+    assert torch.equal(bound(x, 4.0), module(x, 4.0))
+
+
+def test_the_module_is_left_as_it_was() -> None:
+    module = zoo.BufferInPlace().eval()
+    given, before, random_state = examples((4, 8)), copy.deepcopy(module.state_dict()), torch.get_rng_state()
+    assert isinstance(trace_forward(module, "trap", given, sites=("w",)), StraightForward)
+    assert type(module) is zoo.BufferInPlace
+    assert not module.training
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+class WithChild(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = zoo.weight()
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(x @ self.w)
+
+
+def test_a_child_with_hooks_is_called_and_not_inlined() -> None:
+    module = WithChild()
+    module.act.register_forward_hook(lambda *_: None)
+    refused = trace(module, inline=("act",))
+    assert isinstance(refused, Refused)
+    assert "child 'act' has hooks, which would no longer run" in refused.reason
+    called = trace(module)
+    assert isinstance(called, StraightForward)
+    assert called.statements[-1].text() == "act = self.act(matmul)"
+
+
+def test_a_parametrised_child_is_not_inlined() -> None:
+    module = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)))
+    answer = trace_forward(module, "trap", examples((4, 8), (7, 8)), sites=("0",))
+    assert isinstance(answer, Refused)
+    assert "'0'" in answer.reason
+
+
+def test_a_parametrised_parameter_is_not_covered() -> None:
+    module = zoo.Plain()
+    nn.utils.parametrize.register_parametrization(module, "w", nn.Identity())
+    answer = trace_forward(module, "trap", examples((4, 8), (7, 8)), sites=("parametrizations.w.original",))
+    assert isinstance(answer, Refused)
+
+
+def test_a_forward_that_was_replaced_on_the_instance_is_refused() -> None:
+    module = zoo.Plain()
+    module.forward = lambda x: x  # type: ignore[method-assign,assignment]
+    answer = trace(module)
+    assert isinstance(answer, Refused)
+    assert "replaced on the instance" in answer.reason
+
+
+def test_a_module_without_storage_is_refused() -> None:
+    answer = trace(zoo.Plain().to("meta"))
+    assert isinstance(answer, Refused)
+    assert "'w' was built without storage (0.0 GiB)" in answer.reason
+
+
+def test_a_module_without_source_is_refused() -> None:
+    scope: dict[str, object] = {"Plain": zoo.Plain, "__name__": "nowhere"}
+    exec("class Made(Plain):\n    def forward(self, x):\n        return x @ self.w\n", scope)  # noqa: S102
+    answer = trace(scope["Made"]())  # type: ignore[operator]
+    assert isinstance(answer, Refused)
+    assert "source" in answer.reason
