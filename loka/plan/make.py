@@ -1,0 +1,170 @@
+"""From a policy to its plan: build the model, find its sites, resolve, trace what has to be traced, bind."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from loka import __version__
+from loka.errors import InputError
+from loka.plan.bindings import bind
+from loka.plan.plan import Plan, Target
+from loka.plan.resolve import Situation, resolve
+from loka.plan.rewrites import rewrite, wish_of, with_regions
+from loka.plan.serial import from_json
+from loka.plan.tracing import Tracer
+from loka.policy.cascade import resolve_settings
+from loka.policy.load import load_policy
+from loka.policy.policy import Policy
+from loka.policy.settings import Assignment, SiteFacts, SiteSettings
+from loka.sites.build import BuiltModel, build_model
+from loka.sites.callables import call, current_directory_importable, find_callable
+from loka.sites.discover import find_sites
+from loka.sites.regions import inline_for
+from loka.sites.site import Site
+
+_FIELDS = ("model.factory", "model.inputs", "model.batch_size", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A policy's model and its sites."""
+
+    policy: Policy
+    built: BuiltModel
+    sites: tuple[Site, ...]
+    settings: tuple[SiteSettings, ...]
+
+
+def make_plan(path: str | os.PathLike[str]) -> Plan:
+    """The plan of a policy. Builds its model, and runs it on fake tensors, and on a few samples to trace an owner.
+
+    Raises InputError (PolicyError among them) with `file:line:column` where the policy, a callable or the model is
+    wrong, and ImpossibleRuleError where a rule asks one site for what it cannot do.
+    """
+    with _garbage_later():
+        return plan_of(examine(load_policy(os.fspath(path))))
+
+
+def read_plan(path: str | os.PathLike[str]) -> Plan:
+    """The plan in a plan.json, or the plan of a policy. Raises InputError."""
+    name = os.fspath(path)
+    if not name.endswith(".json"):
+        return make_plan(name)
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name}: not a text in UTF-8; name a plan.json of `loka generate`") from error
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read ({error.strerror or error}); check the path") from error
+    return from_json(text, name)
+
+
+def model_sites(factory: str, inputs: str | None, batch_size: int) -> tuple[Site, ...]:
+    """The sites of a model that no policy describes yet. Raises InputError as `build_model` and `find_sites` do."""
+    with _garbage_later(), current_directory_importable():
+        return find_sites(build_model(factory, inputs, batch_size)).sites
+
+
+def examine(policy: Policy) -> Examined:
+    """Build a policy's model, find its sites, and apply the rules to them."""
+    with _placed(policy), current_directory_importable():
+        built = build_model(policy.model.factory, policy.model.inputs, policy.model.batch_size)
+        sites = find_sites(built).sites
+    facts = [
+        SiteFacts(site.name, site.kind.value, site.rows.at(built.batch_size), site.k, site.n, site.share)
+        for site in sites
+    ]
+    return Examined(policy, built, sites, resolve_settings(policy, facts))
+
+
+def plan_of(examined: Examined) -> Plan:
+    """Decide, trace what has to be traced, decide again with what tracing refused, and bind."""
+    policy, sites, model = examined.policy, examined.sites, examined.built.module
+    settings = _as_recorded(policy, examined.settings)
+    named = dict(zip((file for file, _ in policy.files), policy.named, strict=True))
+    situation = Situation(Target(policy.target), policy.model.batch_size, named)
+    plans = resolve(sites, settings, situation, {})
+    wish = wish_of(plans, settings)
+    trace = Tracer(model, _inputs(policy, examined.built))
+    with current_directory_importable():
+        trace.capture([scope.owner for scope in inline_for(model, wish.sites)] if wish.sites else [])
+        rewrites = rewrite(wish, model, trace)
+    if rewrites.refused:
+        plans = resolve(sites, settings, situation, rewrites.refused)
+    plans = with_regions(plans, rewrites)
+    return Plan(
+        name=policy.name,
+        target=situation.target,
+        batch_size=policy.model.batch_size,
+        policy_files=policy.files,
+        sites=plans,
+        bindings=bind(plans, rewrites.forwards, model),
+        skipped=tuple(rewrites.skipped),
+        loka_version=__version__,
+    )
+
+
+def _as_recorded(policy: Policy, settings: Sequence[SiteSettings]) -> tuple[SiteSettings, ...]:
+    """The settings with files named as `Policy.files` does, so that a plan is the same wherever it is made."""
+    known: dict[int, SiteSettings] = {}
+    assignments: dict[Assignment, Assignment] = {}
+
+    def recorded(assignment: Assignment) -> Assignment:
+        if assignment not in assignments:
+            assignments[assignment] = replace(assignment, file=policy.relative(assignment.file))
+        return assignments[assignment]
+
+    for wanted in settings:
+        if id(wanted) not in known:
+            history = {path: tuple(map(recorded, entries)) for path, entries in wanted.history.items()}
+            known[id(wanted)] = replace(wanted, history=history)
+    return tuple(known[id(wanted)] for wanted in settings)
+
+
+def _inputs(policy: Policy, built: BuiltModel) -> Callable[[int], tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The example inputs of a model as a function of the batch size; `build_model` has found and called it before."""
+
+    def inputs(batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        spec = policy.model.inputs
+        if spec is not None:
+            function = find_callable(spec, "model.inputs")[0]
+        else:
+            home = find_callable(policy.model.factory, "model.factory")[1]
+            function = getattr(built.module, "example_inputs", None) or home.example_inputs
+        made: Any = call(function, (batch,), spec or "example_inputs", "model.inputs")
+        if isinstance(made, dict):
+            return (), made
+        return (made if isinstance(made, tuple) else (made,)), {}
+
+    return inputs
+
+
+@contextmanager
+def _placed(policy: Policy) -> Iterator[None]:
+    """Errors about a field of the policy's model get the field's place in front."""
+    try:
+        yield
+    except InputError as error:
+        message = str(error)
+        field = next((name for name in _FIELDS if message.startswith(f"{name}: ")), None)
+        if field is None:
+            raise
+        raise InputError(f"{policy.where(field)}: {message}") from error
+
+
+@contextmanager
+def _garbage_later() -> Iterator[None]:
+    """Without garbage collection: ten thousand sites make a million objects and no garbage worth looking for."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
