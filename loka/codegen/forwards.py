@@ -77,6 +77,8 @@ class ForwardBody:
             else:
                 self._statement(position)
                 position += 1
+        if statements and self._is_result(len(statements) - 1):
+            return
         result = straight.renamed(self._forward.result, self._scope)
         self._import(result)
         self.lines += lay_out("return ", result, "", INDENT).split("\n")
@@ -113,7 +115,7 @@ class ForwardBody:
         code = call(f"{self._writer.kernels}.{name}", [code_of(parse(argument)) for argument in arguments])
         notes = dict.fromkeys(statement.note for statement in statements if statement.note)
         self._comment(", ".join(shown(note) for note in notes))
-        self._assign(statements[-1].target, code)
+        self._assign(region.last, code)
 
     def _statement(self, position: int) -> None:
         statement = self._forward.statements[position]
@@ -122,7 +124,7 @@ class ForwardBody:
         if not self._runs_fp8(position):
             code = straight.expression(statement, [*texts, "self"])
             self._import(code)
-            self._assign(statement.target, code)
+            self._assign(position, code)
             return
         index, site_call = self._index[position], self._call_at(position)
         frozen = self._freeze(position)
@@ -131,9 +133,15 @@ class ForwardBody:
         name = self._writer.kernel_name(recipe, parts.bias is not None, frozen)
         weight = [f"self.loka_weight_{index}", f"self.loka_scale_{index}"] if frozen else [parts.weight]
         operands = [parts.x, *weight, parts.bias or "None", f"self.loka.tick({index})"]
-        self.lines += straight.linear_statements(
-            self._target(statement.target), f"{self._writer.kernels}.{name}", operands, parts.out, INDENT, self._scope
+        function = f"{self._writer.kernels}.{name}"
+        if parts.out == "{0}":
+            self._assign(position, call(function, [code_of(parse(operand)) for operand in operands]))
+            return
+        product = self._scope.names.unique("product")
+        self.lines += straight.assignment(
+            product, call(function, [code_of(parse(operand)) for operand in operands]), INDENT, self._scope
         )
+        self._assign(position, straight.checked(parts.out.format(product), [product]))
 
     def _call_at(self, position: int) -> SiteCall:
         site_call = self._forward.statements[position].call
@@ -159,8 +167,18 @@ class ForwardBody:
     def _target(self, target: str) -> str | None:
         return self._scope.define(target) if target in self._used else None
 
-    def _assign(self, target: str, code: Code) -> None:
-        self.lines += straight.assignment(self._target(target), code, INDENT, self._scope)
+    def _assign(self, position: int, code: Code) -> None:
+        """Give a statement's target its value, or return it where it is the result."""
+        if self._is_result(position):
+            self.lines += straight.returned(code, INDENT, self._scope)
+        else:
+            target = self._target(self._forward.statements[position].target)
+            self.lines += straight.assignment(target, code, INDENT, self._scope)
+
+    def _is_result(self, position: int) -> bool:
+        """Whether a statement is the last and what it sets is returned as it is."""
+        statements = self._forward.statements
+        return position == len(statements) - 1 and statements[position].target == self._forward.result
 
     def _import(self, code: Code) -> None:
         self.imports |= straight.globals_of(code.flat())

@@ -137,7 +137,11 @@ class _Outline:
             code = straight.expression(statement, texts)
             self.imports |= straight.globals_of(code.flat()) - {"torch"}
             name = None if last else self._define(statement, target)
-            lines = _returned(code, scope) if name is None else straight.assignment(name, code, _INDENT, scope)
+            lines = (
+                straight.returned(code, _INDENT, scope)
+                if name is None
+                else straight.assignment(name, code, _INDENT, scope)
+            )
         self.body += lines
 
     def _define(self, statement: Statement, target: str) -> str:
@@ -163,16 +167,7 @@ class _Outline:
         operands = [parts.x, *weight, parts.bias or "None", "tick"]
         if last and parts.out == "{0}":
             product = call(linear.function, [straight.renamed(operand, straight.Scope()) for operand in operands])
-            return _returned(product, scope)
+            return straight.returned(product, _INDENT, scope)
         name = scope.names.unique("result") if last else self._define(statement, target)
         lines = straight.linear_statements(name, linear.function, operands, parts.out, _INDENT, scope)
         return [*lines, f"    return {name}"] if last else lines
-
-
-def _returned(code: Code, scope: straight.Scope) -> list[str]:
-    lines = straight.assignment("result", code, _INDENT, scope)
-    if len(lines) == 1:  # with a target of seven letters, as long as `return`
-        return lay_out("return ", code, "", _INDENT).split("\n")
-    if lines[0].startswith("    result = "):
-        return ["    return " + lines[0].removeprefix("    result = "), *lines[1:]]
-    return [*lines, "    return result"]

@@ -123,6 +123,17 @@ def assignment(target: str | None, code: Code, indent: int, scope: Scope) -> lis
     return [*lines, *lay_out(before, code, "", indent).split("\n")]
 
 
+def returned(code: Code, indent: int, scope: Scope) -> list[str]:
+    """`return code`, taken apart like an assignment."""
+    lines = assignment("result", code, indent, scope)
+    margin = " " * indent
+    if not lines[0].startswith(f"{margin}result = "):
+        return [*lines, f"{margin}return result"]
+    if len(lines) == 1:
+        return lay_out("return ", code, "", indent).split("\n")
+    return [f"{margin}return " + lines[0].removeprefix(f"{margin}result = "), *lines[1:]]
+
+
 def _opens_well(code: Code) -> bool:
     """Whether the bracket at the end is the only one, so that opening it is what ruff would do."""
     return bool(code.items) and not any(bracket in code.text[:-1] for bracket in "([")

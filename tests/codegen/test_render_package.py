@@ -77,7 +77,15 @@ def fused_twice_plan() -> Plan:
     return plans.make_plan(sites, bindings)
 
 
+def no_region_plan() -> Plan:
+    """A norm, an FP8 linear and an activation, one by one: the module calls torch itself."""
+    plan = plans.forward_plan()
+    tower = replace(plan.bindings[0], forward=replace(plans.tower_forward(), regions=()))
+    return plans.make_plan([plans.site_plan("tower.fc", k=48, n=48)], [tower])
+
+
 SHAPES = {
+    "no_region": no_region_plan(),
     "linear": plans.linear_plan(),
     "forward": plans.forward_plan(),
     "mixed": plans.mixed_plan(),
