@@ -228,6 +228,23 @@ def test_straight_line_forwards(forwards: ModuleType, index: int, kind: type[nn.
         assert torch.equal(found, quantised(model, x, forwards.BINDINGS[index].train, "train"))
 
 
+@pytest.mark.parametrize(("index", "kind"), [(0, Tower), (1, Cross)])
+def test_without_rounding_it_is_the_same_function(
+    forwards: ModuleType, index: int, kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unrounded(a: Tensor, scale_a: Tensor, b: Tensor, *rest: object) -> Tensor:
+        return a @ b.t()
+
+    monkeypatch.setattr(forwards.kernels, "e4m3_rowwise", lambda x: (x, x))
+    monkeypatch.setattr(forwards.kernels.dispatch, "scaled_mm", unrounded)
+    torch.manual_seed(0)
+    model, x = kind(), torch.randn(64, 48, requires_grad=True)
+    wanted = [x, *model.parameters()]
+    expected = torch.autograd.grad(model(x).square().sum(), wanted)
+    found = torch.autograd.grad(quantised(model, x, forwards.BINDINGS[index].train, "train").square().sum(), wanted)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_compiles_as_one_graph(forwards: ModuleType) -> None:
     torch.manual_seed(0)
     model, x = Tower(), torch.randn(8, 48, requires_grad=True)
