@@ -50,9 +50,8 @@ def build_model(factory: str, inputs: str | None, batch_size: int, *, large: int
         with LargeToMeta(large):
             module = call(make, (), factory, "model.factory")
         if not isinstance(module, nn.Module):
-            raise InputError(
-                f"model.factory: {factory}() returned {_kind_of(module)}, not an nn.Module; return the model from it"
-            )
+            found = _kind_of(module)
+            raise InputError(f"model.factory: {factory}() returned {found}, not an nn.Module; return the model from it")
         make_inputs, spec = _inputs_of(module, inputs, home, factory)
         args, kwargs = _as_arguments(call(make_inputs, (batch_size,), spec, "model.inputs"), spec)
         _initialise_lazy(module, args, kwargs, factory)
@@ -70,8 +69,8 @@ def _inputs_of(
         if callable(found):
             return cast("Callable[..., object]", found), spec
     raise InputError(
-        f"model.inputs: no example inputs for {factory}: neither {type(module).__name__} has a method {name}(batch_size) "
-        f"nor {home.__name__} a function of that name; write one, or name a function in model.inputs"
+        f"model.inputs: no example inputs for {factory}: neither {type(module).__name__} has a method "
+        f"{name}(batch_size) nor {home.__name__} a function of that name; write one, or name a function in model.inputs"
     )
 
 
@@ -83,11 +82,13 @@ def _as_arguments(made: object, spec: str) -> tuple[tuple[Any, ...], dict[str, A
     if isinstance(made, dict):
         wrong = [key for key in made if not isinstance(key, str)]
         if wrong:
-            raise InputError(f"model.inputs: {spec} returned a dict with the key {wrong[0]!r}; its keys name arguments of forward")
+            raise InputError(
+                f"model.inputs: {spec} returned a dict with the key {wrong[0]!r}; its keys name arguments of forward"
+            )
         return (), dict(made)
     raise InputError(
-        f"model.inputs: {spec} returned {_kind_of(made)}; return a tuple of positional arguments, one tensor, or a dict of "
-        f"keyword arguments"
+        f"model.inputs: {spec} returned {_kind_of(made)}; return a tuple of positional arguments, one tensor, or a "
+        f"dict of keyword arguments"
     )
 
 
@@ -103,10 +104,10 @@ def _initialise_lazy(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
             module(*args, **kwargs)
     except KeyboardInterrupt:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's forward can raise anything
+    except (Exception, SystemExit) as error:
         raise InputError(
-            f"model.factory: {factory}() has the lazy parameter {name!r}, and running it once on the example inputs raised "
-            f"{describe_error(error)}; run the model once in the factory, or give the sizes"
+            f"model.factory: {factory}() has the lazy parameter {name!r}, and running it once on the example inputs "
+            f"raised {describe_error(error)}; run the model once in the factory, or give the sizes"
         ) from error
     finally:
         for part in module.modules():
@@ -114,8 +115,8 @@ def _initialise_lazy(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     name = _first_lazy(module)
     if name is not None:
         raise InputError(
-            f"model.factory: the lazy parameter {name!r} of {factory}() was not reached by the example inputs, so that its "
-            f"size is unknown; give its size, or take the module out"
+            f"model.factory: the lazy parameter {name!r} of {factory}() was not reached by the example inputs, so that "
+            f"its size is unknown; give its size, or take the module out"
         )
 
 

@@ -72,7 +72,9 @@ def find_callable(spec: str, field: str) -> tuple[Callable[..., object], ModuleT
     module_name, colon, name = spec.partition(":")
     parts = [*module_name.split("."), *name.split(".")]
     if not colon or not all(part.isidentifier() for part in parts):
-        raise InputError(f"{field}: {spec!r} is not of the form 'package.module:name'; write it like 'my_pkg.ranker:build'")
+        raise InputError(
+            f"{field}: {spec!r} is not of the form 'package.module:name'; write it like 'my_pkg.ranker:build'"
+        )
     module = _import(module_name, spec, field)
     found: object = module
     for part in name.split("."):
@@ -92,9 +94,10 @@ def call(function: Callable[..., object], args: tuple[object, ...], spec: str, f
         return function(*args)
     except KeyboardInterrupt:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's code can raise anything
+    except (Exception, SystemExit) as error:
         shown = ", ".join(repr(a) for a in args)
-        raise InputError(f"{field}: {spec}({shown}) raised {describe_error(error)}; make this call work first") from error
+        what = describe_error(error)
+        raise InputError(f"{field}: {spec}({shown}) raised {what}; make this call work first") from error
 
 
 def _import(module_name: str, spec: str, field: str) -> ModuleType:
@@ -109,10 +112,11 @@ def _import(module_name: str, spec: str, field: str) -> ModuleType:
                 f"{field}: there is no module {missing!r} (for {spec!r}); it is looked for in {os.getcwd()} and on "
                 f"Python's path: run this from the project's root, or install the package"
             ) from error
+        what = describe_error(error)
         raise InputError(
-            f"{field}: importing {module_name} raised {describe_error(error)}; install {missing!r} or correct the import"
+            f"{field}: importing {module_name} raised {what}; install {missing!r} or correct the import"
         ) from error
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module can raise anything
+    except (Exception, SystemExit) as error:
         raise InputError(
             f"{field}: importing {module_name} raised {describe_error(error)}; make 'import {module_name}' work first"
         ) from error

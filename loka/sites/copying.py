@@ -20,7 +20,7 @@ def copy_model(model: nn.Module, replace: Callable[[Tensor], Tensor]) -> dict[st
     """Copy a model; `replace` gives the stand-in of each parameter, buffer and tensor attribute, once for each tensor.
 
     Returns the copies by qualified name, in the order of `model.named_modules()`; "" is the model. A module that occurs
-    twice has its first name. Hooks are copied with what they hold. What cannot be copied (a lock, a process group) is shared.
+    twice has its first name. Hooks are copied with what they hold; what cannot be copied (a lock, say) is shared.
     """
     modules = dict(model.named_modules())
     memo: dict[int, Any] = {}
@@ -56,10 +56,10 @@ def _is_plain(cls: type) -> bool:
     """Whether instances are fully described by their __dict__, so that copying that is what deepcopy would do."""
     return (
         not hasattr(cls, "__deepcopy__")
-        and cls.__reduce_ex__ is object.__reduce_ex__
-        and cls.__reduce__ is object.__reduce__
-        and getattr(cls, "__setstate__", None) is nn.Module.__setstate__
-        and getattr(cls, "__getstate__", None) is getattr(object, "__getstate__", None)
+        and all(
+            getattr(cls, name, None) == getattr(nn.Module, name, None)
+            for name in ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
+        )
         and not any(vars(base).get("__slots__") for base in cls.__mro__)
     )
 

@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from loka.errors import InputError
 from loka.sites.build import BuiltModel
 from loka.sites.callables import describe_error, place_of
-from loka.sites.forward import Watched, unusual_batch, watch_fake, watch_real
+from loka.sites.forward import Watched, undisturbed, unusual_batch, watch_fake, watch_real
 from loka.sites.measure import Measured, measure_linear, measure_pair, measure_single, total_flops
 from loka.sites.merge import in_model_order, never_called, to_sites
 from loka.sites.modes import depends_on_mode, fused_in_evaluation
@@ -71,20 +71,24 @@ def find_sites(built: BuiltModel) -> SiteMap:
     Raises:
         InputError: the forward raises, or depends on its inputs' values and cannot be run on a few real samples.
     """
+    with undisturbed():
+        return _find_sites(built)
+
+
+def _find_sites(built: BuiltModel) -> SiteMap:
     modules = dict(built.module.named_modules())
+    order = {name: place for place, name in enumerate(modules)}
     notes: list[str] = []
-    asking = depends_on_mode(modules)
-    evaluate = len(modules) <= MANY or asking is not None
+    evaluate = len(modules) <= MANY or depends_on_mode(modules) is not None
     if not evaluate:
         notes.append(
             f"evaluation was taken to call what training calls: none of the {len(modules)} modules asks for the mode"
         )
     found = _find(built, evaluate)
-    notes.extend(found.notes)
-    sites, merge_notes = to_sites(found.training, found.evaluation, _order(modules), built.batch_size)
+    sites, merge_notes = to_sites(found.training, found.evaluation, order, built.batch_size)
     sites, fused_notes = _without_fused(sites, fused_in_evaluation(modules))
-    sites = in_model_order((*sites, *never_called(built.module, found.watched.called, sites)), _order(modules))
-    notes.extend((*merge_notes, *fused_notes, *_other_notes(found, built.batch_size)))
+    sites = in_model_order((*sites, *never_called(built.module, found.watched.called, sites)), order)
+    notes.extend((*found.notes, *merge_notes, *fused_notes, *_other_notes(found, built.batch_size)))
     return SiteMap(
         sites=sites,
         notes=tuple(notes),
@@ -96,10 +100,10 @@ def find_sites(built: BuiltModel) -> SiteMap:
 def _find(built: BuiltModel, evaluate: bool) -> _Found:
     """The first way to run the model that works; the error of the last where none does."""
     fixed = "the batch size is written into the forward: rows follow it only as far as one size shows"
-    numbers = "the forward reads its inputs' values: it was run on a few real samples, and other values may call other GEMMs"
+    numbers = "the forward reads values: it was run on a few real samples, and other values may call other GEMMs"
     usual = unusual_batch(built)
     ways: list[tuple[bool, Callable[[], _Found]]] = [
-        (False, lambda: _symbolic(built, evaluate)),
+        (False, lambda: _symbolic(built, usual, evaluate)),
         (False, lambda: _pair(built, usual, 2 * usual, watch_fake, evaluate)),
         (False, lambda: _single(built, watch_fake, evaluate, fixed)),
         (True, lambda: _pair(built, 2, 3, watch_real, evaluate, numbers)),
@@ -122,11 +126,11 @@ def _find(built: BuiltModel, evaluate: bool) -> _Found:
 def _refusal(built: BuiltModel, first: Exception | None, last: Exception | None) -> InputError:
     kind = type(built.module).__name__
     if isinstance(first, _NEEDS_NUMBERS):
-        place = place_of(first)
+        where = f" at {place}" if (place := place_of(first)) else ""
         return InputError(
-            f"model: the forward of {kind} reads the value of a tensor{f' at {place}' if place else ''}, which sites cannot "
-            f"be found through, and running it on real samples failed too ({describe_error(last or first)}); take that "
-            f"branch out of the forward, or decide it in the factory"
+            f"model: the forward of {kind} reads the value of a tensor{where}, which hides its GEMMs, "
+            f"and running it on real samples failed too ({describe_error(last or first)}); take that branch "
+            f"out of the forward, or decide it in the factory"
         )
     error = last or first
     return InputError(
@@ -135,8 +139,8 @@ def _refusal(built: BuiltModel, first: Exception | None, last: Exception | None)
     )
 
 
-def _symbolic(built: BuiltModel, evaluate: bool) -> _Found:
-    watched = watch_fake(built, None, evaluate)
+def _symbolic(built: BuiltModel, usual: int, evaluate: bool) -> _Found:
+    watched = watch_fake(built, usual, evaluate, symbolic=True)
     training, notes = measure_linear(watched.training, built.batch_size)
     evaluation = None if watched.evaluation is None else measure_linear(watched.evaluation, built.batch_size)[0]
     return _Found(training, evaluation, watched, notes)
@@ -159,9 +163,7 @@ def _pair(
     return _Found(training, evaluation, first, (*notes, *((note,) if note else ())))
 
 
-def _single(
-    built: BuiltModel, watch: Callable[[BuiltModel, int, bool], Watched], evaluate: bool, note: str
-) -> _Found:
+def _single(built: BuiltModel, watch: Callable[[BuiltModel, int, bool], Watched], evaluate: bool, note: str) -> _Found:
     watched = watch(built, built.batch_size, evaluate)
     evaluation = None if watched.evaluation is None else measure_single(watched.evaluation, built.batch_size)
     return _Found(measure_single(watched.training, built.batch_size), evaluation, watched, (note,))
@@ -189,14 +191,9 @@ def _other_notes(found: _Found, batch: int) -> tuple[str, ...]:
         count[other.op] += 1
         flops[other.op] += sum(2 * math.prod(value_at(size, batch) for size in term) for term in other.terms)
     return tuple(
-        f"{count[op]} {op} call{'s' if count[op] > 1 else ''}: left alone, {flops[op] / gemms if gemms else 0:.2g} of the GEMM FLOPs "
-        f"beside them"
+        f"{count[op]} x {op}: left alone; {flops[op]:.3g} FLOPs beside the sites' {gemms:.3g} in a forward of {batch}"
         for op in flops
     )
-
-
-def _order(modules: dict[str, nn.Module]) -> dict[str, int]:
-    return {name: place for place, name in enumerate(modules)}
 
 
 def _types(modules: dict[str, nn.Module], sites: tuple[Site, ...]) -> tuple[tuple[str, str], ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +19,10 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from loka.sites.build import BuiltModel
 from loka.sites.copying import copy_model
-from loka.sites.stand_ins import Shape, cut_inputs, fake_inputs, tensors_in
 from loka.sites.ghost import Ghosts
 from loka.sites.record import Call, Other, Recorder
 from loka.sites.sizes import Size
+from loka.sites.stand_ins import Shape, cut_inputs, fake_inputs, tensors_in
 
 
 class SpecialisedError(ValueError):
@@ -38,8 +39,8 @@ class Watched:
     called: frozenset[str]  # modules whose forward ran, in either mode
 
 
-def watch_fake(built: BuiltModel, batch: int | None, evaluate: bool) -> Watched:
-    """Run the model on fake tensors with a batch of a certain size, or a symbolic one where `batch` is None.
+def watch_fake(built: BuiltModel, batch: int, evaluate: bool, symbolic: bool = False) -> Watched:
+    """Run the model on fake tensors with a batch of a certain size, or with a symbol that is worth `batch`.
 
     Raises:
         SpecialisedError: the symbolic batch did not last.
@@ -47,7 +48,7 @@ def watch_fake(built: BuiltModel, batch: int | None, evaluate: bool) -> Watched:
     """
     shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
-    size: Size = _symbol(mode, unusual_batch(built)) if batch is None else batch
+    size: Size = _symbol(mode, batch) if symbolic else batch
     ghosts = Ghosts(mode)
     device = device_of(built)
 
@@ -59,7 +60,7 @@ def watch_fake(built: BuiltModel, batch: int | None, evaluate: bool) -> Watched:
 
     modules = copy_model(built.module, stand_in)
     args, kwargs = fake_inputs((built.args, built.kwargs), built.batch_size, size, example)
-    watched = _watch(built, modules, args, kwargs, ghosts, mode, evaluate)
+    watched = _watch(modules, args, kwargs, ghosts, mode, evaluate)
     if isinstance(size, torch.SymInt) and not size.node.expr.free_symbols:
         raise SpecialisedError("the forward fixes the batch size")
     return watched
@@ -73,7 +74,7 @@ def watch_real(built: BuiltModel, batch: int, evaluate: bool) -> Watched:
         Exception: whatever the forward raises.
     """
     args, kwargs = cut_inputs((built.args, built.kwargs), built.batch_size, batch)
-    return _watch(built, copy_model(built.module, _real_copy), args, kwargs, None, None, evaluate)
+    return _watch(copy_model(built.module, _real_copy), args, kwargs, None, None, evaluate)
 
 
 def unusual_batch(built: BuiltModel) -> int:
@@ -98,7 +99,6 @@ def device_of(built: BuiltModel) -> torch.device:
 
 
 def _watch(
-    built: BuiltModel,
     modules: dict[str, nn.Module],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -117,7 +117,7 @@ def _watch(
     recorder.add_inputs(tensors_in((args, kwargs)))
     training: tuple[Call, ...] = ()
     evaluation: tuple[Call, ...] | None = None
-    with _quiet(), mode or nullcontext():
+    with mode or nullcontext():
         model.train()
         with torch.enable_grad():
             _run(model, args, kwargs, recorder)
@@ -138,8 +138,12 @@ def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], record
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave the random state, the mode of torch.compile and of checkpointing, and the warnings as they were."""
+def undisturbed() -> Iterator[None]:
+    """Leave the random state, the mode of torch.compile and of checkpointing, and the warnings as they were.
+
+    Garbage is not looked for meanwhile: the copy and its graph are many small objects, none of them garbage yet.
+    """
+    collecting = gc.isenabled()
     python, numbers = random.getstate(), torch.get_rng_state()
     numpy = sys.modules.get("numpy")
     numpy_state = numpy.random.get_state() if numpy else None
@@ -151,33 +155,42 @@ def _quiet() -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         # A re-entrant checkpoint runs its block without gradients, which would hide that its inputs need them.
-        reentrant.apply = staticmethod(lambda run, preserve, *args: run(*args))
+        reentrant.apply = staticmethod(_run_plainly)  # type: ignore[method-assign]
+        gc.disable()
         try:
             yield
         finally:
+            if collecting:
+                gc.enable()
             if apply is None:
                 del reentrant.apply
             else:
-                reentrant.apply = apply
+                reentrant.apply = apply  # type: ignore[method-assign]
             random.setstate(python)
             torch.set_rng_state(numbers)
             if numpy:
                 numpy.random.set_state(numpy_state)
 
 
+def _run_plainly(run: Callable[..., Any], preserve_random_state: bool, *args: Any) -> Any:
+    return run(*args)
+
+
 def _symbol(mode: FakeTensorMode, hint: int) -> torch.SymInt:
-    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
-    size = mode.from_tensor(torch.empty(hint, dtype=torch.bool), symbolic_context=context).shape[0]
+    context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    size: Any = mode.from_tensor(torch.empty(hint, dtype=torch.bool), symbolic_context=context).shape[0]
     if not isinstance(size, torch.SymInt):
         raise SpecialisedError(f"torch made no symbol of a batch of {hint}")
-    return size
+    symbol: torch.SymInt = size
+    return symbol
 
 
 def _fake_input(mode: FakeTensorMode, tensor: Tensor, shape: Shape) -> Tensor:
     """A fake of a shape, with the order of strides of `tensor`."""
     if tensor.layout != torch.strided:
         return mode.from_tensor(tensor, static_shapes=True)
-    order = sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), d))
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda d: (-strides[d], d))
     with mode:
         fake = torch.empty([shape[d] for d in order], dtype=tensor.dtype, device=tensor.device)
         if order != list(range(tensor.dim())):

@@ -1,7 +1,8 @@
 """Outputs of linear layers and pointwise functions on fake tensors, made from shapes alone.
 
-Running F.linear or F.relu on a fake tensor with a symbolic batch takes up to two milliseconds. For the functions here the
-output's shape is known beforehand, so a fake tensor over a shared meta tensor is made instead, in some ten microseconds.
+Running F.linear or F.relu on a fake tensor with a symbolic batch takes up to two milliseconds. For the functions here
+the output's shape is known beforehand, so a fake tensor over a shared meta tensor is made instead, in some tens of
+microseconds.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
@@ -46,13 +47,14 @@ class Layout:
     last: int
     dtype: torch.dtype
     device: torch.device
+    widths: dict[int, Layout]  # layouts that differ in the last dimension alone; shared by all of them
 
 
 class _Ghost(torch.autograd.Function):
     """Gives a fake tensor a place in the autograd graph, so that requires_grad goes on and it is no leaf."""
 
     @staticmethod
-    def forward(ctx: Any, make: Callable[[], Tensor], *sources: Tensor) -> Tensor:
+    def forward(ctx: Any, make: Callable[[], Tensor], source: Tensor) -> Tensor:
         return make()
 
 
@@ -61,7 +63,6 @@ class Ghosts:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
-        self._widened: dict[tuple[Layout, int], Layout] = {}
         self._statics: dict[tuple[Any, ...], Tensor] = {}
 
     def static(self, tensor: Tensor, device: torch.device) -> Tensor:
@@ -88,22 +89,28 @@ class Ghosts:
             return None
         with unset_fake_temporarily():
             meta = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-        return Layout(meta, size_of(tensor.shape[:-1]), tensor.shape[-1], tensor.dtype, tensor.device)
+        layout = Layout(meta, size_of(tensor.shape[:-1]), tensor.shape[-1], tensor.dtype, tensor.device, {})
+        layout.widths[layout.last] = layout
+        return layout
 
     def widened(self, layout: Layout, n: int) -> Layout:
         """The same layout with another last dimension."""
-        found = self._widened.get((layout, n))
+        found = layout.widths.get(n)
         if found is None:
             with unset_fake_temporarily():
                 meta = torch.empty((*layout.meta.shape[:-1], n), dtype=layout.dtype, device="meta")
-            found = self._widened[layout, n] = Layout(meta, layout.rows, n, layout.dtype, layout.device)
+            found = layout.widths[n] = Layout(meta, layout.rows, n, layout.dtype, layout.device, layout.widths)
         return found
 
     def make(self, layout: Layout, sources: tuple[Tensor, ...]) -> Tensor:
         """A tensor of a layout that was computed from `sources`."""
-        if torch.is_grad_enabled() and any(source.requires_grad for source in sources):
-            made: Tensor = _Ghost.apply(lambda: self._fake(layout.meta, layout.device), *sources)
-            return made
+        if torch.is_grad_enabled():
+            for source in sources:
+                if source.requires_grad:  # one is enough for the output to require it too
+                    made: Tensor = _Ghost.apply(  # type: ignore[no-untyped-call]
+                        lambda: self._fake(layout.meta, layout.device), source
+                    )
+                    return made
         return self._fake(layout.meta, layout.device)
 
     def _fake(self, meta: Tensor, device: torch.device) -> Tensor:

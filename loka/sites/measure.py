@@ -33,14 +33,25 @@ def measure_linear(calls: tuple[Call, ...], batch: int) -> tuple[list[Measured],
     """Read symbolic sizes. Rows that are no line in the batch are given by their slope at `batch`, with a note."""
     notes: list[str] = []
     measured = []
+    values: dict[int, int] = {}  # by the identity of a size, which the calls keep alive: symbolic arithmetic is slow
+    lines: dict[int, Rows | NotLinearError] = {}
+
+    def at_batch(size: Size) -> int:
+        if isinstance(size, int):
+            return size
+        if id(size) not in values:
+            values[id(size)] = value_at(size, batch)
+        return values[id(size)]
+
     for call in calls:
-        try:
-            rows = rows_of(call.m)
-        except NotLinearError as error:
-            rows = _rows_at(value_at(call.m, batch), batch)
-            notes.append(_bent(call, f"B being the batch, {error}"))
-        flops = sum(2 * value_at(m, batch) * value_at(k, batch) * value_at(n, batch) for m, k, n in call.terms)
-        measured.append(Measured(call, rows, value_at(call.k, batch), value_at(call.n, batch), flops))
+        rows = lines.get(id(call.m))
+        if rows is None:
+            rows = lines[id(call.m)] = _line(call.m)
+        if isinstance(rows, NotLinearError):
+            notes.append(_bent(call, f"B being the batch, {rows}"))
+            rows = _rows_at(at_batch(call.m), batch)
+        flops = sum(2 * at_batch(m) * at_batch(k) * at_batch(n) for m, k, n in call.terms)
+        measured.append(Measured(call, rows, at_batch(call.k), at_batch(call.n), flops))
     return measured, tuple(dict.fromkeys(notes))
 
 
@@ -88,6 +99,13 @@ def measure_single(calls: tuple[Call, ...], batch: int) -> list[Measured]:
         )
         for call in calls
     ]
+
+
+def _line(size: Size) -> Rows | NotLinearError:
+    try:
+        return rows_of(size)
+    except NotLinearError as error:
+        return error
 
 
 def _rows_at(rows: int, batch: int) -> Rows:

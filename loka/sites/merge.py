@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from torch import nn
@@ -98,11 +98,12 @@ def _names(groups: dict[_Key, tuple[list[Measured], list[Measured]]], order: dic
     """A name for each group, none twice: the module's, the Parameter's, or the owner's with a number."""
     firsts = [(in_training or in_evaluation)[0].call for in_training, in_evaluation in groups.values()]
     wanted = [_wanted(call) for call in firsts]
+    uses = Counter(wanted)
     taken = set(order)
     numbers: dict[str, int] = defaultdict(int)
     names = []
     for call, name in zip(firsts, wanted, strict=True):
-        if name is None or wanted.count(name) > 1 or (call.module is None and name in taken):
+        if name is None or uses[name] > 1 or (call.module is None and name in taken):
             name = f"{call.owner}#{numbers[call.owner]}"
             numbers[call.owner] += 1
         names.append(name)

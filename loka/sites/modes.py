@@ -12,7 +12,7 @@ _TELLS = frozenset(("training", "is_grad_enabled", "is_inference_mode_enabled"))
 def depends_on_mode(modules: dict[str, nn.Module]) -> str | None:
     """The name of the first module whose class asks for the mode, torch's own layers apart; None where none does.
 
-    Only the code of the modules' own classes is read: dropout and normalisation of torch itself never add or drop a GEMM.
+    Only the code of the modules' own classes is read: torch's own dropout and normalisation never add or drop a GEMM.
     """
     asked: dict[type, bool] = {}
     for name, module in modules.items():
@@ -42,7 +42,8 @@ def fused_in_evaluation(modules: dict[str, nn.Module]) -> tuple[str, ...]:
 
 
 def _is_fused(layer: nn.Module) -> bool:
-    if not isinstance(layer, nn.TransformerEncoderLayer) or type(layer).forward is not nn.TransformerEncoderLayer.forward:
+    original = nn.TransformerEncoderLayer.forward
+    if not isinstance(layer, nn.TransformerEncoderLayer) or type(layer).forward is not original:
         return False
     attention = layer.self_attn
     return bool(

@@ -32,12 +32,11 @@ _SAME: dict[str, str] = {
 }
 _VIEWS = frozenset(
     (
-        *("view", "view_as", "reshape", "reshape_as", "unsqueeze", "squeeze", "transpose", "t", "T", "mT", "H", "mH"),
-        *("permute", "flatten", "unflatten", "contiguous", "expand", "expand_as", "getitem", "chunk", "split", "unbind"),
-        *("split_with_sizes", "tensor_split", "narrow", "select", "movedim", "moveaxis", "swapaxes", "swapdims"),
-        *("to", "type", "type_as", "float", "half", "bfloat16", "double", "detach", "clone", "alias", "data"),
-        *("requires_grad", "ravel", "as_strided", "broadcast_to"),
-    )
+        "view view_as reshape reshape_as unsqueeze squeeze transpose t T mT H mH permute flatten unflatten contiguous "
+        "expand expand_as getitem chunk split unbind split_with_sizes tensor_split narrow select movedim moveaxis "
+        "swapaxes swapdims to type type_as float half bfloat16 double detach clone alias data requires_grad ravel "
+        "as_strided broadcast_to"
+    ).split()
 )
 
 
@@ -83,7 +82,7 @@ def fed_by(node: Node | None) -> tuple[str, ...]:
 
 
 def followed_by(node: Node | None) -> tuple[str, ...]:
-    """Operations that consume an output, nearest first; ends at a GEMM; where there are several consumers, their names."""
+    """Operations that consume an output, nearest first; ends at a GEMM, or with the names of several consumers."""
     names: list[str] = []
     while node is not None and len(names) < DEPTH:
         users = _consumers(node)

@@ -1,4 +1,4 @@
-"""Every torch function that multiplies matrices, brought to one form: y = x @ weight.T, with x of M x K and weight of N x K."""
+"""Every torch function that multiplies matrices, as y = x @ weight.T with x of M x K and weight of N x K."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
 from loka.sites.site import Kind
@@ -106,7 +106,11 @@ def _broadcast(a: Any, b: Any) -> list[Size]:
     lead = len(longer) - len(shorter)
     # A size of one gives way to the other; symbolic sizes are never one here, so that no guard is installed.
     pairs = zip(longer[lead:], shorter, strict=True)
-    return [*longer[:lead], *(q if isinstance(p, int) and p == 1 else p for p, q in pairs)]
+    return [*longer[:lead], *(q if _is_one(p) else p for p, q in pairs)]
+
+
+def _is_one(size: Size) -> bool:
+    return isinstance(size, int) and size == 1
 
 
 def _no_weight(of_a: Origin, of_b: Origin) -> str:
@@ -175,9 +179,9 @@ def _einsum(args: Args, kwargs: Kwargs, origins: Origins) -> Product | None:
     terms = _expand_ellipsis(inputs.split(","), operands)
     letters: dict[str, Size] = {}
     for term, operand in zip(terms, operands, strict=True):
-        letters.update({c: s for c, s in zip(term, operand.shape, strict=True) if not (isinstance(s, int) and s == 1)} )
-        for c in term:
-            letters.setdefault(c, 1)
+        for c, s in zip(term, operand.shape, strict=True):
+            if c not in letters or _is_one(letters[c]):  # a size of one gives way
+                letters[c] = s
     if arrow:
         dots = "".join(sorted({c for term in terms for c in term if c.isdigit()}))
         output = output.replace("...", dots)
@@ -203,7 +207,8 @@ def _einsum_product(
     n = size_of(letters[c] for c in weight if c in output and c not in rest)
     m = size_of(letters[c] for c in dict.fromkeys(rest) if c in output)
     # Read as one product over every letter; with more than two operands that is an upper bound.
-    total = (size_of(letters[c] for c in letters if c in output), size_of(letters[c] for c in letters if c not in output), 1)
+    kept, summed = ([s for c, s in letters.items() if (c in output) is inside] for inside in (True, False))
+    total = (size_of(kept), size_of(summed), 1)
     x = operands[1 - side] if len(operands) == 2 else operands[0 if side else 1]
     blocked = _einsum_blocked(terms, output, side, found)
     kind = Kind.EINSUM if found[side].parameter else Kind.BMM
@@ -244,7 +249,9 @@ def _tensordot(args: Args, kwargs: Kwargs, origins: Origins) -> Product | None:
     free_b = size_of(s for d, s in enumerate(b.shape) if d not in in_b)
     of_a, of_b = origins(a), origins(b)
     x, weight, mkn = (b, of_a, (free_b, k, free_a)) if of_a.parameter else (a, of_b, (free_a, k, free_b))
-    reason = "torch.tensordot is not rewritten: write F.linear, @ or einsum" if weight.parameter else _no_weight(of_a, of_b)
+    reason = _no_weight(of_a, of_b)
+    if weight.parameter:
+        reason = "torch.tensordot is not rewritten: write F.linear, @ or einsum"
     return Product(Kind.MATMUL if weight.parameter else Kind.BMM, x, weight.parameter, None, *mkn, (mkn,), reason)
 
 
@@ -258,12 +265,11 @@ def _chain(args: Args, kwargs: Kwargs, origins: Origins) -> Product | None:
 
 
 def _bilinear(args: Args, kwargs: Kwargs, origins: Origins) -> Product | None:
-    x1, x2, weight = args[:3]
+    x1, _, weight = args[:3]
     rows = size_of(x1.shape[:-1])
     n, k1, k2 = weight.shape
-    return Product(
-        Kind.BMM, x1, None, None, rows, k1 * k2, n, ((rows, k1, n * k2), (rows, k2, n)), "its weight has 3 dimensions, not two"
-    )
+    terms = ((rows, k1, n * k2), (rows, k2, n))
+    return Product(Kind.BMM, x1, None, None, rows, k1 * k2, n, terms, "its weight has 3 dimensions, not two")
 
 
 def _attention(args: Args, kwargs: Kwargs, origins: Origins) -> Product | None:
@@ -277,7 +283,7 @@ def _attention(args: Args, kwargs: Kwargs, origins: Origins) -> Product | None:
 
 
 def _multi_head(args: Args, kwargs: Kwargs, origins: Origins) -> Product | None:
-    """F.multi_head_attention_forward: (length, batch, width) or (length, width); all projections and scores in one call."""
+    """F.multi_head_attention_forward, of (length, batch, width) or (length, width): projections and scores in one."""
     q, k, v = (_arg(args, kwargs, i, name) for i, name in enumerate(("query", "key", "value")))
     width = q.shape[-1]
     m, rows_k, rows_v, length = size_of(q.shape[:-1]), size_of(k.shape[:-1]), size_of(v.shape[:-1]), k.shape[0]
@@ -322,7 +328,7 @@ PRODUCTS: dict[Callable[..., Any], Describe] = {f: describe for describe, functi
 
 
 def other_terms(name: str, args: Args, out: Any) -> tuple[tuple[Size, Size, Size], ...]:
-    """(M, K, N) of convolutions and recurrent layers, which are no sites: they are told as notes. () for other calls."""
+    """(M, K, N) of convolutions and recurrent layers, which are no sites but told as notes. () for other calls."""
     if name.startswith("conv") and len(args) > 1 and isinstance(out, Tensor):
         weight = args[1]
         if "transpose" in name:

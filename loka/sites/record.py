@@ -6,12 +6,11 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import update_wrapper
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -92,12 +91,13 @@ class Recorder(TorchFunctionMode):
     def watch(self, name: str, module: nn.Module) -> None:
         """Have a module of the copy tell when its forward runs."""
         original = module.forward
-        if is_plain_linear(module):
+        if isinstance(module, nn.Linear) and is_plain_linear(module):
             self._plain[name] = module
             run = self._linear_forward(name, module, original)
         else:
             run = self._named_forward(name, original)
-        module.__dict__["forward"] = update_wrapper(run, original, updated=())
+        run.__wrapped__ = original  # type: ignore[attr-defined]  # what inspect.signature follows
+        module.__dict__["forward"] = run
 
     def _named_forward(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -181,9 +181,10 @@ class Recorder(TorchFunctionMode):
         if func is F.linear and product is not None and product.kind is Kind.FUNCTIONAL_LINEAR and len(args) > 1:
             x, weight = args[0], args[1]
             bias = args[2] if len(args) > 2 else kwargs.get("bias")
-            if product.x is not x or product.blocked or (bias is not None and tuple(bias.shape) != tuple(weight.shape[:1])):
+            odd_bias = bias is not None and tuple(bias.shape) != tuple(weight.shape[:1])
+            if product.x is not x or product.blocked or odd_bias:
                 return None, None
-            made = self._ghost_linear(x, weight, (weight,) if bias is None else (weight, bias))
+            made = self._ghost_linear(args[0], weight, (weight,) if bias is None else (weight, bias))
             return (None, None) if made is None else (made[1], self.ghosts.widened(made[0], weight.shape[0]))
         sources = keeps_layout(func, args, kwargs)
         layout = self._layout(sources[0]) if sources else None
