@@ -13,8 +13,8 @@ from torch import nn
 
 from loka.dispatch.binding import Binding
 from loka.dispatch.bound import Bound, is_bound, type_name, unsharded_class
+from loka.dispatch.origin import source_problems
 from loka.dispatch.wrappers import ClosedWrapperError, find_module, plain_name
-from loka.sites.source import forward_source_hash
 
 _HOOKS = {
     "_forward_hooks": "forward hooks",
@@ -84,7 +84,7 @@ def child_problems(module: nn.Module, inlined: Sequence[str]) -> Iterator[str]:
         if "parametrizations" in child._modules:
             yield f"its child {name!r} is parametrised: remove the parametrisation, or keep its sites in the policy"
         if unsharded_class(type(child)) is not type(child):
-            yield f"its child {name!r} is an FSDP unit of its own: shard {_called('the owner')} instead"
+            yield f"its child {name!r} is an FSDP unit of its own: shard the module around it instead"
         if "forward" in vars(child):
             yield f"its child {name!r} has a forward of its own on the instance"
         if is_bound(child):
@@ -109,7 +109,7 @@ def _problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[str]:
     children = list(child_problems(module, binding.inlined))
     yield from children
     if binding.source_hash and not children:
-        yield from _source_problems(module, binding)
+        yield from source_problems(module, binding.inlined, binding.source_hash)
     if hasattr(module, "loka"):
         yield "has an attribute 'loka', which a bound module needs for itself"
 
@@ -132,24 +132,6 @@ def _shape_problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[
 def unsharded_tensor(parameter: nn.Parameter) -> nn.Parameter | None:
     """The parameter, or None where it is a DTensor, of which this process has but a part."""
     return None if type(parameter.data).__name__ == "DTensor" else parameter
-
-
-def _source_problems(module: nn.Module, binding: Binding) -> Iterator[str]:
-    """Whether the forwards that were traced are still what the generated one was made from."""
-    # A view of the module under its own class: the hash covers the class's name, which fully_shard changes.
-    view: nn.Module = object.__new__(unsharded_class(type(module)))
-    view.__dict__ = module.__dict__
-    try:
-        found = forward_source_hash(view, binding.inlined)
-    except OSError as error:
-        yield f"the source of its forward cannot be read, so that it cannot be compared with the plan: {error}"
-        return
-    if found == binding.source_hash:
-        return
-    if type(view).__module__ == "__main__":
-        yield "its class is defined in the script that runs (__main__): import it from a module of its own"
-    else:
-        yield "the source of its forward, or of an inlined child's, has changed since: run loka generate again"
 
 
 def _same_type(cls: type, planned: str) -> bool:

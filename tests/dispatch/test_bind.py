@@ -196,12 +196,8 @@ def test_model_itself_can_be_bound():
 
 
 def test_slice_of_a_bound_sequential_is_plain():
-    class Chain(dispatch.Bound):
-        def forward(self, x):
-            return self[2](self[0](x))
-
     binding = dispatch.Binding(
-        train=Chain,
+        train=sample.modules.Chain,
         infer=None,
         replaces="torch.nn.modules.container.Sequential",
         source_hash="",

@@ -54,3 +54,10 @@ class BlockFrozen(dispatch.Bound):
             hidden, self.loka_weight_1, self.loka_scale_1, None, self.loka.tick(1)
         )
         return down + x
+
+
+class Chain(dispatch.Bound):
+    """The forward of an nn.Sequential that calls its first and third child."""
+
+    def forward(self, x):
+        return self[2](self[0](x))

@@ -1,0 +1,67 @@
+"""DDP and FSDP2 in two processes on the CPU (gloo)."""
+
+from __future__ import annotations
+
+import dispatch_models as models
+import dispatch_sample as sample
+import dispatch_workers as workers
+import pytest
+import torch
+from torch import multiprocessing
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs a function of dispatch_workers in two processes and returns what each gave."""
+
+    def start(work):
+        multiprocessing.spawn(workers.start, (str(tmp_path), work), nprocs=workers.WORLD)
+        results = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(workers.WORLD)]
+        for result in results:
+            assert not isinstance(result, str), result
+        return results
+
+    return start
+
+
+def single_process(bind, model=None):
+    """Gradients of the mean of both ranks' losses, in this process."""
+    model = model or models.mlp()
+    patch = bind(model) if bind else None
+    for rank in range(workers.WORLD):
+        (model(workers.batch(rank)).square().mean() / workers.WORLD).backward()
+    if patch:
+        patch.verify(backward=False)
+    return workers.full_gradients(model)
+
+
+def assert_same(one, other, rtol=1e-4, atol=1e-6):
+    """Every gradient agrees."""
+    assert list(one) == list(other)
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_gradients_agree_across_ranks_and_with_one_process(run, kind):
+    first, second = run(kind)
+    bound, plain = single_process(lambda model: sample.apply(model)), single_process(None)
+    assert len(first) == 4
+    for index, gradients in enumerate(first):
+        assert_same(gradients, second[index], rtol=0, atol=0)
+        assert_same(gradients, bound if index % 2 == 0 else plain)
+    assert not torch.equal(bound["2.weight"], plain["2.weight"])
+
+
+def test_fsdp_units_with_inlined_children(run):
+    (gradients, refusal, infer), (others, *_) = run("fsdp_blocks")
+    bind = lambda model: sample.apply(model, (sample.blocks("layers.0", "layers.1"),))  # noqa: E731
+    assert_same(gradients, others, rtol=0, atol=0)
+    assert_same(gradients, single_process(bind, models.Blocks()))
+    assert "'layers.0': its child 'up.0' is an FSDP unit of its own" in refusal
+    assert "'0': weight is sharded: apply mode='infer' to the whole model, before fully_shard" in infer
+
+
+def test_slices_of_a_sharded_sequential_are_plain(run):
+    for names in run("fsdp_slice"):
+        assert names == [("Sequential", False, 2), ("Sequential", False, 2)]
