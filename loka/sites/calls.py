@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx, nn
@@ -26,6 +26,7 @@ class Weights:
 
     sites: Mapping[fx.Node, str]  # get_attr node -> site, relative to the owner
     views: Mapping[fx.Node, fx.Node]  # W.t() -> W
+    names: frozenset[str]  # every site
 
     def site(self, value: object) -> str | None:
         """The site whose Parameter, or whose Parameter's transpose, a value is."""
@@ -44,11 +45,10 @@ def find_weights(owner: nn.Module, ops: tuple[Op, ...], sites: Mapping[str, nn.P
             value = _attribute(owner, str(op.node.target))
             op.node.meta["ndim"] = getattr(value, "ndim", None)
             if id(value) in names:
-                # one Parameter in two linears: each call belongs to the linear that it stands in
-                nodes[op.node] = op.child if op.child in sites else names[id(value)]
+                nodes[op.node] = names[id(value)]
         elif op.args and isinstance(op.args[0], fx.Node) and op.args[0] in nodes and _is_transpose(op):
             views[op.node] = op.args[0]
-    return Weights(nodes, views)
+    return Weights(nodes, views, frozenset(sites))
 
 
 def site_call(op: Op, weights: Weights, template: Template) -> SiteCall | None:
@@ -57,6 +57,8 @@ def site_call(op: Op, weights: Weights, template: Template) -> SiteCall | None:
     Raises CannotTraceError where a site's Parameter goes into a GEMM that cannot be written so.
     """
     target, args, kwargs = op.node.target, list(op.args), dict(op.kwargs)
+    if op.child in weights.names:  # where linears share a Parameter, a call belongs to the linear that it stands in
+        weights = replace(weights, sites=dict.fromkeys(weights.sites, op.child))
     is_gemm = target in _GEMMS if op.node.op == "call_function" else target in _GEMM_METHODS
     used = [weights.site(value) for value in _flat([*args, *kwargs.values()]) if weights.site(value) is not None]
     if not is_gemm or not used:

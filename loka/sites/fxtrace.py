@@ -55,7 +55,8 @@ class _Tracer(fx.Tracer):
     """torch.fx's tracer: leaves are all children but those in `expand`; buffers are proxies; floats are read live."""
 
     def __init__(self, expand: frozenset[str]) -> None:
-        super().__init__(autowrap_modules=())  # type: ignore[arg-type] - none: `math` on a traced value is an error
+        nothing: Any = ()  # `math` is not wrapped: on a traced value it is an error
+        super().__init__(autowrap_modules=nothing)
         self.proxy_buffer_attributes = True
         self.expand = expand
         self.called: dict[str, None] = {}

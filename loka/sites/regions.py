@@ -10,6 +10,7 @@ from torch import nn
 from loka.sites.printer import names_in
 from loka.sites.site import Site
 from loka.sites.straight import RefKind, Region, Statement, StraightForward
+from loka.sites.trace import has_hooks
 
 NORMS = frozenset({"layer_norm", "rms_norm"})  # over the last dimension
 ACTIVATIONS = frozenset(
@@ -169,9 +170,9 @@ def _scope(owner: str, names: list[str], modules: dict[str, nn.Module]) -> Scope
 
 
 def _norms_and_activations(owner: str, path: str, modules: dict[str, nn.Module]) -> Iterator[str]:
-    """The norms and activations among the children of an inlined module."""
+    """The norms and activations among the children of an inlined module; one with hooks stays a call."""
     for name, child in modules[".".join(filter(None, (owner, path)))].named_children():
-        if type(child) in _INLINABLE:
+        if type(child) in _INLINABLE and not has_hooks(child):
             yield f"{path}.{name}".lstrip(".")
 
 

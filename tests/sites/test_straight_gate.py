@@ -35,7 +35,9 @@ class Module(nn.Module):
         return x @ self.w
 
 
-def said(*statements: Statement, result: str = "y", module: Callable[[], nn.Module] = Module, size: int = 8) -> str | None:
+def said(
+    *statements: Statement, result: str = "y", module: Callable[[], nn.Module] = Module, size: int = 8
+) -> str | None:
     forward = StraightForward("m", "M", ("x",), statements, result, (), "")
     made = module()
     calls = tuple(ExampleCall(batch, (torch.randn(batch, size),), {}) for batch in (4, 7))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 sys.path.insert(0, str(Path(__file__).parent))
 import straight_models as zoo
@@ -89,7 +90,9 @@ def test_what_can_be_traced_is_the_same_function_at_sizes_that_the_gate_has_not_
     assert isinstance(answer, StraightForward), answer
     for mode in (True, False):
         bound = with_forward(copy.deepcopy(module), answer).train(mode)
-        for a, b in zip(run(copy.deepcopy(module).train(mode), torch.ones(5, 8)), run(bound, torch.ones(5, 8)), strict=True):
+        for a, b in zip(
+            run(copy.deepcopy(module).train(mode), torch.ones(5, 8)), run(bound, torch.ones(5, 8)), strict=True
+        ):
             assert torch.equal(a, b)
 
 
@@ -163,6 +166,14 @@ def test_a_parametrised_child_is_not_inlined() -> None:
     answer = trace_forward(module, "trap", examples((4, 8), (7, 8)), sites=("0",))
     assert isinstance(answer, Refused)
     assert "'0'" in answer.reason
+
+
+def test_a_child_that_is_its_own_fsdp_unit_is_not_inlined() -> None:
+    module = WithChild()
+    module.act.__class__ = type("FSDPReLU", (FSDPModule, nn.ReLU), {})
+    answer = trace(module, inline=("act",))
+    assert isinstance(answer, Refused)
+    assert "child 'act' is a FSDPReLU, whose forward cannot be inlined" in answer.reason
 
 
 def test_a_parametrised_parameter_is_not_covered() -> None:
