@@ -98,6 +98,7 @@ def test_cudagraph_trees_count_when_they_record(model):
     compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
     for _ in range(3):
         torch.compiler.cudagraph_mark_step_begin()
+        model.zero_grad(set_to_none=True)  # gradients lie in the graph's memory, which the next step overwrites
         step_on_gpu(compiled)
     patch.verify()
 
