@@ -22,7 +22,7 @@ from loka.sites.refused import CannotTraceError
 from loka.sites.straight import Statement, StraightForward
 
 _INTERNAL = frozenset(vars(nn.Module()))
-_ROUNDING = 1e-4  # of the largest value, for a GEMM summed in another order
+_ROUNDING = 1e-4  # of the largest value, for a GEMM summed in another order; more for Parameters in bfloat16
 
 
 def difference(
@@ -86,9 +86,10 @@ def _compare_all(forward: StraightForward, examples: Examples, copied: Callable[
                     return f"traced, it {found} {_when(training, autocast, call)}"
     rewritten = with_forward(copied(), forward, rewritten=True).eval()
     ours = copied().eval()
+    coarsest = max((torch.finfo(p.dtype).eps for p in ours.parameters() if p.is_floating_point()), default=0.0)
     for call in examples.calls:
         a, b = (_run(m, call, autocast=False) for m in (ours, rewritten))
-        found = _compare(a, b, rounding=_ROUNDING)
+        found = _compare(a, b, rounding=max(_ROUNDING, 8 * coarsest))
         if found is not None:
             return f"with its GEMMs written as linears, it {found} {_when(False, False, call)}"
     return None

@@ -307,6 +307,43 @@ class Uncovered(Plain):
         return torch.bmm(x.unsqueeze(1), self.w.expand(x.size(0), WIDTH, WIDTH)).squeeze(1)
 
 
+class Clip(torch.autograd.Function):
+    """A gradient of its own: one that tracing through its forward would lose."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad.clamp(-1, 1)
+
+
+class OwnGradient(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return Clip.apply(x) @ self.w
+
+
+class Scaled(nn.Module):
+    """A norm of the user's own, with a float that is read in its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eps = 1e-3
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+
+
+class WithNorm(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = Scaled()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x @ self.w)
+
+
 class Cubic(Plain):
     def __init__(self) -> None:
         super().__init__()

@@ -152,6 +152,15 @@ def test_einsum(x: str, p: str, out: str, views: tuple[str, bool, str] | None) -
         assert torch.allclose(made, torch.einsum(f"{x},{p}->{out}", a, weight), atol=1e-5)
 
 
+def test_rounding_of_a_coarse_type_is_allowed_for() -> None:
+    module = FromTheLeft()
+    module.p = zoo.weight(512, 64)  # long sums: the order in which they are taken shows in bfloat16
+    module.to(torch.bfloat16)
+    calls = tuple(ExampleCall(batch, (torch.randn(batch, 16, 512, dtype=torch.bfloat16),), {}) for batch in (4, 7))
+    answer = trace_forward(module, "owner", Examples("owner", calls), sites=("p",))
+    assert isinstance(answer, StraightForward), answer
+
+
 class Twice(One):
     def forward(self, x: Tensor) -> Tensor:
         return (x @ self.p) @ self.p.t()

@@ -28,7 +28,8 @@ EVIL = "__import__('os').abort()"
 @pytest.mark.parametrize(
     "value",
     [
-        None, ..., True, -3, 2.5, 1e-5, float("inf"), float("-inf"), 1 + 2j, "plain", "quo'te\"{0}\n\\", b"\x00", (), (1,),
+        None, ..., True, -3, 2.5, 1e-5, float("inf"), float("-inf"), 1 + 2j, "plain", "quo'te\"{0}\n\\", b"\x00", (),
+        (1,),
         (1, (2.0, "x")), [1, None], {"a{b": 1, 2: [3]}, slice(None, 3, -1), torch.float8_e4m3fn, torch.channels_last,
         torch.device("cpu"), torch.strided,
     ],
@@ -142,7 +143,7 @@ class Constants(zoo.Plain):
 
 class Results(zoo.Plain):
     def forward(self, x: Tensor) -> dict[str, object]:
-        batch, width = x.shape
+        batch, _width = x.shape
         return {"y{0}": x @ self.w, "rest": [(x.shape[0], batch), (None,)]}
 
 
