@@ -31,7 +31,7 @@ def copy_model(model: nn.Module, replace: Callable[[Tensor], Tensor]) -> dict[st
     plain = [module for module in modules.values() if _is_plain(type(module))]
     for module in plain:
         memo[id(module)] = object.__new__(type(module))
-    for module in plain:
+    for module in reversed(plain):  # children first: what copies itself may look into them
         memo[id(module)].__dict__.update(_copy_state(module, memo))
     return {name: _copied(module, memo) for name, module in modules.items()}
 
@@ -85,5 +85,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
         return known
     try:
         return copy.deepcopy(value, memo)
-    except Exception:  # noqa: BLE001 - locks, process groups and files refuse in ways of their own: share them
+    except Exception:  # locks, process groups and files refuse in ways of their own: they are shared
+        if isinstance(value, nn.Module):
+            raise
         return value

@@ -32,11 +32,12 @@ _SAME: dict[str, str] = {
 }
 _VIEWS = frozenset(
     (
-        "view view_as reshape reshape_as unsqueeze squeeze transpose t T mT H mH permute flatten unflatten contiguous "
-        "expand expand_as getitem chunk split unbind split_with_sizes tensor_split narrow select movedim moveaxis "
-        "swapaxes swapdims to type type_as float half bfloat16 double detach clone alias data requires_grad ravel "
-        "as_strided broadcast_to"
-    ).split()
+        *("view", "view_as", "reshape", "reshape_as", "unsqueeze", "squeeze", "flatten", "unflatten", "ravel"),
+        *("transpose", "t", "T", "mT", "H", "mH", "permute", "movedim", "moveaxis", "swapaxes", "swapdims"),
+        *("expand", "expand_as", "broadcast_to", "getitem", "narrow", "select", "as_strided", "contiguous"),
+        *("chunk", "split", "unbind", "split_with_sizes", "tensor_split", "alias", "data", "detach", "clone"),
+        *("to", "type", "type_as", "float", "half", "bfloat16", "double", "requires_grad"),
+    )
 )
 
 

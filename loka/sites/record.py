@@ -113,7 +113,7 @@ class Recorder(TorchFunctionMode):
     def _linear_forward(self, name: str, linear: nn.Linear, original: Callable[..., Any]) -> Callable[..., Any]:
         run = self._named_forward(name, original)
         weight, bias = linear.weight, linear.bias
-        names = (self.names.get(id(weight)), self.names.get(id(bias)) if bias is not None else None)
+        names = _linear_names(name, linear)
         tensors = (weight,) if bias is None else (weight, bias)
 
         def forward(input: Tensor) -> Tensor:
@@ -257,9 +257,12 @@ class Recorder(TorchFunctionMode):
             module = owner
         elif linear is None and product.bias is not None and bias is None and kind is Kind.FUNCTIONAL_LINEAR:
             blocked = blocked or "its bias is computed, not a Parameter"
-        seen = Product(kind, product.x, product.weight, None, product.m, product.k, product.n, product.terms)
+        weight = product.weight
+        if linear is not None and kind is Kind.LINEAR:
+            weight, bias = _linear_names(owner, linear)
+        seen = Product(kind, product.x, weight, None, product.m, product.k, product.n, product.terms)
         if module is not None and kind is Kind.LINEAR:
-            self.stack.pop()
+            self.stack.pop()  # the call of the module is its parent's
             self._add(seen, result, module, bias, (file, line), blocked)
             self.stack.append(module)
         else:
@@ -319,6 +322,12 @@ def is_plain_linear(module: nn.Module) -> bool:
         and unpatchable(weight) is None
         and (module._parameters.get("bias") is not None or module.__dict__.get("bias", None) is None)
     )
+
+
+def _linear_names(name: str, linear: nn.Linear) -> tuple[str, str | None]:
+    """Its weight and bias, by its own name also where another module holds them too."""
+    prefix = f"{name}." if name else ""
+    return f"{prefix}weight", None if linear.bias is None else f"{prefix}bias"
 
 
 def _history(node: Node) -> str:
