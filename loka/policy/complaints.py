@@ -65,7 +65,7 @@ def _complaint(error: ErrorDetails, found: Found) -> Problem:
     if kind in _COMPARED:
         key, words = _COMPARED[kind]
         return problem(
-            found.node.place, f"{name}{describe(found.node)} is out of range; it must be {words} {context[key]:g}"
+            found.node.place, f"{name}{describe(found.node)} is out of range; it must be {words} {context[key]:.12g}"
         )
     if kind in ("string_too_short", "too_short"):
         return problem(found.node.place, f"{name}empty; give at least one, or remove the key")

@@ -28,6 +28,8 @@ _ADVICE = (
     ("found undefined tag handle", "a tag with an unknown handle; remove the tag"),
     ("could not find expected ':'", "a line without 'key: value'; add the ':' or check the indentation above"),
     ("found unexpected end of stream", "a quote that is never closed; close it"),
+    ("'<stream end>'", "a bracket that is never closed; close it"),
+    ("that cannot start any token", "text that must be in quotes, because of its first character; add them"),
     ("found unknown escape", "an unknown escape; double the backslash, or use single quotes"),
     ("found duplicate anchor", "an anchor that is already in use; give it another name"),
 )
@@ -102,7 +104,8 @@ class _Composer:
                         self._stop(self._at(event.start_mark), "a second document; keep one and remove the '---'")
                 self._take(event)
         except yaml.MarkedYAMLError as error:
-            self._stop(self._at(error.problem_mark or error.context_mark), _syntax(error))
+            unclosed = "<stream end>" in (error.problem or "") and self.stack
+            self._stop(self.stack[-1].place if unclosed else self._at(_mark(error)), _syntax(error))
         except yaml.YAMLError as error:
             self._stop(Place(self.file, 1, 1), f"not valid YAML: {error}; correct it")
         except (ValueError, OverflowError):
@@ -133,7 +136,7 @@ class _Composer:
                 raise ScalarError("an escape for NUL or half a surrogate pair; remove it")
             if event.tag is not None and event.tag != "!":
                 if event.tag not in SCALAR_TAGS:
-                    raise ScalarError(f"tag {event.tag} is not allowed in a policy; remove it")
+                    raise ScalarError(_foreign_tag(event.tag))
                 return replace(node, value=resolve_tagged(event.value, event.tag))
             return node if quoted or event.tag == "!" else replace(node, value=resolve(event.value))
         except ScalarError as error:
@@ -144,7 +147,7 @@ class _Composer:
         place = self._at(event.start_mark)
         name = str(event.anchor)
         if name not in self.anchors:
-            self._stop(place, f"alias *{name} has no anchor &{name} before it; correct the name")
+            self._stop(place, f"alias *{name} has no anchor before it; put a pattern that begins with * in quotes")
         node = self.anchors[name]
         if node is None:
             self._stop(place, f"alias *{name} stands inside its own anchor; write the value out")
@@ -158,7 +161,7 @@ class _Composer:
             self._stop(place, f"nested more than {MAX_DEPTH} levels deep; a policy needs no more than six")
         tagged = event.tag is not None and event.tag not in _CONTAINER_TAGS[type(event)]
         if tagged:
-            self.problems.append(problem(place, f"tag {event.tag} is not allowed in a policy; remove it"))
+            self.problems.append(problem(place, _foreign_tag(str(event.tag))))
         if event.anchor is not None:
             self.anchors[event.anchor] = None
         self.stack.append(_Frame(place, isinstance(event, yaml.MappingStartEvent), event.anchor, tagged))
@@ -233,9 +236,22 @@ class _Composer:
         raise _StopError
 
 
+def _foreign_tag(tag: str) -> str:
+    return f"tag {tag.replace('tag:yaml.org,2002:', '!!')} is not allowed in a policy; remove it"
+
+
+def _mark(error: yaml.MarkedYAMLError) -> _Mark | None:
+    """Where to look: at the quote that was opened or the value that begins with *; else at what was met."""
+    if "end of stream" in (error.problem or "") or error.context == "while scanning an alias":
+        return error.context_mark or error.problem_mark
+    return error.problem_mark or error.context_mark
+
+
 def _syntax(error: yaml.MarkedYAMLError) -> str:
     """PyYAML's complaint in terms of what to do."""
     complaint = error.problem or error.context or "unreadable"
+    if error.context == "while scanning an alias":
+        return "a value that begins with * must be in quotes; add them"
     for part, advice in _ADVICE:
         if part in complaint:
             return advice

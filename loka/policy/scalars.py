@@ -43,7 +43,9 @@ def resolve(text: str) -> ScalarValue:
     if _DECIMAL.fullmatch(text):
         return _decimal(text)
     if _BASED.fullmatch(text):
-        return _decimal(str(int(text, 0))) if len(text) <= _MAX_DIGITS else _decimal("9" * 99)
+        if len(text) > _MAX_DIGITS:
+            raise ScalarError(_too_long(text))
+        return int(text, 0)
     if _FLOAT.fullmatch(text):
         value = float(text)
         if not math.isfinite(value):
@@ -79,8 +81,12 @@ def _decimal(text: str) -> int:
             f"{_short(text)} is octal to some YAML readers and decimal to others; remove the leading zeros"
         )
     if len(digits) > _MAX_DIGITS:
-        raise ScalarError(f"{_short(text)} is too large for a number here; give one of at most {_MAX_DIGITS} digits")
+        raise ScalarError(_too_long(text))
     return int(text)
+
+
+def _too_long(text: str) -> str:
+    return f"{_short(text)} is too large for a number here; give one of at most {_MAX_DIGITS} digits"
 
 
 def _short(text: str) -> str:

@@ -1,0 +1,144 @@
+"""`extends`: merging, provenance, chains, and everything that can be wrong with it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from loka.policy.extends import MAX_CHAIN
+from loka.policy.load import load_policy
+from loka.policy.policy import Policy
+from loka.policy.problems import PolicyError
+from loka.policy.settings import SiteFacts, SiteSettings
+
+HEAD = 'version: 1\nname: ranker\nmodel: {factory: "pkg.models:ranker"}\n'
+SITE = SiteFacts("layers.0.mlp.0", "linear", 64, 32, 16, 1.0)
+
+
+def test_mappings_merge_and_rules_of_the_base_come_first(resolve: Callable[..., tuple[SiteSettings, ...]]) -> None:
+    files = {
+        "policies/ranker.yaml": "extends: ../shared/base.yaml\nname: child\nmodel: {batch_size: 8}\n"
+        "defaults: {budget: {mere: 0.1}}\nrules:\n  - match: layers.*\n    compute: keep\n",
+        "shared/base.yaml": HEAD + "defaults: {compute: fp8, budget: {mere: 0.3, sqnr_db: 20}}\n"
+        "rules:\n  - match: '*.mlp.*'\n    compute: fp8\n    fprop: {format: e5m2}\n",
+    }
+    (settings,) = resolve(files, [SITE])
+    assert (settings.budget.mere, settings.budget.sqnr_db, settings.budget.min_speedup) == (0.1, 20.0, 1.05)
+    computed = [(each.value, each.source, each.file, each.line) for each in settings.history["fprop.compute"]]
+    assert computed == [
+        ("auto", "built-in", "", 0),
+        ("fp8", "defaults", "shared/base.yaml", 4),
+        ("fp8", "rule 1: *.mlp.*", "shared/base.yaml", 7),
+        ("keep", "rule 2: layers.*", "policies/ranker.yaml", 7),
+    ]
+    assert [each.file for each in settings.history["budget.mere"]] == ["", "policies/ranker.yaml"]
+
+
+def test_files_are_named_from_the_policy_wherever_it_lies(write: Callable[..., Path], tmp_path: Path) -> None:
+    base = HEAD + "rules: [{match: a}]\n"
+    write(
+        {
+            "a/b/ranker.yaml": "extends: ../mid.yaml\nname: child\n",
+            "a/mid.yaml": "extends: c/base.yaml\n",
+            "a/c/base.yaml": base,
+        }
+    )
+    near, far = load_policy("a/b/ranker.yaml"), load_policy(tmp_path / "a" / "b" / "ranker.yaml")
+    assert near.files == far.files
+    assert [name for name, _ in near.files] == ["ranker.yaml", "../mid.yaml", "../c/base.yaml"]
+    assert near.files[2][1] == hashlib.sha256(base.encode()).hexdigest()
+    assert (near.name, near.version, near.model.factory) == ("child", 1, "pkg.models:ranker")
+    assert near.rules[1].file == "a/c/base.yaml"
+    assert far.rules[1].file == str(tmp_path / "a" / "c" / "base.yaml")
+    assert near.relative(near.rules[1].file) == far.relative(far.rules[1].file) == "../c/base.yaml"
+    assert near.where("model.factory") == "a/c/base.yaml:3:18"
+    assert near.where("name") == "a/b/ranker.yaml:2:7"
+
+
+def test_required_fields_may_come_from_either(load: Callable[..., Policy]) -> None:
+    train = load(
+        {
+            "ranker.yaml": 'extends: base.yaml\nversion: 1\nname: a\ntrain: {loss: "pkg:loss"}\n',
+            "base.yaml": 'model: {factory: "pkg:a", batch_size: 7}\ntrain: {batches: "pkg:batches", batch_size: 3}\n',
+        }
+    ).train
+    assert train is not None
+    assert (train.batches, train.loss, train.batch_size) == ("pkg:batches", "pkg:loss", 3)
+
+
+# what is wrong, with § before the place; what the message says; what makes it load
+CASES: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {
+    "missing base": ({"ranker.yaml": HEAD + "extends: §none.yaml\n"}, "none.yaml: no such file", {"none.yaml": "{}"}),
+    "base that is a directory": (
+        {"ranker.yaml": HEAD + "extends: §dir\n", "dir/x": "x"},
+        "is a directory",
+        {"ranker.yaml": HEAD + "extends: dir/x\n", "dir/x": "{}"},
+    ),
+    "itself": ({"ranker.yaml": HEAD + "extends: §ranker.yaml\n"}, "remove one of the two", {"ranker.yaml": HEAD}),
+    "itself by another path": (
+        {"a/ranker.yaml": HEAD + "extends: §../a/./ranker.yaml\n"},
+        "extends this file in turn",
+        {"a/ranker.yaml": HEAD},
+    ),
+    "cycle of three": (
+        {"ranker.yaml": HEAD + "extends: b.yaml\n", "b.yaml": "extends: c.yaml\n", "c.yaml": "extends: §ranker.yaml\n"},
+        "extends this file in turn",
+        {"c.yaml": "{}"},
+    ),
+    "chain without end": (
+        {"ranker.yaml": HEAD + "extends: 1.yaml\n"}
+        | {f"{i}.yaml": f"extends: {'§' if i == MAX_CHAIN - 1 else ''}{i + 1}.yaml\n" for i in range(1, 40)},
+        "more than 16 files in a chain",
+        {f"{MAX_CHAIN - 1}.yaml": "{}"},
+    ),
+    "absolute": ({"ranker.yaml": HEAD + "extends: §/etc/base.yaml\n"}, "must be relative", {"ranker.yaml": HEAD}),
+    "backslashes": ({"ranker.yaml": HEAD + "extends: §..\\base.yaml\n"}, "forward slashes", {"ranker.yaml": HEAD}),
+    "number": ({"ranker.yaml": HEAD + "extends: §3\n"}, "give the path of one policy", {"ranker.yaml": HEAD}),
+    "empty": ({"ranker.yaml": HEAD + "extends: §''\n"}, "give the path of one policy", {"ranker.yaml": HEAD}),
+    "broken base": (
+        {"ranker.yaml": "version: 1\nextends: base.yaml\n", "base.yaml": "name: §[\n"},
+        "a bracket that is never closed",
+        {"base.yaml": HEAD},
+    ),
+    "wrong value in the base": (
+        {"ranker.yaml": "extends: base.yaml\n", "base.yaml": HEAD + "defaults:\n  compute: §fp4\n"},
+        "did you mean fp8?",
+        {"base.yaml": HEAD},
+    ),
+    "rules of the base are no list": (
+        {"ranker.yaml": "extends: base.yaml\nrules: [{match: a}]\n", "base.yaml": HEAD + "rules: §{match: a}\n"},
+        "begin each item with '- '",
+        {"base.yaml": HEAD + "rules: [{match: a}]\n"},
+    ),
+    "rules of the policy are no list": (
+        {"ranker.yaml": "extends: base.yaml\nrules: §a\n", "base.yaml": HEAD + "rules: [{match: a}]\n"},
+        "expected a list",
+        {"ranker.yaml": "extends: base.yaml\n"},
+    ),
+    "mods of the base": (
+        {"ranker.yaml": "extends: base.yaml\n", "base.yaml": HEAD + "§mods: [{use: no_bias}]\n"},
+        "not available in this version",
+        {"base.yaml": HEAD},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_refused_at_its_place(case: str, load: Callable[..., Policy], refused: Callable[..., None]) -> None:
+    files, says, _ = CASES[case]
+    refused(load, files, says)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_control_loads(case: str, load: Callable[..., Policy]) -> None:
+    files, _, fix = CASES[case]
+    assert load({**files, **fix}).name == "ranker"
+
+
+def test_problems_of_the_policy_come_before_those_of_its_base(load: Callable[..., Policy]) -> None:
+    with pytest.raises(PolicyError) as caught:
+        load({"ranker.yaml": "extends: base.yaml\ntarget: h10\n", "base.yaml": HEAD + "zzz: 1\n"})
+    assert [(each.file, each.line) for each in caught.value.problems] == [("ranker.yaml", 2), ("base.yaml", 4)]

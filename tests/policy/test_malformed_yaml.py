@@ -1,0 +1,234 @@
+"""Texts that are no YAML, or YAML that a policy refuses: one problem each, at its place, with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from loka.policy.compose import MAX_DEPTH, MAX_NODES
+from loka.policy.load import load_policy
+from loka.policy.policy import Policy
+from loka.policy.problems import PolicyError
+from loka.policy.source import MAX_BYTES
+
+HEAD = 'version: 1\nname: ranker\nmodel: {factory: "pkg.models:ranker"}\n'
+LEVELS = "abcdefghi"
+BOMB = "".join(f"{c}: &{c} [{', '.join(['*' + LEVELS[i - 1]] * 9)}]\n" for i, c in enumerate(LEVELS) if i)
+
+# what is wrong, with § before the place; what the message says; the nearest text that loads
+CASES: dict[str, tuple[str | bytes, str, str | bytes]] = {
+    "empty file": ("§", "the policy is empty; it needs at least version", HEAD),
+    "comment only": ("§# a policy\n", "the policy is empty", "# a policy\n" + HEAD),
+    "empty document": ("---\n§", "the policy is empty", "---\n" + HEAD),
+    "a list": ("§- version: 1\n", "begin with 'version: 1'", HEAD),
+    "a word": ("§ranker\n", "a policy is a mapping", HEAD),
+    "two documents": (HEAD + "§---\nname: other\n", "a second document; keep one", "---\n" + HEAD + "...\n"),
+    "tab as indentation": (
+        HEAD + "defaults:\n§\tcompute: fp8\n",
+        "replace it with spaces",
+        HEAD + "defaults:\n  compute: fp8\n",
+    ),
+    "tab after a colon": (HEAD + "target:§\th100\n", "replace it with spaces", HEAD + "target:  h100\n"),
+    "duplicate key": (HEAD + "§name: again\n", "duplicate key 'name', first on line 2; keep one", HEAD),
+    "duplicate key in a rule": (
+        HEAD + "rules:\n  - match: a\n    compute: keep\n    §match: b\n",
+        "duplicate key 'match', first on line 5",
+        HEAD + "rules:\n  - match: a\n    compute: keep\n  - match: b\n",
+    ),
+    "python tag": (
+        HEAD + "target: §!!python/object/apply:os.system [ls]\n",
+        "tag !!python/object/apply:os.system is not allowed in a policy; remove it",
+        HEAD + "target: !!str h100\n",
+    ),
+    "own tag": (HEAD + "target: §!device h100\n", "tag !device is not allowed", HEAD + "target: h100\n"),
+    "tag on a mapping": (
+        HEAD + "defaults: §!!omap {compute: fp8}\n",
+        "remove it",
+        HEAD + "defaults: !!map {compute: fp8}\n",
+    ),
+    "wrong core tag": (HEAD + "target: §!!int h100\n", "'h100' is no !!int; remove the tag", HEAD + "target: h100\n"),
+    "tag handle": (
+        HEAD + "target: §!x!y h100\n",
+        "a tag with an unknown handle; remove the tag",
+        HEAD + "target: h100\n",
+    ),
+    "alias in its own anchor": (
+        HEAD + "mods: &m [§*m]\n",
+        "inside its own anchor; write the value out",
+        HEAD + "mods: &m []\n",
+    ),
+    "alias without an anchor": (
+        HEAD + "defaults: §*base\n",
+        "alias *base has no anchor before it",
+        HEAD + "defaults: &base {}\nrules: [{match: a, fprop: *base}]\n",
+    ),
+    "too deep": (
+        HEAD + "mods: " + "[" * (MAX_DEPTH - 1) + "§[" + "]" * MAX_DEPTH + "\n",
+        "nested more than 32 levels deep",
+        HEAD + "rules: [{match: a, fprop: {input: {format: e4m3}}}]\n",
+    ),
+    "brackets without end": (
+        HEAD + "mods: " + "[" * (MAX_DEPTH - 1) + "§" + "[" * 100_000,
+        "nested more than",
+        HEAD + "mods: []\n",
+    ),
+    "open bracket": (HEAD + "rules: §[\n", "a bracket that is never closed; close it", HEAD + "rules: []\n"),
+    "open quote": (HEAD + 'target: §"h100\n', "a quote that is never closed; close it", HEAD + 'target: "h100"\n'),
+    "two colons": (HEAD + "target: h100§: h200\n", "check the indentation", HEAD + "target: h100\n"),
+    "bare star": (
+        HEAD + "rules:\n  - match: §*.mlp\n",
+        "must be in quotes; add them",
+        HEAD + 'rules:\n  - match: "*.mlp"\n',
+    ),
+    "bare at sign": (
+        HEAD + "target: §@h100\n",
+        "must be in quotes, because of its first character",
+        HEAD + "target: h100\n",
+    ),
+    "unknown escape": (
+        HEAD + 'rules:\n  - match: "re:a\\§d"\n',
+        "double the backslash, or use single quotes",
+        HEAD + "rules:\n  - match: 're:a\\d'\n",
+    ),
+    "escape out of range": (
+        HEAD + 'target: "\\U§FFFFFFFF"\n',
+        "out of range; correct it",
+        HEAD + 'target: "\\u0068100"\n',
+    ),
+    "escape for NUL": (HEAD + 'target: §"h100\\0"\n', "an escape for NUL", HEAD + 'target: "h100"\n'),
+    "half a surrogate pair": (
+        HEAD + 'rules: [{match: §"\\ud800"}]\n',
+        "half a surrogate pair",
+        HEAD + 'rules: [{match: "\\u00e9"}]\n',
+    ),
+    "merge key": (
+        HEAD + "defaults: {§<<: {compute: fp8}}\n",
+        "write the fields out, or use extends",
+        HEAD + "defaults: {compute: fp8}\n",
+    ),
+    "a list for a key": (HEAD + "? §[a]\n: b\n", "a list or mapping is no key", HEAD + "? target\n: h100\n"),
+    "a number for a key": (HEAD + "§1: b\n", "1 is no key; a key is a word", HEAD),
+    "key without value": (
+        HEAD + "§rules:\n",
+        "rules has no value; give it one, or remove the key",
+        HEAD + "rules: []\n",
+    ),
+    "item without value": (
+        HEAD + "rules:\n  - match: a\n  -§\n",
+        "an item without a value",
+        HEAD + "rules:\n  - match: a\n",
+    ),
+    "NUL": (HEAD + "target: h100§\0\n", "a NUL character in the file; remove it", HEAD + "target: h100\n"),
+    "control character": (HEAD + "target: h100§\x07\n", "U+0007", HEAD + "target: h100\n"),
+    "line separator": (HEAD + "# a§\u2028b\n", "U+2028", HEAD + "# a b é\n"),
+    "Latin-1": (
+        HEAD.encode() + b"# mod" + "§".encode() + b"\xe8le\n",
+        "byte 0xe8 is not UTF-8; save the file as UTF-8",
+        HEAD + "# modèle\n",
+    ),
+    "UTF-16": ("§".encode() + HEAD.encode("utf-16"), "save it as UTF-8", b"\xef\xbb\xbf" + HEAD.encode()),
+    "column after a byte order mark": ("\ufeff§vresion: 1\n" + HEAD, "did you mean version?", "\ufeff" + HEAD),
+    "column after wide letters": (
+        HEAD + 'rules: [{match: a, note: "éü漢", §compte: fp8}]\n',
+        "did you mean compute?",
+        HEAD + 'rules: [{match: a, note: "éü漢", compute: fp8}]\n',
+    ),
+    "line after CRLF": (
+        HEAD.replace("\n", "\r\n") + "§trget: h100\r\n",
+        "did you mean target?",
+        HEAD.replace("\n", "\r\n"),
+    ),
+    "yes for true": (HEAD + "defaults: {padding: §yes}\n", "write true, or", HEAD + "defaults: {padding: true}\n"),
+    "off for text": (HEAD + "rules: [{match: §off}]\n", '"off" in quotes', HEAD + 'rules: [{match: "off"}]\n'),
+    "no for a name": (HEAD.replace("ranker\n", "§no\n"), '"no" in quotes', HEAD.replace("ranker\n", '"no"\n')),
+    "octal": (
+        HEAD.replace("}", ", batch_size: §010}"),
+        "remove the leading zeros",
+        HEAD.replace("}", ", batch_size: 10}"),
+    ),
+    "infinite": (
+        HEAD + "defaults: {amax: §.inf}\n",
+        ".inf is not finite; give a finite number",
+        HEAD + "defaults: {range: static, amax: 9}\n",
+    ),
+    "not a number": (
+        HEAD + "defaults: {budget: {mere: §.nan}}\n",
+        "not finite",
+        HEAD + "defaults: {budget: {mere: 1e-1}}\n",
+    ),
+    "overflow": (
+        HEAD + "defaults: {budget: {mere: §1e999}}\n",
+        "too large for a number",
+        HEAD + "defaults: {budget: {mere: 1e9}}\n",
+    ),
+    "a thousand digits": (HEAD.replace("}", f", batch_size: §{'9' * 1000}}}"), "at most 18 digits", HEAD),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_refused_at_its_place(case: str, load: Callable[..., Policy], refused: Callable[..., None]) -> None:
+    text, says, _ = CASES[case]
+    refused(load, text, says)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_control_loads(case: str, load: Callable[..., Policy]) -> None:
+    assert load(CASES[case][2]).version == 1
+
+
+def test_yaml_bomb_is_stopped_at_the_alias_that_goes_over(load: Callable[..., Policy]) -> None:
+    # Nine times as much on each line: the fifth line of the bomb would hold 9**6 values.
+    text = HEAD + "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + BOMB
+    with pytest.raises(PolicyError) as caught:
+        load(text)
+    (found,) = caught.value.problems
+    assert found.message == f"over {MAX_NODES} values, aliases written out; use broader rules and fewer aliases"
+    size, written, place = {"a": 10}, 3 + 2 + 2 + 1 + 1 + 1, None
+    # The mapping, its keys and scalars so far; then each line's key, list and aliases.
+    written = 1 + 6 + 2 + 1 + 10
+    for number, name in enumerate(LEVELS[1:], start=5):
+        written += 2
+        for alias in range(9):
+            written += size[LEVELS[number - 5]]
+            if written > MAX_NODES and place is None:
+                place = (number, len(f"{name}: &{name} [") + 4 * alias + 1)
+        size[name] = 1 + 9 * size[LEVELS[number - 5]]
+    assert (found.line, found.column) == place
+
+
+def test_aliases_within_bounds_are_taken(load: Callable[..., Policy]) -> None:
+    policy = load(HEAD + "defaults: {fprop: &g {scaling: tensorwise}, dgrad: *g, wgrad: *g}\n")
+    assert sum(each.value == "tensorwise" for each in policy.rules[0].assignments) == 6
+
+
+def test_a_problem_in_an_alias_is_at_the_value_and_at_the_alias_itself(
+    load: Callable[..., Policy], refused: Callable[..., None]
+) -> None:
+    refused(load, HEAD + "defaults: {fprop: {scaling: &s rowwise}, compute: §*s}\n", "is not known")
+
+
+def test_large_file_is_refused_unread(load: Callable[..., Policy]) -> None:
+    assert load(HEAD + "#" * 500_000).name == "ranker"
+    with pytest.raises(PolicyError, match=f"^ranker.yaml: over {MAX_BYTES} bytes"):
+        load(HEAD + "#" * MAX_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("none.yaml", "no such file; check the path"),
+        (".", "is a directory; give the path of a policy"),
+        ("/dev/null", "not a regular file"),
+        ("a\0b", "is no valid path"),
+        ("x" * 5000, "cannot be read"),
+    ],
+)
+def test_what_cannot_be_opened(path: str, says: str) -> None:
+    with pytest.raises(PolicyError, match=says) as caught:
+        load_policy(path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_language_server_comment_loads(load: Callable[..., Policy]) -> None:
+    assert load("# yaml-language-server: $schema=../policy.schema.json\n" + HEAD).name == "ranker"
