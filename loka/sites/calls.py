@@ -74,7 +74,7 @@ def site_call(op: Op, weights: Weights, template: Template) -> SiteCall | None:
         call = _einsum(args, weights, template)
     if call is None:
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
-        raise CannotTraceError(f"'{used[0]}' goes into a {name} that is not y = x @ weight.T")
+        raise CannotTraceError(f"'{used[0]}' goes into '{name}' in a form that is not y = x @ weight.T")
     return call
 
 

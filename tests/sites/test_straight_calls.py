@@ -122,8 +122,8 @@ def test_a_gemm_on_a_parameter_becomes_a_linear(kind: Callable[[], nn.Module]) -
 def test_a_gemm_that_is_no_linear_is_refused_by_name(kind: Callable[[], nn.Module]) -> None:
     answer = traced(kind(), "p")
     assert isinstance(answer, Refused)
-    assert answer.reason.startswith("'p' goes into a ")
-    assert answer.reason.endswith("that is not y = x @ weight.T")
+    assert answer.reason.startswith("'p' goes into '")
+    assert answer.reason.endswith("in a form that is not y = x @ weight.T")
 
 
 @pytest.mark.parametrize(
@@ -150,15 +150,6 @@ def test_einsum(x: str, p: str, out: str, views: tuple[str, bool, str] | None) -
         weight = torch.randn([{"k": 6, "n": 3, "d": 4}[c] for c in p])
         made = eval(f"F.linear(a{views[0]}, weight{'.t()' if views[1] else ''}){views[2]}")  # noqa: S307
         assert torch.allclose(made, torch.einsum(f"{x},{p}->{out}", a, weight), atol=1e-5)
-
-
-def test_rounding_of_a_coarse_type_is_allowed_for() -> None:
-    module = FromTheLeft()
-    module.p = zoo.weight(512, 64)  # long sums: the order in which they are taken shows in bfloat16
-    module.to(torch.bfloat16)
-    calls = tuple(ExampleCall(batch, (torch.randn(batch, 16, 512, dtype=torch.bfloat16),), {}) for batch in (4, 7))
-    answer = trace_forward(module, "owner", Examples("owner", calls), sites=("p",))
-    assert isinstance(answer, StraightForward), answer
 
 
 class Twice(One):

@@ -90,6 +90,24 @@ def test_a_site_that_is_no_linear_is_found_out() -> None:
     assert found.startswith("with its GEMMs written as linears, it gives other outputs")
 
 
+class Coarse(Module):
+    """A bfloat16 Parameter, used in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(self.w.detach().bfloat16())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w.float()
+
+
+def test_linears_may_differ_by_the_rounding_of_the_coarsest_parameter() -> None:
+    call = SiteCall("w", "{0}", "{1}.t()", None, "{0} * 1.01")
+    assert said(replace(PRODUCT, call=call)) is not None
+    coarse = replace(PRODUCT, template="{0} @ {1}.float()", call=replace(call, weight="{1}.float().t()"))
+    assert said(coarse, module=Coarse) is None
+
+
 def test_a_module_that_fails_on_its_examples_cannot_be_judged() -> None:
     assert str(said(PRODUCT, size=9)).startswith("the module cannot be run on its examples (RuntimeError")
 
