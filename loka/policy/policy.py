@@ -147,7 +147,10 @@ class Policy:
     named: tuple[str, ...] = ()  # the files as messages name them, in the order of `files`
 
     def where(self, dotted: str) -> str:
-        """The `file:line:column` of "model.factory" or "rules.0.match"; of what is above it where it is left out."""
+        """The `file:line:column` of "model.factory" or "rules.0.match"; of what is above it where it is left out.
+
+        Rules count from 0 without the defaults: "rules.0" is `rules[1]`.
+        """
         steps = [int(step) if step.isdigit() else step for step in dotted.split(".")]
         return str(follow(self.tree, steps).node.place)
 

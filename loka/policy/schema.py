@@ -281,7 +281,9 @@ class PolicySetting(_Model):
         description="A Python identifier; the generated package is called so.",
         json_schema_extra={"pattern": checks.NAME_PATTERN},
     )
-    model: ModelSetting = Field(title="Model", description="The model, by the callables that build it.")
+    model: ModelSetting = Field(
+        title="Model", description="Which model this policy is for, and the batch size that shapes are taken at."
+    )
     train: TrainSetting | None = _doc("Training", "How the model trains; needed by probe, train and compare.")
     target: Annotated[TargetDevice, Strict(False)] | None = _doc(
         "Target", "The device that the plan is decided for, wherever it is generated. Default: h100."

@@ -180,7 +180,8 @@ CONFLICTS = {
     "later rule breaks a pair": (
         "defaults: {scaling: tensorwise}\nrules:\n  - {match: '*.0.*', dgrad: {weight: {scaling: §rowwise}}}\n",
         "(at layers.0.mlp.0)",
-        "defaults: {scaling: tensorwise}\nrules:\n  - {match: '*.0.*', dgrad: {compute: keep, weight: {scaling: rowwise}}}\n",
+        "defaults: {scaling: tensorwise}\nrules:\n"
+        "  - {match: '*.0.*', dgrad: {compute: keep, weight: {scaling: rowwise}}}\n",
     ),
     "static without amax": (
         "defaults: {fprop: {weight: {range: §static}}}\n",
