@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loka.cli.output import Json, PolicyPath, note, print_json, print_table
-from loka.cli.train import Device, Steps
+from loka.cli.train import LABELS, Device, Steps
 
 if TYPE_CHECKING:
     from loka.bench.quality import Quality
@@ -41,7 +41,9 @@ def command(
             patcher(package),
             range(seeds),
             budget,
-            progress=lambda seed, label, done, total: shown.update(f"seed {seed} {label}", done, total),
+            progress=lambda seed, label, done, total: shown.update(
+                f"seed {seed} {LABELS.get(label, label)}", done, total
+            ),
             check=verify,
             finished=_finished,
         )

@@ -52,12 +52,15 @@ def show(site: Explanation) -> None:
                 (
                     field.path,
                     field.holds.value,
-                    f"{field.holds.source} ({field.holds.place})",
-                    "; ".join(f"{each.value} of {each.source} ({each.place})" for each in field.overrode),
+                    str(field.holds),
+                    "; ".join(f"{each.value} of {each}" for each in field.overrode),
                 )
                 for field in site.fields
             ],
         )
+    for source, text in dict.fromkeys((field.holds.source, field.holds.note) for field in site.fields):
+        if text:
+            print(f"{source}: {text}")
 
 
 def _facts(site: Explanation) -> list[tuple[str, str]]:

@@ -39,10 +39,12 @@ def command(
 ) -> None:
     """Draft a first policy from the model itself."""
     from loka.errors import InputError
-    from loka.plan.draft import DraftOptions, draft_policy, identifier
+    from loka.plan.draft import DraftOptions, check_name, draft_policy, identifier
     from loka.plan.make import model_sites
 
-    name = name or identifier(Path(out).stem if out else model.partition(":")[2])
+    if name is None:
+        name = identifier(Path(out).stem if out else model.partition(":")[2])
+    check_name(name)
     path = Path(out or f"policies/{name}.yaml")
     if path.exists() and not force:
         raise InputError(f"{path}: is there already; choose another with -o, or overwrite it with --force")

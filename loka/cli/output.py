@@ -48,7 +48,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: 
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
     for row in rows:
@@ -56,8 +56,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: 
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, markup=False, emoji=False)
     with console.capture() as capture:
         console.print(table)
-    # Padding to the full width would end up in files.
-    print("\n".join(line.rstrip() for line in capture.get().strip("\n").splitlines()))
+    # Padding to the full width, and the box's empty edges, would end up in files.
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    print("\n".join(lines).strip("\n"))
 
 
 def note(text: str) -> None:

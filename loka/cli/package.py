@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 import warnings
 from collections.abc import Callable
@@ -53,27 +53,23 @@ def verify(patch: object) -> None:
 
 
 def load_package(name: str) -> ModuleType:
-    """Import generated/NAME, from its files, whatever was imported under that name before.
+    """Import generated/NAME of the current directory, whatever was imported under that name before.
 
-    Raises InputError where it is not there.
+    Raises InputError where another package of that name is found first.
     """
+    from loka.sites.callables import current_directory_importable
+
     folder = default_folder(name).resolve()
-    full = f"{ROOT.name}.{name}"
-    for known in [module for module in sys.modules if module == full or module.startswith(full + ".")]:
+    root, full = ROOT.name, f"{ROOT.name}.{name}"
+    for known in [module for module in sys.modules if module == root or f"{module}.".startswith(f"{full}.")]:
         del sys.modules[known]
-    importlib.invalidate_caches()
-    spec = importlib.util.spec_from_file_location(
-        full, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    if spec is None or spec.loader is None or not (folder / "__init__.py").is_file():
-        raise InputError(f"{default_folder(name)}: there is no generated package; run: loka generate")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[full] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        sys.modules.pop(full, None)
-        raise
+    with current_directory_importable():
+        module = importlib.import_module(full)
+    found = Path(module.__file__ or "").resolve().parent
+    if found != folder:
+        raise InputError(
+            f"{full} is imported from {found}, not from {folder}: rename that package, or take it off the path"
+        )
     return module
 
 

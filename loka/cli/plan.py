@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 NAME = "plan"
 MANY = 60  # sites; above it, those that are alike are shown as one line
 
-COLUMNS = ("site", "count", "kind", "M", "K", "N", "FLOPs", "fprop", "dgrad", "wgrad", "reason")
+COLUMNS = ("site", "count", "kind", "M", "K", "N", "FLOPs", "fprop", "dgrad", "wgrad", "region", "reason")
 NUMBERS = ("count", "M", "K", "N", "FLOPs")
 
 
@@ -50,11 +50,14 @@ def show(plan: Plan, all_sites: bool) -> None:
             str(row.n),
             percent(row.share),
             *row.runs_in,
+            " ".join(row.region),
             row.reason,
         )
         for row in group_sites(plan, alike=grouped)
     ]
-    hidden = () if grouped else ("count",)
+    hidden = set() if grouped else {"count"}
+    if not any(site.region for site in plan.sites):
+        hidden.add("region")
     keep = [index for index, column in enumerate(COLUMNS) if column not in hidden]
     print_table([COLUMNS[index] for index in keep], [[row[index] for index in keep] for row in rows], NUMBERS)
     print_skipped(plan)
@@ -67,15 +70,18 @@ def print_skipped(plan: Plan) -> None:
     """A line for each module whose forward could not be rewritten."""
     for skipped in plan.skipped:
         name = f"region {skipped.owner!r}" if skipped.owner else "the model itself"
-        print(f"NOT PATCHED {name} ({percent(skipped.share)} of FLOPs): {skipped.reason}")
+        share = f" ({percent(skipped.share)} of FLOPs)" if skipped.share else ""
+        rest = "" if skipped.share else "; its sites are patched one by one"
+        print(f"NOT PATCHED {name}{share}: {skipped.reason}{rest}")
 
 
 def summary_line(plan: Plan) -> str:
     """How much of the model runs in FP8."""
     count = sum(site.fp8 for site in plan.sites)
+    classes = "class" if len(plan.bindings) == 1 else "classes"
     return (
         f"{plan.name} for {plan.target.value} at batch size {plan.batch_size}: {percent(plan.share_fp8)} of the "
-        f"training GEMM FLOPs in FP8, {count} of {len(plan.sites)} sites, {len(plan.bindings)} generated classes."
+        f"training GEMM FLOPs in FP8, {count} of {len(plan.sites)} sites, {len(plan.bindings)} generated {classes}."
     )
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from loka.plan.plan import Plan
 
 NAME = "train"
+LABELS = {"patched": "in FP8"}  # what the training loop calls its runs -> what a person reads
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes a GPU where there is one.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Training steps. Default: the policy's, or one pass.")]
@@ -38,7 +39,11 @@ def command(
     plan = make_plan(policy)
     package = fresh_package(plan, policy)
     with current_directory_importable(), Shown("samples") as shown:
-        pair = train_pair(job, patcher(package), seed, shown.update, verify)
+
+        def progress(label: str, done: int, total: int | None) -> None:
+            shown.update(LABELS.get(label, label), done, total)
+
+        pair = train_pair(job, patcher(package), seed, progress, verify)
     if as_json:
         print_json(_result(pair, plan, job.device))
     else:

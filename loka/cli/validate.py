@@ -22,7 +22,11 @@ def command(
     from loka.policy.load import load_policy
 
     loaded = load_policy(policy)
-    result: dict[str, object] = {"name": loaded.name, "rules": len(loaded.rules), "sites": None}
+    result: dict[str, object] = {
+        "name": loaded.name,
+        "rules": len(loaded.rules) - 1,
+        "sites": None,
+    }  # the first is the defaults
     text = f"{policy}: fine"
     if not no_model:
         from loka.plan.make import make_plan

@@ -64,10 +64,11 @@ def site_calls(forward: StraightForward) -> tuple[str, ...]:
 def class_name(modules: Sequence[str], module_type: str, taken: set[str]) -> str:
     """A class name from what the modules' names have in common: layers.0.fmb.0, layers.1.fmb.0 -> LayersFmb0.
 
-    The model itself, and modules with nothing in common, are called after their type. `taken` gets the name.
+    Of names that are not equally deep, it is what they end in. The model itself, and modules with nothing in common,
+    are called after their type. `taken` gets the name.
     """
-    same_depth = len({name.count(".") for name in modules}) == 1
-    common = common_pattern(modules) if same_depth else ""
+    depth = min(name.count(".") for name in modules) + 1
+    common = common_pattern([".".join(name.split(".")[-depth:]) for name in modules])
     base = _camel(common) or _camel(module_type.rpartition(".")[2]) or "Module"
     if not base[0].isalpha():
         base = f"Module{base}"

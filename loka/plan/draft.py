@@ -8,6 +8,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic_core import PydanticCustomError
+
+from loka.errors import InputError
+from loka.policy.checks import package_name
 from loka.sites.site import Kind, Site
 
 HEAD = 16  # output features up to which a GEMM is kept: a head's few numbers cost little and carry the prediction
@@ -58,6 +62,14 @@ def identifier(text: str) -> str:
     if made[0].isdigit() or keyword.iskeyword(made):
         made = f"model_{made}"
     return made
+
+
+def check_name(name: str) -> None:
+    """Raise InputError for a name that a policy cannot have."""
+    try:
+        package_name(name)
+    except PydanticCustomError as error:
+        raise InputError(f"--name: {error.message()}") from error
 
 
 def _overview(sites: Sequence[Site]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from loka.errors import InputError
@@ -14,11 +15,15 @@ from loka.policy.settings import Assignment
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of the policy: who set it to what. `place` is `file:line`."""
+    """One field of the policy: who set it to what, and where (`file:line`; "" where it is built in)."""
 
     value: str
     source: str
     place: str
+    note: str = ""  # why the rule is there, as the policy says
+
+    def __str__(self) -> str:
+        return f"{self.source} ({self.place})" if self.place else self.source
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +129,21 @@ def explain(plan: Plan, name: str) -> Explanation:
             )
             for gemm in found.gemms
         ),
-        fields=tuple(_field(path, found.history[path]) for path in sorted(found.history) if found.history[path]),
+        fields=_fields(found, dict(plan.rule_notes)),
     )
 
 
-def _field(path: str, assignments: tuple[Assignment, ...]) -> FieldHistory:
-    settings = tuple(Setting(entry.value, entry.source, place_words(entry)) for entry in reversed(assignments))
+def _fields(found: SitePlan, notes: Mapping[str, str]) -> tuple[FieldHistory, ...]:
+    """Every field, those that the policy set first."""
+    fields = [_field(path, entries, notes) for path, entries in sorted(found.history.items()) if entries]
+    return tuple(sorted(fields, key=lambda field: not field.holds.place))
+
+
+def _field(path: str, assignments: tuple[Assignment, ...], notes: Mapping[str, str]) -> FieldHistory:
+    settings = tuple(
+        Setting(entry.value, entry.source, place_words(entry), notes.get(entry.source, ""))
+        for entry in reversed(assignments)
+    )
     return FieldHistory(path, settings[0], settings[1:])
 
 

@@ -107,6 +107,7 @@ def plan_of(examined: Examined) -> Plan:
         bindings=bind(plans, rewrites.forwards, model),
         skipped=tuple(rewrites.skipped),
         loka_version=__version__,
+        rule_notes=tuple((rule.source, rule.note) for rule in policy.rules if rule.note),
     )
 
 

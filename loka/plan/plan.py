@@ -11,6 +11,7 @@ from loka.sites.site import Site
 from loka.sites.straight import StraightForward
 
 AS_IS = "as-is"  # the kernel of a GEMM that stays as the model has it
+NOTHING_AROUND = "no norm, activation or residual around it can be taken along"  # a region_note that is no refusal
 
 
 class Target(StrEnum):
@@ -103,6 +104,7 @@ class Plan:
     bindings: tuple[Binding, ...]
     skipped: tuple[Skipped, ...] = ()
     loka_version: str = ""
+    rule_notes: tuple[tuple[str, str], ...] = ()  # ("rule 2: layers.*.mlp.*", why the rule is there)
 
     @property
     def share_fp8(self) -> float:

@@ -117,7 +117,8 @@ def _kept(gemm: Gemm, reason: str, rejected: tuple[Rejected, ...] = ()) -> GemmP
 
 def _by(assignment: Assignment | None) -> str:
     """Who decided: ` by policies/ranker.yaml:14`."""
-    return f" by {place_words(assignment)}" if assignment is not None else ""
+    place = place_words(assignment) if assignment is not None else ""
+    return f" by {place}" if place else ""
 
 
 def _impossible(site: Site, wanted: SiteSettings, gemms: Sequence[GemmPlan], files: Mapping[str, str]) -> list[str]:

@@ -14,14 +14,13 @@ from torch import nn
 
 from loka.errors import LokaError
 from loka.numerics.names import Fuse
-from loka.plan.plan import SitePlan, Skipped
+from loka.plan.plan import NOTHING_AROUND, SitePlan, Skipped
 from loka.policy.settings import SiteSettings
 from loka.sites.refused import Refused
 from loka.sites.regions import Scope, find_regions, inline_for
 from loka.sites.site import Kind, Site
 from loka.sites.straight import SiteCall, Statement, StraightForward
 
-NOTHING_AROUND = "no norm, activation or residual around it can be taken along"
 OUTSIDE = "its Parameter belongs to a module outside of the one that multiplies by it"
 SEVERAL = "it stands for several calls of one Parameter, which cannot be told apart"
 

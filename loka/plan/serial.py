@@ -54,6 +54,7 @@ class _PlanFile:
     sites: tuple[_SiteRow, ...]
     bindings: tuple[Binding, ...]
     skipped: tuple[Skipped, ...]
+    rule_notes: tuple[tuple[str, str], ...]
 
 
 class _Table(Generic[Row]):
@@ -151,6 +152,7 @@ def _to_file(plan: Plan) -> _PlanFile:
         sites=tuple(rows),
         bindings=plan.bindings,
         skipped=plan.skipped,
+        rule_notes=plan.rule_notes,
     )
 
 
@@ -177,6 +179,7 @@ def _from_file(file: _PlanFile) -> Plan:
         bindings=file.bindings,
         skipped=file.skipped,
         loka_version=file.loka_version,
+        rule_notes=file.rule_notes,
     )
 
 

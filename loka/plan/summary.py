@@ -10,7 +10,8 @@ from loka.numerics.names import Gemm
 from loka.plan.plan import Plan, SitePlan
 from loka.plan.words import decision_words, reason_words
 
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a part of a name that is a number: the 3 in "layers.3.fmb"
+_NUMBER = re.compile(r"(?<![^.#])\d+(?![^.#])")  # a part of a name that is a number: the 3 in "layers.3.fmb"
+_PARTS = re.compile(r"([.#])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Row:
     n: int
     share: float  # of the model's forward GEMM FLOPs, all of them together
     runs_in: tuple[str, str, str]  # fprop, dgrad, wgrad
+    region: tuple[str, ...]  # the operations of the region that is replaced around each
     reason: str
 
 
@@ -37,7 +39,7 @@ def group_sites(plan: Plan, alike: bool) -> tuple[Row, ...]:
         if alike:
             # Sites that share decisions hold the same objects (loka.plan.resolve); their identities are enough here.
             key = (pattern_of(site.name), site.kind, site.rows, site.k, site.n, site.calls, id(found.gemms))
-            key = (*key, found.region_note)
+            key = (*key, found.region, found.region_note)
         groups.setdefault(key, []).append(found)
     return tuple(_row(plan, group) for group in groups.values())
 
@@ -49,8 +51,8 @@ def pattern_of(name: str) -> str:
 
 def common_pattern(names: Sequence[str]) -> str:
     """The names' common glob: a part on which they differ is a star. All have as many parts."""
-    parts = zip(*(name.split(".") for name in names), strict=True)
-    return ".".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
+    parts = zip(*(_PARTS.split(name) for name in names), strict=True)
+    return "".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
 
 
 def _row(plan: Plan, group: list[SitePlan]) -> Row:
@@ -70,5 +72,6 @@ def _row(plan: Plan, group: list[SitePlan]) -> Row:
             decision_words(first, Gemm.DGRAD),
             decision_words(first, Gemm.WGRAD),
         ),
+        region=first.region,
         reason=reason_words(first),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loka.numerics.names import OPERANDS, Gemm, Range
-from loka.plan.plan import AS_IS, GemmPlan, SitePlan
+from loka.plan.plan import AS_IS, NOTHING_AROUND, GemmPlan, SitePlan
 from loka.policy.settings import Assignment, OperandRecipe
 
 
@@ -37,7 +37,10 @@ def decision_words(plan: SitePlan, gemm: Gemm) -> str:
 
 
 def reason_words(plan: SitePlan) -> str:
-    """Why a site runs as it does: one reason where its GEMMs share it, else each with its name."""
+    """Why a site runs as it does: one reason where its GEMMs share it, else each with its name.
+
+    That there is nothing around a site to take along is left to `explain`: it is no refusal.
+    """
     reasons: dict[str, list[str]] = {}
     for decision in plan.gemms:
         reasons.setdefault(decision.reason, []).append(decision.gemm.value)
@@ -45,11 +48,11 @@ def reason_words(plan: SitePlan) -> str:
         text = next(iter(reasons))
     else:
         text = "; ".join(f"{', '.join(gemms)}: {reason}" for reason, gemms in reasons.items())
-    if plan.region_note:
+    if plan.region_note and plan.region_note != NOTHING_AROUND:
         text = f"{text}; region not replaced: {plan.region_note}"
     return text
 
 
 def place_words(assignment: Assignment) -> str:
-    """Where a field was set: `policies/ranker.yaml:14`, or `built in`."""
-    return f"{assignment.file}:{assignment.line}" if assignment.line else "built in"
+    """Where a field was set: `ranker.yaml:14`; "" where it is built in."""
+    return f"{assignment.file}:{assignment.line}" if assignment.line else ""

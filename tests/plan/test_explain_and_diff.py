@@ -34,7 +34,7 @@ def test_explain_lists_the_rule_that_holds_and_those_it_overrode(make_plan, make
     settings = SiteSettings(make_settings(Compute.KEEP).gemms, history=history)
     (field,) = explain(make_plan(make_site("a.b"), settings=settings), "a.b").fields
     assert (field.holds.value, field.holds.source, field.holds.place) == ("keep", "rule 2: a.*", "p.yaml:12")
-    assert [(each.value, each.place) for each in field.overrode] == [("fp8", "p.yaml:8"), ("auto", "built in")]
+    assert [(each.value, each.place) for each in field.overrode] == [("fp8", "p.yaml:8"), ("auto", "")]
 
 
 def test_explain_says_which_class_a_site_is_bound_in(make_plan, make_site):

@@ -1,0 +1,87 @@
+"""`loka init`: short, broad, and a policy that loads and plans."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from loka.plan.draft import DraftOptions, draft_policy, identifier
+from loka.policy.load import load_policy
+
+
+def test_the_draft_loads_plans_and_keeps_until_there_is_evidence(shop, loka):
+    ran = loka("init", "shopmodel:build", "-o", "policies/first.yaml", "--batch-size", "32")
+    assert (ran.status, ran.out) == (0, "")
+    text = (shop.folder / "policies/first.yaml").read_text()
+    assert text.startswith("# yaml-language-server: $schema=schema.json\n")
+    assert text.count("compute: auto") == 1
+    assert json.loads((shop.folder / "policies/schema.json").read_text())["$schema"]
+    assert loka("validate", "policies/first.yaml").status == 0
+    plan = loka("plan", "policies/first.yaml")
+    assert plan.status == 0
+    assert "no evidence: run loka probe" in plan.out
+    assert loka("generate", "policies/first.yaml").status == 0
+
+
+def test_the_default_place_and_name_come_from_the_model(shop, loka):
+    assert loka("init", "shopmodel:build", "--inputs", "shopmodel:inputs", "--batch-size", "8").status == 0
+    policy = load_policy("policies/build.yaml")
+    assert (policy.name, policy.model.inputs, policy.model.batch_size) == ("build", "shopmodel:inputs", 8)
+
+
+def test_an_existing_file_is_not_overwritten_without_force(shop, loka):
+    before = shop.files()
+    ran = loka("init", "shopmodel:build", "-o", shop.policy)
+    assert (ran.status, shop.files()) == (2, before)
+    assert "--force" in ran.err
+    assert loka("init", "shopmodel:build", "-o", shop.policy, "--force", "--name", "other").status == 0
+    assert load_policy(shop.policy).name == "other"
+
+
+@pytest.mark.parametrize(
+    "model", ["shopmodel", "shopmodel:nothing", "nowhere:build", "shopmodel:raising", "shopmodel:many:x"]
+)
+def test_a_model_that_cannot_be_built_writes_nothing(model, shop, loka):
+    before = shop.files()
+    ran = loka("init", model, "-o", "policies/first.yaml")
+    assert (ran.status, ran.out) == (2, "")
+    assert "Traceback" not in ran.err
+    assert shop.files() == before
+
+
+@pytest.mark.parametrize("name", ["1st", "a b", "class", "x-y", ""])
+def test_a_name_that_is_no_identifier_writes_nothing(name, shop, loka):
+    before = shop.files()
+    ran = loka("init", "shopmodel:build", "-o", "policies/first.yaml", "--name", name)
+    assert (ran.status, ran.out) == (2, "")
+    assert shop.files() == before
+
+
+def test_names_are_made_from_anything():
+    assert [identifier(text) for text in ("build", "my-ranker v2", "2nd", "class", "..", "größe")] == [
+        "build",
+        "my_ranker_v2",
+        "model_2nd",
+        "model_class",
+        "model",
+        "gr_e",
+    ]
+
+
+def test_ten_thousand_layers_make_no_longer_a_draft(shop, loka):
+    from loka.sites.site import Kind, Rows, Site
+
+    def site(name: str, n: int) -> Site:
+        return Site(name, Kind.LINEAR, "", f"{name}.weight", None, Rows(1), 64, n, 1, 1, 1e-4, True, (), (), "")
+
+    sites = [site(f"layers.{i}", 64) for i in range(10_000)]
+    text = draft_policy(DraftOptions("big", "shopmodel:build", None, 64), [*sites, site("head\n: x", 1)])
+    assert len(text.splitlines()) < 40
+    assert len(text) < 3000
+    policy = load_policy(shop.write_policy(text))
+    assert len(policy.rules) == 2  # the defaults, and the heads
+
+
+def test_rules_that_would_match_nothing_are_left_out():
+    assert "rules:" not in draft_policy(DraftOptions("empty", "a:b", None, 64), [])

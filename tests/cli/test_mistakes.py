@@ -1,0 +1,241 @@
+"""A user's mistakes: a message with its place and what to do, the right status, no traceback, nothing written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+FACTORY = '"shopmodel:build"'
+INPUTS = '"shopmodel:inputs"'
+
+# what in the policy becomes what; then the start of the message; then a word of advice in it
+CALLABLES = {
+    "a module that is not there": (FACTORY, '"nowhere:build"', "4:18: model.factory: there is no module", "package"),
+    "a name that is not there": (FACTORY, '"shopmodel:biuld"', "4:18: model.factory: shopmodel", "'build'"),
+    "not callable": (FACTORY, '"shopmodel:number"', "4:18: model.factory: shopmodel:number is of type int", "function"),
+    "a factory that raises": (
+        FACTORY,
+        '"shopmodel:raising"',
+        "4:18: model.factory: shopmodel:raising() raised",
+        "shopmodel.py:",
+    ),
+    "no module returned": (
+        FACTORY,
+        '"shopmodel:no_module"',
+        "4:18: model.factory: shopmodel:no_module() returned",
+        "nn.Module",
+    ),
+    "inputs that raise": (
+        INPUTS,
+        '"shopmodel:raising_inputs"',
+        "4:45: model.inputs: shopmodel:raising_inputs(64)",
+        "shopmodel.py:",
+    ),
+    "inputs that do not fit": (INPUTS, '"shopmodel:wrong_inputs"', "4:8: model: the forward of Shop raised", "make"),
+}
+VERBS = {
+    "validate": ["validate", "{policy}"],
+    "plan": ["plan", "{policy}", "--json"],
+    "explain": ["explain", "{policy}", "head"],
+    "diff": ["diff", "{policy}", "{policy}"],
+    "generate": ["generate", "{policy}"],
+    "train": ["train", "{policy}"],
+    "compare": ["compare", "{policy}"],
+}
+
+
+def refused(ran, before, shop) -> None:
+    assert ran.status == 2, ran.err
+    assert ran.out == ""
+    assert "Traceback" not in ran.err
+    assert shop.files() == before
+
+
+@pytest.fixture
+def spread_policy(policy_text):
+    """The policy with its model over two lines, so that places can be told apart."""
+    return policy_text.replace("model: {factory", "model:\n       {factory")
+
+
+@pytest.mark.parametrize("kind", CALLABLES)
+def test_callables_that_cannot_be_used_are_placed(kind, shop, loka, spread_policy):
+    old, new, start, advice = CALLABLES[kind]
+    text = spread_policy.replace(old, new)
+    assert text != spread_policy
+    policy = shop.write_policy(text)
+    before = shop.files()
+    ran = loka("generate", policy)
+    refused(ran, before, shop)
+    assert ran.err.startswith(f"{policy}:{start}"), ran.err
+    assert advice in ran.err
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_refuses_a_broken_policy_and_writes_nothing(verb, shop, loka, policy_text):
+    policy = shop.write_policy(policy_text.replace("compute: fp8", "compute: fp9"))
+    before = shop.files()
+    ran = loka(*(part.format(policy=policy) for part in VERBS[verb]))
+    refused(ran, before, shop)
+    assert ran.err.startswith(f"{policy}:9:12: ")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_refuses_a_missing_policy(verb, shop, loka):
+    before = shop.files()
+    ran = loka(*(part.format(policy="policies/absent.yaml") for part in VERBS[verb]))
+    refused(ran, before, shop)
+    assert ran.err.startswith("policies/absent.yaml: no such file")
+
+
+def test_a_dead_pattern_is_placed_with_the_nearest_name(shop, loka, policy_text):
+    policy = shop.write_policy(policy_text.replace('"layers.*.up"', '"layers.*.upp"'))
+    before = shop.files()
+    ran = loka("plan", policy)
+    refused(ran, before, shop)
+    assert ran.err.startswith(f"{policy}:13:")
+    assert "up" in ran.err
+
+
+def test_a_rule_for_one_site_that_cannot_run_in_fp8_is_placed(shop, loka, policy_text):
+    policy = shop.write_policy(policy_text + '  - {match: "layers.0.up", fprop: {compute: fp8, format: e5m2}}\n')
+    before = shop.files()
+    ran = loka("plan", policy)
+    refused(ran, before, shop)
+    assert ran.err.startswith(f"{policy}:15: rule 3: layers.0.up asks for fprop of 'layers.0.up' in FP8")
+    assert "e5m2 x e5m2" in ran.err
+
+
+def test_training_callables_are_placed_too(shop, loka, policy_text):
+    assert loka("generate", shop.policy).status == 0
+    policy = shop.write_policy(policy_text.replace("shopmodel:loss", "shopmodel:los"))
+    before = shop.files()
+    ran = loka("train", policy)
+    refused(ran, before, shop)
+    assert ran.err.startswith(f"{policy}:7:9: train.loss: ")
+
+
+@pytest.mark.parametrize(
+    ("removed", "start"),
+    [
+        ('  test: "shopmodel:test_batches"\n', "policies/shop.yaml:5:3: train.test is missing"),
+        (
+            'train:\n  batches: "shopmodel:batches"\n  test: "shopmodel:test_batches"\n  loss: "shopmodel:loss"\n',
+            "policies/shop.yaml:1:1: the policy has no train section; add",
+        ),
+    ],
+)
+def test_training_without_what_it_needs_says_what_to_add(removed, start, shop, loka, policy_text):
+    assert removed in policy_text
+    policy = shop.write_policy(policy_text.replace(removed, ""))
+    for verb in ("train", "compare"):
+        ran = loka(verb, policy)
+        assert ran.status == 2
+        assert ran.err.startswith(start)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plann"],
+        ["plan"],
+        ["plan", "a.yaml", "--nonsense"],
+        ["compare", "a.yaml", "--seeds", "0"],
+        ["compare", "a.yaml", "--seeds", "many"],
+        ["train", "a.yaml", "--steps", "0"],
+        ["init"],
+        ["init", "a:b", "--batch-size", "0"],
+    ],
+)
+def test_wrong_usage_leaves_with_2(arguments, loka, shop):
+    before = shop.files()
+    ran = loka(*arguments)
+    refused(ran, before, shop)
+
+
+def test_a_device_that_is_not_there(shop, loka, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device, word in (("cuda", "no GPU"), ("tpu", "must be one of")):
+        ran = loka("train", shop.policy, "--device", device)
+        assert ran.status == 2
+        assert word in ran.err
+
+
+def test_output_that_cannot_be_written_is_a_message(shop, loka):
+    (shop.folder / "generated").write_text("a file, not a folder")
+    before = shop.files()
+    refused(loka("generate", shop.policy), before, shop)
+    refused(loka("schema", "-o", "generated/x/schema.json"), before, shop)
+
+
+def test_an_error_is_one_line_however_long(shop, loka, policy_text):
+    policy = shop.write_policy(policy_text.replace("shopmodel:build", "shopmodel:" + "b" * 500))
+    ran = loka("plan", policy)
+    assert ran.status == 2
+    assert ran.err.count("\n") == 1
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(shop, loka, monkeypatch):
+    from loka.plan import make
+
+    def broken(path):
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(make, "make_plan", broken)
+    with pytest.raises(ZeroDivisionError):
+        loka("plan", shop.policy)
+
+
+def test_an_interrupt_leaves_with_130(shop, loka, monkeypatch):
+    from loka.plan import make
+
+    def interrupted(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(make, "make_plan", interrupted)
+    ran = loka("plan", shop.policy)
+    assert (ran.status, ran.out, ran.err) == (130, "", "interrupted\n")
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    code = "from loka.cli.main import run; run()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "schema"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(60) == 141
+    assert errors == ""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_ctrl_c_in_a_real_process_leaves_without_a_traceback(shop):
+    slow = "import time\nopen('here', 'w').close()\ntime.sleep(60)\n"
+    (shop.folder / "slowmodel.py").write_text(slow)
+    policy = shop.write_policy(
+        "version: 1\nname: slow\nmodel: {factory: 'slowmodel:build', inputs: 'slowmodel:inputs'}\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "loka", "plan", policy],
+        cwd=shop.folder,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (shop.folder / "here").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "interrupted\n"

@@ -1,0 +1,56 @@
+"""What ships in policies/: each loads, plans, and says what it is meant to say; schema.json is fresh."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from loka.cli.schema import schema_text
+from loka.numerics.names import Gemm
+from loka.plan.make import make_plan
+
+FOLDER = Path(__file__).parents[2] / "policies"
+POLICIES = sorted(path.name for path in FOLDER.glob("*.yaml"))
+
+
+def test_the_schema_beside_the_policies_is_fresh():
+    assert (FOLDER / "schema.json").read_text(encoding="utf-8") == schema_text(), (
+        "run: loka schema -o policies/schema.json"
+    )
+    json.loads(schema_text())
+
+
+def test_these_ship():
+    assert POLICIES == ["dlrm_dcnv2.yaml", "movietweetings.yaml", "ranker.yaml"]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_shipped_policy_plans_mostly_in_fp8_without_refusals(name):
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    assert text.startswith("# yaml-language-server: $schema=schema.json\n")
+    plan = make_plan(FOLDER / name)
+    assert plan.name == name.removesuffix(".yaml")
+    assert plan.share_fp8 > 0.9
+    assert plan.skipped == ()
+    assert not any(site.fp8 for site in plan.sites if site.site.n <= 16 or site.site.k <= 16)
+    assert any(site.region for site in plan.sites)
+
+
+def test_the_ranker_fuses_the_norms_and_activations_of_its_layers():
+    plan = make_plan(FOLDER / "ranker.yaml")
+    regions = {site.site.name: site.region for site in plan.sites if site.region}
+    assert regions["layers.0.fmb.0"] == ("layer_norm", "linear", "layer_norm", "silu")
+    assert regions["layers.2.fmb.3"] == ("linear", "layer_norm", "silu")
+    layers = next(binding for binding in plan.bindings if binding.modules == ("layers.0", "layers.1", "layers.2"))
+    assert layers.name == "Layers"
+    assert all(gemm.gemm in Gemm for site in plan.sites for gemm in site.gemms)
+
+
+def test_a_policy_far_from_the_checkout_plans_the_same(tmp_path, monkeypatch):
+    here = make_plan(FOLDER / "movietweetings.yaml")
+    for name in ("movietweetings.yaml", "ranker.yaml"):
+        (tmp_path / name).write_bytes((FOLDER / name).read_bytes())
+    monkeypatch.chdir(tmp_path)
+    assert make_plan("movietweetings.yaml") == here

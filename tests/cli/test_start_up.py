@@ -1,0 +1,58 @@
+"""`loka --help` answers at once: nothing heavy is imported before a verb needs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+HEAVY = ("torch", "jinja2", "yaml", "numpy", "safetensors")
+CODE = """
+import sys
+from loka.cli.main import run
+sys.argv = ["loka", *{arguments!r}]
+try:
+    run()
+finally:
+    print("LOADED", *[name for name in {heavy!r} if name in sys.modules])
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["train", "--help"], ["--version"]])
+def test_help_imports_nothing_heavy(arguments):
+    # typer itself takes pydantic, where it is installed, to read the arguments of a verb.
+    heavy = HEAVY if len(arguments) > 1 else (*HEAVY, "pydantic")
+    code = CODE.format(arguments=arguments, heavy=heavy)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "LOADED"
+
+
+def test_help_is_quick():
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "loka", "--help"], capture_output=True, check=True)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 1.0  # 0.2 s on a quiet machine; python -m loka.bench.scale measures it
+
+
+def test_help_names_every_verb_and_only_those():
+    text = subprocess.run([sys.executable, "-m", "loka", "--help"], capture_output=True, text=True, check=True).stdout
+    listed = [line.split()[1] for line in text.splitlines() if line.startswith("│ ") and line[2].isalpha()]
+    assert listed == [
+        "init", "validate", "plan", "explain", "diff", "generate", "train", "compare", "schema", "doctor"
+    ]  # fmt: skip
+
+
+def test_no_verb_at_all_shows_the_help(loka):
+    ran = loka()
+    assert ran.status == 2
+    assert "Usage" in ran.out + ran.err
+
+
+def test_version(loka):
+    from loka import __version__
+
+    assert loka("--version").out == f"loka {__version__}\n"

@@ -1,0 +1,219 @@
+"""Every verb on a small model: what it prints, its JSON, its exit status."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from loka.plan.serial import from_json
+
+
+def test_validate_says_fine(shop, loka):
+    ran = loka("validate", shop.policy)
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out == "policies/shop.yaml: fine, 6 sites\n"
+    assert json.loads(loka("validate", shop.policy, "--json").out) == {"name": "shop", "rules": 2, "sites": 6}
+
+
+def test_validate_without_the_model_calls_nothing(shop, loka):
+    (shop.folder / "shopmodel.py").unlink()
+    assert loka("validate", shop.policy, "--no-model").status == 0
+    assert loka("validate", shop.policy).status == 2
+
+
+def test_plan_shows_every_site_with_its_decisions(shop, loka):
+    ran = loka("plan", shop.policy)
+    assert ran.status == 0
+    line = next(line for line in ran.out.splitlines() if line.startswith("layers.1.down"))
+    assert line.split()[1:5] == ["functional_linear", "64", "32", "24"]
+    assert line.count("e4m3 rowwise") == 3
+    assert "fp8 by shop.yaml:9" in line
+    head = next(line for line in ran.out.splitlines() if line.startswith("head"))
+    assert "as-is" in head
+    assert "keep by shop.yaml:12" in head
+    up = next(line for line in ran.out.splitlines() if line.startswith("layers.0.up"))
+    assert "linear layer_norm add" in up
+    assert ran.out.splitlines()[-1].startswith("shop for h100 at batch size 64: ")
+
+
+def test_plan_as_json_is_the_plan_and_its_summary(shop, loka):
+    ran = loka("plan", shop.policy, "--json")
+    data = json.loads(ran.out)
+    plan = from_json(json.dumps(data["plan"]))
+    assert data["sites"] == len(plan.sites) == 6
+    assert data["sites_fp8"] == 5
+    assert data["share_fp8"] == pytest.approx(plan.share_fp8)
+
+
+def test_many_sites_are_grouped_unless_all_are_asked_for(shop, loka, policy_text):
+    shop.write_policy(
+        "version: 1\nname: many\nmodel: {factory: 'shopmodel:many', inputs: 'shopmodel:many_inputs', batch_size: 32}\n"
+        "defaults: {compute: fp8}\n"
+    )
+    grouped = loka("plan", shop.policy).out
+    assert "100 sites in " in grouped
+    assert len(grouped.splitlines()) < 10
+    assert len(loka("plan", shop.policy, "--all").out.splitlines()) > 100
+
+
+def test_explain_shows_decisions_and_the_rules_behind_each_field(shop, loka):
+    ran = loka("explain", shop.policy, "head")
+    assert ran.status == 0
+    assert "keep by shop.yaml:12" in ran.out
+    line = next(line for line in ran.out.splitlines() if line.startswith("fprop.compute"))
+    assert "keep" in line
+    assert "shop.yaml:12" in line
+    assert "fp8 of defaults (shop.yaml:9)" in line
+    data = json.loads(loka("explain", shop.policy, "head", "--json").out)
+    assert data["site"] == "head"
+    assert {gemm["kernel"] for gemm in data["gemms"]} == {"as-is"}
+
+
+def test_explain_of_an_unknown_site_suggests_one(shop, loka):
+    ran = loka("explain", shop.policy, "layers.0.dwon")
+    assert (ran.status, ran.out) == (2, "")
+    assert "did you mean 'layers.0.down'" in ran.err
+
+
+def test_diff_of_two_policies_and_of_a_policy_with_its_plan(shop, loka, policy_text):
+    (shop.folder / "policies/other.yaml").write_text(
+        policy_text + "  - {match: 'layers.0.up', wgrad: {compute: keep}}\n"
+    )
+    ran = loka("diff", shop.policy, "policies/other.yaml")
+    assert ran.status == 0
+    line = next(line for line in ran.out.splitlines() if line.startswith("layers.0.up"))
+    assert line.split()[1:] == ["wgrad", "e4m3", "rowwise", "as-is", line.split()[-2], "%"]
+    data = json.loads(loka("diff", shop.policy, "policies/other.yaml", "--json").out)
+    assert [(change["site"], change["gemm"]) for change in data["gemms"]] == [("layers.0.up", "wgrad")]
+
+    assert loka("generate", shop.policy).status == 0
+    same = loka("diff", "generated/shop/plan.json", shop.policy)
+    assert same.out.startswith("Both decide the same: ")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "loka.plan", "version": 9}'])
+def test_diff_with_a_file_that_is_no_plan(text, shop, loka):
+    (shop.folder / "plan.json").write_text(text)
+    ran = loka("diff", shop.policy, "plan.json")
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.startswith("plan.json")
+
+
+def test_diff_with_a_missing_plan(shop, loka):
+    ran = loka("diff", shop.policy, "nowhere.json")
+    assert ran.status == 2
+    assert ran.err == "nowhere.json: cannot be read (No such file or directory); check the path\n"
+
+
+def test_generate_check_and_force(shop, loka):
+    missing = loka("generate", shop.policy, "--check")
+    assert missing.status == 1
+    assert not (shop.folder / "generated").exists()
+    assert loka("generate", shop.policy).status == 0
+    before = shop.files()
+    assert loka("generate", shop.policy, "--check").status == 0
+    again = loka("generate", shop.policy)
+    assert (again.status, shop.files()) == (0, before)
+    assert "nothing to change" in again.out
+
+    edited = shop.folder / "generated/shop/modules.py"
+    edited.write_text(edited.read_text() + "# mine\n")
+    check = loka("generate", shop.policy, "--check")
+    assert check.status == 1
+    assert "modules.py: edited" in check.err
+    assert loka("generate", shop.policy).status == 2
+    assert "# mine" in edited.read_text()
+    assert loka("generate", shop.policy, "--force").status == 0
+    assert shop.files() == before
+
+
+def test_generate_into_another_folder(shop, loka):
+    assert loka("generate", shop.policy, "--out", "elsewhere/pkg").status == 0
+    assert (shop.folder / "elsewhere/pkg/manifest.json").is_file()
+    assert not (shop.folder / "generated").exists()
+
+
+def test_the_same_policy_gives_the_same_bytes_from_any_directory(shop, loka, monkeypatch):
+    assert loka("generate", shop.policy, "--out", "one").status == 0
+    monkeypatch.chdir(shop.folder / "policies")
+    monkeypatch.syspath_prepend(str(shop.folder))
+    assert loka("generate", "shop.yaml", "--out", str(shop.folder / "two")).status == 0
+    for file in (shop.folder / "one").iterdir():
+        assert file.read_bytes() == (shop.folder / "two" / file.name).read_bytes()
+
+
+def test_train_asks_for_a_generated_and_fresh_package(shop, loka, policy_text):
+    ran = loka("train", shop.policy)
+    assert ran.status == 1
+    assert ran.err == "generated/shop is not generated yet; run: loka generate policies/shop.yaml\n"
+    assert loka("generate", shop.policy).status == 0
+    shop.write_policy(policy_text.replace("max_n: 1}", "max_n: 16}"))
+    stale = loka("train", shop.policy)
+    assert stale.status == 1
+    assert "is not what the policy says now; run: loka generate policies/shop.yaml" in stale.err
+
+
+def test_train_ends_in_a_table_of_both_models(shop, loka):
+    assert loka("generate", shop.policy).status == 0
+    ran = loka("train", shop.policy, "--steps", "4", "--device", "cpu")
+    assert ran.status == 0
+    lines = {line.split()[0]: line for line in ran.out.splitlines() if line.split()}
+    assert lines["NE"].rstrip().endswith("%")
+    assert "AUC" in lines
+    assert "samples/s," in lines
+    assert "every planned FP8 GEMM ran" in ran.out
+    assert "in FP8: 256 of 256 samples" in ran.err
+
+    data = json.loads(loka("train", shop.policy, "--steps", "4", "--device", "cpu", "--json").out)
+    assert data["fp8"]["samples"] == data["as_is"]["samples"] == 256
+    assert 0 < data["fp8"]["ne"] < 2
+    assert data["fp8"]["ne"] != data["as_is"]["ne"]
+    assert data["share_fp8"] > 0.9
+
+
+def test_train_fails_where_a_planned_gemm_did_not_run(shop, loka, monkeypatch):
+    assert loka("generate", shop.policy).status == 0
+    from loka.kernels import ticks
+
+    monkeypatch.setattr(ticks, "count", lambda number: 0)
+    ran = loka("train", shop.policy, "--steps", "1", "--device", "cpu")
+    assert ran.status == 1
+    assert "planned FP8 GEMMs did not run" in ran.err
+    assert "layers.0.down" in ran.err
+
+
+def test_compare_trains_pairs_and_gives_an_interval(shop, loka):
+    assert loka("generate", shop.policy).status == 0
+    ran = loka("compare", shop.policy, "--seeds", "2", "--steps", "3", "--device", "cpu", "--budget", "1000")
+    assert ran.status == 0
+    assert "95 % interval" in ran.out
+    assert "within budget" in ran.out
+
+
+def test_compare_leaves_with_1_where_quality_is_lost(shop, loka, monkeypatch):
+    assert loka("generate", shop.policy).status == 0
+    from loka.bench import quality
+
+    monkeypatch.setattr(quality.Quality, "verdict", quality.Verdict.TOLD_APART)
+    ran = loka("compare", shop.policy, "--seeds", "2", "--steps", "1", "--device", "cpu", "--json")
+    assert ran.status == 1
+    assert json.loads(ran.out)["verdict"] == "told apart"
+    assert "quality is lost" in ran.err
+
+
+def test_schema_is_json_and_can_go_to_a_file(shop, loka):
+    text = loka("schema").out
+    assert json.loads(text)["$schema"].startswith("https://json-schema.org/")
+    ran = loka("schema", "-o", "deep/schema.json")
+    assert (ran.status, ran.out) == (0, "")
+    assert (shop.folder / "deep/schema.json").read_text() == text
+
+
+def test_doctor_reports_versions_and_the_path(loka):
+    ran = loka("doctor")
+    assert ran.status == 0
+    assert "FP8 path" in ran.out
+    items = {item["name"]: item for item in json.loads(loka("doctor", "--json").out)}
+    assert items["torch"]["status"] == "ok"
+    assert items["torchao"]["note"]
