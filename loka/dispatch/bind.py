@@ -47,7 +47,8 @@ def apply(model: nn.Module, package: str, bindings: Sequence[Binding], target: s
         for match in matches:
             unbind(match.module)
         raise
-    warn_of_devices(package, target, (match.module for match in matches), stacklevel=2)
+    # Said of the line that called the generated package's apply.
+    warn_of_devices(package, target, (match.module for match in matches), stacklevel=3)
     return Patch(root, package, tuple(bound))
 
 

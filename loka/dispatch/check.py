@@ -106,6 +106,7 @@ def _problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[str]:
     if "forward" in vars(module):
         yield "has a forward of its own on the instance, which would win over the generated one: remove it first"
     yield from _shape_problems(module, binding, mode)
+    yield from _unplanned(module, binding)
     children = list(child_problems(module, binding.inlined))
     yield from children
     if binding.source_hash and not children:
@@ -125,13 +126,27 @@ def _shape_problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[
             yield f"{name} has shape {tuple(parameter.shape)}, planned was {shape}: run loka generate again"
         if not parameter.dtype.is_floating_point:
             yield f"{name} is {parameter.dtype}, which is no floating-point type"
-        if mode == "infer" and unsharded_tensor(parameter) is None:
+        if mode == "infer" and _is_sharded(parameter):
             yield f"{name} is sharded: apply mode='infer' to the whole model, before fully_shard"
 
 
-def unsharded_tensor(parameter: nn.Parameter) -> nn.Parameter | None:
-    """The parameter, or None where it is a DTensor, of which this process has but a part."""
-    return None if type(parameter.data).__name__ == "DTensor" else parameter
+def _unplanned(module: nn.Module, binding: Binding) -> Iterator[str]:
+    """Parameters that the generated forward would leave out: a bias that was added since, for one."""
+    planned = {name for name, _ in binding.shapes}
+    for child in ("", *binding.inlined):
+        try:
+            parameters = module.get_submodule(child).named_parameters(recurse=False)
+        except AttributeError:
+            continue  # said by child_problems
+        for own, _ in parameters:
+            name = f"{child}.{own}" if child else own
+            if name not in planned:
+                yield f"has a parameter {name!r} that the plan does not know: run loka generate again"
+
+
+def _is_sharded(parameter: nn.Parameter) -> bool:
+    """Whether a parameter is a DTensor, of which this process has but a part."""
+    return type(parameter.data).__name__ == "DTensor"
 
 
 def _same_type(cls: type, planned: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from datetime import timedelta
 from pathlib import Path
 
 import dispatch_models as models
@@ -23,15 +24,19 @@ WORLD = 2
 BINDINGS = (sample.linears("0", "2"), sample.linears("4", shape=(1, 32)))
 
 
-def start(rank, folder, work):
-    """Join the group, run `work` by name, save what it returns or why it failed."""
+def start(rank, folder, names):
+    """Join the group, run the functions of these names, save what each returns or why it failed."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
-    try:
-        result = getattr(sys.modules[__name__], work)(rank)
-    except Exception:  # noqa: BLE001 - reported by the test, with its traceback
-        result = traceback.format_exc()
-    torch.save(result, Path(folder) / f"{rank}.pt")
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60)
+    )
+    results = {}
+    for name in names:
+        try:
+            results[name] = getattr(sys.modules[__name__], name)(rank)
+        except Exception:  # noqa: BLE001 - reported by the test, with its traceback
+            results[name] = traceback.format_exc()
+    torch.save(results, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 
 

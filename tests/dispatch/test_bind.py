@@ -75,13 +75,26 @@ def test_all_problems_in_one_error_and_nothing_changed():
     with pytest.raises(dispatch.BindError) as error:
         sample.apply(model, bindings)
     text = str(error.value)
-    assert len(error.value.problems) == 4
+    assert len(error.value.problems) == 5
     assert "'1': is a torch.nn.modules.activation.ReLU, planned was torch.nn.modules.linear.Linear" in text
     assert "'2': weight has shape (16, 32), planned was (32, 32)" in text
+    assert "'2': bias has shape (16,), planned was (32,)" in text
     assert "'22': the model has no such module (nearest: 2)" in text
     assert "'4': has a forward of its own" in text
     assert not any(isinstance(module, dispatch.Bound) for module in model.modules())
     assert not any("loka" in vars(module) for module in model.modules())
+
+
+def test_parameters_that_the_plan_does_not_know_are_refused():
+    model = models.Blocks()
+    model.layers[0].up[0].register_parameter("gain", nn.Parameter(torch.ones(())))
+    model.layers[1].up[0].bias = None
+    with pytest.raises(dispatch.BindError) as error:
+        sample.apply(model, (sample.blocks("layers.0", "layers.1"), sample.linears("head", shape=(1, 32), bias=False)))
+    text = str(error.value)
+    assert "'layers.0': has a parameter 'up.0.gain' that the plan does not know" in text
+    assert "'layers.1': has no parameter 'up.0.bias', planned with shape (64,)" in text
+    assert "'head': has a parameter 'bias' that the plan does not know" in text
 
 
 def test_a_failure_half_way_leaves_nothing_bound(monkeypatch):
@@ -231,7 +244,7 @@ def test_the_users_own_quantize_method_stays():
         replaces=f"{WithQuantize.__module__}.{WithQuantize.__qualname__}",
         sites=(("",),),
         gemms=(("fprop",),),
-        shapes=(("weight", (32, 32)),),
+        shapes=(("weight", (32, 32)), ("bias", (32,))),
     )
     module = WithQuantize(32, 32)
     sample.apply(module, (binding,), mode="infer")
@@ -253,7 +266,7 @@ def test_the_reference_path_is_said_once_and_only_where_it_runs():
     with pytest.warns(dispatch.LokaWarning, match="the model is on cpu: .*slow and right") as caught:
         sample.apply(models.mlp(), target="h100")
     assert len(caught) == 1
-    assert caught[0].filename.endswith("dispatch_sample/__init__.py")
+    assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sample.apply(models.mlp(), target="reference")

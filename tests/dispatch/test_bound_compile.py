@@ -80,6 +80,7 @@ def test_twelve_copies_compiled_one_by_one_share_no_limit(compilations):
     assert compilations.count == 12
 
 
+@pytest.mark.slow
 def test_inductor_runs_every_gemm():
     model = models.Blocks()
     patch = sample.apply(model, (sample.blocks("layers.0", "layers.1"), sample.linears("head", shape=(1, 32))))

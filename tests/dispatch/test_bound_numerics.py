@@ -17,13 +17,13 @@ def sqnr_db(value: torch.Tensor, reference: torch.Tensor) -> float:
     return float(10 * torch.log10(reference.double().square().sum() / noise).detach())
 
 
-def bound(features=(48, 32), bias=True, dtype=torch.float32, mode="train"):
+def bound(features=(48, 32), dtype=torch.float32):
     """A bound linear and its float64 original."""
     torch.manual_seed(1)
-    linear = nn.Linear(*features, bias=bias, dtype=dtype)
-    reference = nn.Linear(*features, bias=bias, dtype=torch.float64)
+    linear = nn.Linear(*features, dtype=dtype)
+    reference = nn.Linear(*features, dtype=torch.float64)
     reference.load_state_dict(linear.state_dict())
-    patch = sample.apply(linear, (sample.linears("", shape=features[::-1]),), mode=mode)
+    patch = sample.apply(linear, (sample.linears("", shape=features[::-1]),))
     return linear, reference, patch
 
 

@@ -64,6 +64,7 @@ def test_a_package_without_a_good_manifest_does_not_import(package, manifest):
         importlib.import_module("ranker_copy")
 
 
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_output_dtype():
     x = torch.zeros(1)
     assert dispatch.output_dtype(x) == torch.float32

@@ -10,18 +10,25 @@ import torch
 from torch import multiprocessing
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """What each of two processes got from every function of dispatch_workers; starting them takes longest."""
+    folder = tmp_path_factory.mktemp("ranks")
+    names = ("ddp", "fsdp", "fsdp_blocks", "fsdp_slice")
+    multiprocessing.spawn(workers.start, (str(folder), names), nprocs=workers.WORLD)
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(workers.WORLD)]
+
+
 @pytest.fixture
-def run(tmp_path):
-    """Runs a function of dispatch_workers in two processes and returns what each gave."""
+def run(saved):
+    """The results of one function, by rank."""
 
-    def start(work):
-        multiprocessing.spawn(workers.start, (str(tmp_path), work), nprocs=workers.WORLD)
-        results = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(workers.WORLD)]
-        for result in results:
-            assert not isinstance(result, str), result
-        return results
+    def result(name):
+        for ranks in saved:
+            assert not isinstance(ranks[name], str), ranks[name]
+        return [ranks[name] for ranks in saved]
 
-    return start
+    return result
 
 
 def single_process(bind, model=None):

@@ -14,7 +14,7 @@ LINEAR = "torch.nn.modules.linear.Linear"
 ALL = ("fprop", "dgrad", "wgrad")
 
 
-def linears(*names, shape=(32, 32), gemms=ALL):
+def linears(*names, shape=(32, 32), gemms=ALL, bias=True):
     """A binding of plain linears."""
     return dispatch.Binding(
         train=modules.Linear,
@@ -25,7 +25,7 @@ def linears(*names, shape=(32, 32), gemms=ALL):
         modules=names,
         sites=tuple((name,) for name in names),
         gemms=(gemms,),
-        shapes=(("weight", shape),),
+        shapes=(("weight", shape), ("bias", shape[:1])) if bias else (("weight", shape),),
     )
 
 
@@ -40,7 +40,7 @@ def blocks(*names, source_hash=""):
         modules=names,
         sites=tuple((f"{name}.up.0", f"{name}.down") for name in names),
         gemms=(ALL, ALL),
-        shapes=(("up.0.weight", (64, 32)), ("down", (64, 32))),
+        shapes=(("down", (64, 32)), ("up.0.weight", (64, 32)), ("up.0.bias", (64,))),
     )
 
 
