@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from torch import nn
 
 from loka.sites.printer import names_in
 from loka.sites.site import Site
+from loka.sites.source import functions_of
+from loka.sites.source import names_in as names_in_code
 from loka.sites.straight import RefKind, Region, Statement, StraightForward
 from loka.sites.trace import has_hooks
 
@@ -20,6 +23,7 @@ ACTIVATIONS = frozenset(
     }
 )  # fmt: skip
 ELEMENTWISE = frozenset({"add", "sub", "mul"})
+_NORM_TYPES = (nn.LayerNorm, nn.RMSNorm)
 _INLINABLE = (
     nn.LayerNorm, nn.RMSNorm, nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid,
     nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Mish, nn.Identity,
@@ -102,8 +106,8 @@ def inline_for(model: nn.Module, sites: Iterable[Site]) -> tuple[Scope, ...]:
 
     For a plain nn.Linear: the smallest enclosing module that also holds the norm before it (where `fed_by` starts with
     one) and the norm or activation after it (where `followed_by` does). In an nn.Sequential these are its
-    siblings; at its ends, and for a module that only wraps one child, the search goes on in the parent. A linear
-    without such neighbours needs no owner, and has no scope. For a Parameter: the module whose forward uses it. Scopes
+    siblings; at its ends, and for a module that only wraps one child, the search goes on in the parent, up to the first
+    hand-written forward. A linear without such neighbours within reach needs no owner, and has no scope. For a Parameter: the module whose forward uses it. Scopes
     whose owner would be inlined into another's are merged into that one. In the order of the model's modules.
     """
     modules = dict(model.named_modules())
@@ -132,23 +136,44 @@ def _owner_of(site: Site, modules: dict[str, nn.Module]) -> str | None:
         return site.owner
     before = bool(site.fed_by) and site.fed_by[0] in NORMS
     after = bool(site.followed_by) and site.followed_by[0] in NORMS | ACTIVATIONS | ELEMENTWISE
-    if not (before or after):
-        return None
-    inside = site.name
+    found, inside = None, site.name
     for owner in _parents(site.name):
+        if not (before or after):
+            break
         parent = modules[owner]
         if isinstance(parent, nn.ModuleList | nn.ModuleDict):
             continue
         if isinstance(parent, nn.Sequential):
-            children = list(parent._modules)
-            place = children.index(_relative(inside, owner).split(".")[0])
-            before, after = before and place == 0, after and place == len(children) - 1
-            if not (before or after):
-                return owner
-        elif not _only_wraps(parent):
-            return owner
+            names = list(parent._modules)
+            place = names.index(_relative(inside, owner).split(".")[0])
+            has_norm = before and place > 0 and isinstance(parent[place - 1], _NORM_TYPES)
+            has_next = after and place + 1 < len(names) and isinstance(parent[place + 1], _INLINABLE)
+            before, after = before and place == 0, after and place + 1 == len(names)
+        else:
+            adds = site.followed_by[:1] and site.followed_by[0] in ELEMENTWISE and _has_operators(parent)
+            has_norm = before and _uses(parent, _NORM_TYPES, NORMS)
+            has_next = after and (bool(adds) or _uses(parent, _INLINABLE, NORMS | ACTIVATIONS | ELEMENTWISE))
+            wraps = _only_wraps(parent)
+            before, after = before and wraps and not has_norm, after and wraps and not has_next
+        if has_norm or has_next:
+            found = owner
         inside = owner
-    return ""
+    return found
+
+
+def _uses(parent: nn.Module, types: tuple[type[nn.Module], ...], names: frozenset[str]) -> bool:
+    """Whether a hand-written forward has a child of such a type, or names such a function."""
+    called = (function for function in functions_of(parent) if names & names_in_code(function))
+    held = (value for name, value in vars(parent).items() if name not in _INTERNAL)
+    functions = (value for value in held if getattr(value, "__name__", "") in names)
+    children = any(isinstance(child, types) for child in parent.children())
+    return children or next(called, None) is not None or next(functions, None) is not None
+
+
+def _has_operators(parent: nn.Module) -> bool:
+    """Whether a hand-written forward has an infix operator."""
+    instructions = (step for function in functions_of(parent) for step in dis.get_instructions(function))
+    return any(step.opname == "BINARY_OP" for step in instructions)
 
 
 def _only_wraps(parent: nn.Module) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -153,6 +154,44 @@ def test_a_perceptron_is_its_linears_owner_and_a_wrapper_is_not() -> None:
 
 def test_a_linear_without_neighbours_needs_no_owner() -> None:
     assert inline_for(zoo.Wukong(), [site("head", ("cat",), ())]) == ()
+
+
+class Ranker(nn.Module):
+    """The norm that feeds the head stands inside the last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([zoo.Layer()])
+        self.head = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), nn.LayerNorm(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers[0](x).flatten(1))
+
+
+def test_a_norm_out_of_reach_does_not_make_the_whole_model_the_owner() -> None:
+    first = site("head.0.0", ("layer_norm",), ("relu",))
+    assert inline_for(Ranker(), [first]) == (Scope("head.0", ("0", "1"), ("0",)),)
+    last = site("head.0.2", ("relu",), ("layer_norm",))
+    assert inline_for(Ranker(), [last]) == (Scope("head", ("0", "0.1", "0.2", "1"), ("0.2",)),)
+    (scope,) = inline_for(Ranker(), [first, last])
+    assert (scope.owner, set(scope.sites)) == ("head", {"0.0", "0.2"})
+    assert inline_for(Ranker(), [site("head.0.0", ("layer_norm",), ("cat",))]) == ()
+
+
+def test_a_functional_norm_is_within_reach() -> None:
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tower = nn.Sequential(nn.Linear(8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.tower(F.layer_norm(x, (8,))) + x @ x.t()
+
+    model = nn.Sequential(nn.ReLU(), Functional())
+    scope = Scope("1", ("tower", "tower.0"), ("tower.0",))
+    assert inline_for(model, [site("1.tower.0", ("layer_norm",), ())]) == (scope,)
+    assert inline_for(model, [site("1.tower.0", (), ("add",))]) == (scope,)
+    assert inline_for(Wrapper(nn.Linear(8, 8)), [site("inner", (), ("add",))]) == ()
 
 
 def test_parameters_and_regions_of_one_layer_share_its_forward() -> None:
