@@ -104,11 +104,12 @@ def _readers(forward: StraightForward) -> dict[str, set[int]]:
 def inline_for(model: nn.Module, sites: Iterable[Site]) -> tuple[Scope, ...]:
     """Which modules' forwards must be rewritten so that the region around each site stands in one of them.
 
-    For a plain nn.Linear: the smallest enclosing module that also holds the norm before it (where `fed_by` starts with
-    one) and the norm or activation after it (where `followed_by` does). In an nn.Sequential these are its
-    siblings; at its ends, and for a module that only wraps one child, the search goes on in the parent, up to the first
-    hand-written forward. A linear without such neighbours within reach needs no owner, and has no scope. For a Parameter: the module whose forward uses it. Scopes
-    whose owner would be inlined into another's are merged into that one. In the order of the model's modules.
+    For a plain nn.Linear: the smallest enclosing module that also holds the norm before it (where `fed_by` starts
+    with one) and the norm or activation after it (where `followed_by` does). In an nn.Sequential these are its
+    siblings; at its ends, and for a module that only wraps one child, the search goes on in the parent, up to the
+    first hand-written forward. A linear without such neighbours within reach needs no owner, and has no scope. For a
+    Parameter: the module whose forward uses it. Scopes whose owner would be inlined into another's are merged into
+    that one. In the order of the model's modules.
     """
     modules = dict(model.named_modules())
     owners: dict[str, list[str]] = {}
