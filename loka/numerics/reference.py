@@ -21,4 +21,5 @@ def reference_scaled_mm(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, 
         )
     left = dequantize(Quantized(a, scale_a))
     right = dequantize(Quantized(b, scale_b))
-    return torch.matmul(left, right.t()).to(out_dtype)
+    with torch.autocast(a.device.type, enabled=False):  # or it would multiply in autocast's dtype, not in float32
+        return torch.matmul(left, right.t()).to(out_dtype)

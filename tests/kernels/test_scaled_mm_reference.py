@@ -45,6 +45,13 @@ def test_the_result_has_the_dtype_that_was_asked_for(dtype, make_recipe, make_pr
     torch.testing.assert_close(out, product.run(torch.float32, tick=numbers).to(dtype), rtol=0, atol=0)
 
 
+def test_autocast_does_not_lower_the_reference(make_recipe, make_product, numbers: int) -> None:
+    product = make_product(make_recipe(E4M3, ROWWISE), 8, 32, 64)
+    expected = product.run(torch.float32, tick=numbers)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(product.run(torch.float32, tick=numbers), expected)
+
+
 @pytest.mark.parametrize("scalings", SCALING_PAIRS, ids=lambda pair: f"{pair[0].value}-{pair[1].value}")
 @pytest.mark.parametrize("sizes", [(0, 24, 13), (3, 0, 13), (3, 24, 0), (0, 0, 0)])
 def test_empty_operands_give_zeros_of_the_right_shape(
