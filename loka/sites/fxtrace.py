@@ -57,18 +57,20 @@ class _Tracer(fx.Tracer):
     def __init__(self, expand: frozenset[str]) -> None:
         nothing: Any = ()  # `math` is not wrapped: on a traced value it is an error
         super().__init__(autowrap_modules=nothing)
-        self.proxy_buffer_attributes = True
         self.expand = expand
         self.called: dict[str, None] = {}
         self.children: dict[fx.Node, str] = {}
         self._inside = [""]
         self._expanded: list[tuple[str, nn.Module]] = []
         self._files: set[str] = set()
+        self._tensors: dict[int, str] = {}
 
     def run(self, module: nn.Module) -> None:
         """Fills `graph`; raises CannotTraceError."""
         self._expanded = [(name, module.get_submodule(name)) for name in ("", *sorted(self.expand))]
         self._files = {f.__code__.co_filename for _, child in self._expanded for f in functions_of(child)}
+        named = (*reversed(list(module.named_buffers())), *reversed(list(module.named_parameters())))
+        self._tensors = {id(tensor): name for name, tensor in named}
         saved = [(child, dict(vars(child))) for _, child in self._expanded]
         try:
             self.graph = self.trace(module)
@@ -100,6 +102,15 @@ class _Tracer(fx.Tracer):
             return super().call_module(m, forward, args, kwargs)
         finally:
             self._inside.pop()
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Parameters and buffers as proxies; torch.fx's own looks through all Parameters at each access."""
+        name = self._tensors.get(id(attr_val))
+        if name is None:
+            return attr_val
+        if name not in parameter_proxy_cache:
+            parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
+        return parameter_proxy_cache[name]
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
