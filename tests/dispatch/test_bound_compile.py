@@ -99,8 +99,8 @@ def test_autocast_is_seen_by_the_compiled_model(compilations):
     assert expected.dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
         y = compiled(x)
-    assert y.dtype == torch.bfloat16
         eager = model(x)
+    assert y.dtype == torch.bfloat16
     torch.testing.assert_close(y, eager, rtol=2e-2, atol=2e-2)  # a value at a tie may move to the next FP8 number
     noise = (y - expected).square().sum() / expected.square().sum()
     assert 0 < noise.sqrt() < 0.1  # bfloat16 between the layers does make a difference
