@@ -1,4 +1,4 @@
-"""A forward as straight-line statements: what is traced, checked, printed and bound where a call or region is replaced."""
+"""A forward as straight-line statements: traced, checked, printed and bound where a call or region is replaced."""
 
 from __future__ import annotations
 

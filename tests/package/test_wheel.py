@@ -70,7 +70,9 @@ def test_wheel_holds_templates_policies_and_no_generated_code(wheel: Path) -> No
 @pytest.mark.slow
 def test_installed_far_away_it_generates_and_trains_the_same(binaries: Path, tmp_path: Path) -> None:
     python, loka = binaries / "python", binaries / "loka"
-    share = _run(python, "-c", "import loka, pathlib; print(pathlib.Path(loka.__file__).parent / '_share')", cwd=tmp_path)
+    share = _run(
+        python, "-c", "import loka, pathlib; print(pathlib.Path(loka.__file__).parent / '_share')", cwd=tmp_path
+    )
     assert not Path(share.strip()).is_relative_to(REPOSITORY)
     policy = tmp_path / "policies" / "ranker.yaml"
     policy.parent.mkdir()
