@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -43,6 +41,17 @@ from loka.bench.scale import ten_thousand
 ready = time.perf_counter()
 ten_thousand()
 print(imported - start, time.perf_counter() - ready)
+"""
+
+# Linux counts the memory of the process that starts another into the started one's peak, so a bare one starts it.
+LAUNCHER = """\
+import json, os, subprocess, sys, time
+start = time.perf_counter()
+process = subprocess.Popen(sys.argv[2:])
+_, status, usage = os.wait4(process.pid, 0)
+with open(sys.argv[1], "w") as report:
+    json.dump([time.perf_counter() - start, usage.ru_maxrss], report)
+os._exit(max(os.waitstatus_to_exitcode(status), 0) or (1 if status else 0))
 """
 
 LOKA = "import sys; from loka.cli.main import run; sys.exit(run())"
@@ -100,25 +109,21 @@ class Costs:
     build_seconds: float  # of one call of the factory
 
 
-def run_process(name: str, command: list[str], folder: Path) -> tuple[Run, str]:
+def run_process(label: str, command: list[str], folder: Path) -> tuple[Run, str]:
     """Run `command` in `folder`: what it cost, and its standard output.
 
     Raises CheckFailedError, with the end of what it printed, where it fails.
     """
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        start = time.perf_counter()
-        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=errors, text=True)
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - start
-        process.returncode = os.waitstatus_to_exitcode(status)
-        output.seek(0)
-        errors.seek(0)
-        printed = output.read()
-        if process.returncode != 0:
-            tail = (printed + errors.read())[-2000:]
-            raise CheckFailedError(f"scale: {name} left with status {process.returncode}:\n{tail}")
-    kib = usage.ru_maxrss / 1024 if sys.platform == "darwin" else usage.ru_maxrss  # macOS counts bytes
-    return Run(name, seconds, kib / 1024), printed
+    with tempfile.TemporaryDirectory(prefix="loka-scale-") as scratch:
+        report = Path(scratch) / "report.json"
+        launcher = [sys.executable, "-I", "-S", "-c", LAUNCHER, str(report), *command]
+        done = subprocess.run(launcher, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            tail = (done.stdout + done.stderr)[-2000:]
+            raise CheckFailedError(f"scale: {label} left with status {done.returncode}:\n{tail}")
+        seconds, peak = json.loads(report.read_text(encoding="utf-8"))
+    kib = peak / 1024 if sys.platform == "darwin" else peak  # macOS counts bytes
+    return Run(label, seconds, kib / 1024), done.stdout
 
 
 def measure() -> Costs:

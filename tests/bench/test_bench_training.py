@@ -1,0 +1,203 @@
+"""The training loop: it learns, is paired, averages weights, and says where a loss stopped being finite."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from loka.bench.ema import WeightAverage
+from loka.bench.job import OPTIMIZERS, Job
+from loka.bench.training import NonFiniteLossError, build, predict, train, train_pair
+from loka.errors import InputError
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_training_learns(job: Job, optimizer: str) -> None:
+    job = replace(job, optimizer=optimizer, learning_rate={"adam": 5e-2, "adagrad": 1e-1, "sgd": 0.5}[optimizer])
+    result = train(build(job, 0), job, seed=0)
+    assert result.ne < 0.9
+    assert result.auc > 0.75
+    assert result.train_loss[-1] < result.train_loss[0]
+    assert result.samples_per_second > 0
+
+
+@pytest.mark.parametrize(("batch_size", "steps"), [(64, 16), (333, 4), (999, 2), (5000, 1)])
+def test_odd_last_batches_are_trained_on(job: Job, batch_size: int, steps: int) -> None:
+    result = train(build(job, 0), replace(job, batch_size=batch_size), seed=0)
+    assert (result.steps, result.samples) == (steps, 1000)
+
+
+def test_progress_ends_at_all_samples(job: Job) -> None:
+    seen: list[tuple[int, int | None]] = []
+    train(build(job, 0), replace(job, batch_size=300), 0, lambda done, total: seen.append((done, total)))
+    assert seen == [(300, 1000), (600, 1000), (900, 1000), (1000, 1000)]
+
+
+def test_steps_limit_the_run(job: Job) -> None:
+    totals: list[int | None] = []
+    result = train(build(job, 0), replace(job, steps=3), 0, lambda _, total: totals.append(total))
+    assert (result.steps, result.samples, totals) == (3, 192, [192, 192, 192])
+
+
+def test_batches_of_unknown_length_have_no_total(job: Job) -> None:
+    def stream(batch_size: int, seed: int):  # type: ignore[no-untyped-def]
+        yield from job.batches(batch_size, seed)
+
+    totals: set[int | None] = set()
+    train(build(job, 0), replace(job, batches=stream), 0, lambda _, total: totals.add(total))
+    assert totals == {None}
+
+
+def test_a_run_repeats_exactly_and_leaves_the_callers_generator_alone(job: Job) -> None:
+    torch.manual_seed(123)
+    before = torch.get_rng_state()
+    first, second = (train(build(job, 7), job, 7) for _ in range(2))
+    assert (first.ne, first.train_loss) == (second.ne, second.train_loss)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert train(build(job, 8), job, 8).ne != first.ne
+
+
+def test_a_pair_without_a_change_is_the_same_run_twice(job: Job) -> None:
+    pair = train_pair(job, lambda model: None, seed=3)
+    assert pair.ne_difference_percent == 0
+    assert pair.as_is.train_loss == pair.patched.train_loss
+
+
+def test_a_pair_starts_from_the_same_weights_though_the_factory_draws_new_ones(job: Job) -> None:
+    calls = []
+
+    def restless() -> nn.Module:
+        calls.append(1)
+        torch.manual_seed(len(calls))
+        return job.factory()
+
+    seen: list[Tensor] = []
+    pair = train_pair(replace(job, factory=restless), lambda model: seen.append(next(model.parameters()).clone()), 0)
+    torch.manual_seed(1)
+    assert torch.equal(seen[0], next(job.factory().parameters()))
+    assert pair.as_is.train_loss == pair.patched.train_loss
+
+
+def test_the_patch_is_checked_after_training_and_progress_is_labelled(job: Job) -> None:
+    order: list[object] = []
+
+    def progress(label: str, done: int, total: int | None) -> None:
+        if not order or order[-1] != label:
+            order.append(label)
+
+    def patch(model: nn.Module) -> str:
+        order.append("patch")
+        with torch.no_grad():
+            next(model.parameters()).mul_(0.5)
+        return "handle"
+
+    pair = train_pair(job, patch, 0, progress, order.append)
+    assert order == ["as it is", "patch", "patched", "handle"]
+    assert pair.ne_difference_percent != 0
+
+
+def test_a_factory_that_changes_its_shapes_is_refused(job: Job) -> None:
+    sizes = iter((4, 5))
+
+    def changing() -> nn.Module:
+        width = next(sizes)
+        return nn.Sequential(nn.Linear(8, width), nn.Linear(width, 1), nn.Flatten(0))
+
+    with pytest.raises(InputError, match="two calls of the factory"):
+        train_pair(replace(job, factory=changing), lambda model: None, 0)
+
+
+@pytest.mark.parametrize("bad_step", [1, 5, 16])
+def test_the_first_step_without_a_finite_loss_is_named(job: Job, bad_step: int) -> None:
+    step = [0]
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        step[0] += 1
+        value = nn.functional.binary_cross_entropy_with_logits(output, target)
+        return value * float("inf") if step[0] >= bad_step else value
+
+    with pytest.raises(NonFiniteLossError, match=f"at step {bad_step},") as caught:
+        train(build(job, 0), replace(job, loss=loss), 0)
+    assert caught.value.step == bad_step
+    assert caught.value.exit_status == 1
+
+
+def test_the_average_is_the_weighted_mean_of_all_steps() -> None:
+    model = nn.Linear(3, 2)
+    average, decay = WeightAverage(model, 0.8), 0.8
+    history = []
+    for step in range(5):
+        with torch.no_grad():
+            model.weight.copy_(torch.full_like(model.weight, float(step * step)))
+        average.update()
+        history.append(float(step * step))
+    own = model.weight.detach().clone()
+    shares = [decay ** (4 - i) for i in range(5)]
+    expected = sum(s * h for s, h in zip(shares, history, strict=True)) / sum(shares)
+    with average.applied():
+        torch.testing.assert_close(model.weight.detach(), torch.full_like(own, expected))
+    assert torch.equal(model.weight, own)
+
+
+def test_decay_zero_evaluates_the_last_weights(job: Job) -> None:
+    job = replace(job, ema=0)
+    model = build(job, 0)
+    result = train(model, job, 0)
+    logits, target = predict(model, job.test_batches(100, 0), "cpu")
+    loss = float(nn.functional.binary_cross_entropy_with_logits(logits.double(), target.double()))
+    assert result.log_loss == pytest.approx(loss, rel=1e-6)
+
+
+def test_prediction_does_not_depend_on_the_batch_size_nor_change_the_mode(job: Job) -> None:
+    model = build(job, 0)
+    assert model.training
+    whole, _ = predict(model, job.test_batches(1000, 0), "cpu")
+    odd, _ = predict(model, job.test_batches(7, 0), "cpu")
+    torch.testing.assert_close(odd, whole)
+    assert model.training
+
+
+def test_inputs_may_be_keywords(job: Job) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 1)
+
+        def forward(self, *, x: Tensor) -> Tensor:
+            logits: Tensor = self.linear(x)
+            return logits.squeeze(1)
+
+    def named(batches):  # type: ignore[no-untyped-def]
+        return lambda size, seed: (({"x": x}, target) for (x,), target in batches(size, seed))
+
+    job = replace(job, factory=Named, batches=named(job.batches), test_batches=named(job.test_batches))
+    assert train(build(job, 0), job, 0).ne < 0.95
+
+
+def test_warm_up_raises_the_rate_linearly(job: Job) -> None:
+    rates = [replace(job, learning_rate=1.0, warmup=3).rate(step) for step in (1, 2, 3, 4, 100)]
+    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"optimizer": "adamw2"}, {"learning_rate": 0.0}, {"learning_rate": float("nan")}, {"ema": 1.0}, {"batch_size": 0},
+     {"test_batch_size": 0}, {"steps": 0}, {"warmup": -1}],
+)  # fmt: skip
+def test_numbers_out_of_range_are_refused(job: Job, change: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=next(iter(change))):
+        replace(job, **change)  # type: ignore[arg-type]
+
+
+def test_empty_batches_and_a_wrong_output_are_refused(job: Job) -> None:
+    with pytest.raises(InputError, match="training batches are empty"):
+        train(build(job, 0), replace(job, batches=lambda size, seed: []), 0)
+    with pytest.raises(InputError, match="test batches are empty"):
+        train(build(job, 0), replace(job, test_batches=lambda size, seed: []), 0)
+    with pytest.raises(InputError, match="one logit for each sample"):
+        predict(nn.Linear(8, 2), job.batches(10, 0), "cpu")
+    with pytest.raises(InputError, match="no parameter that trains"):
+        train(nn.Flatten(0), job, 0)
