@@ -17,7 +17,6 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from math import log1p
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +37,8 @@ FIELDS = (
     "user", "movie", "age", "genre_1", "genre_2", "genre_3", "genres", "hour", "weekday", "user_seen", "movie_seen",
 )  # fmt: skip
 ROWS = (8192, 5120, 16, GENRES, GENRES, GENRES, 512, 24, 7, 12, 12)  # of each field's embedding table
-DENSE_FIELDS = ("age", "log_user_seen", "log_movie_seen", "user_liking", "movie_liking", "genres_liking")
+# Counts come as buckets alone: as dense features they outgrow the training range, where each seed extrapolates anew.
+DENSE_FIELDS = ("user_liking", "movie_liking", "genres_liking")
 DENSE = len(DENSE_FIELDS)
 PRIOR_WEIGHT = 3.0  # ratings at 50 % that every running average begins with
 
@@ -117,6 +117,8 @@ def load(folder: Path) -> tuple[Split, Split]:
     missing = next((rating.movie for rating in ratings if rating.movie not in movies), None)
     if missing is not None:
         raise InputError(f"MovieTweetings: movie {missing} is rated but not in {folder / 'movies.dat'}: {HOW_TO_GET}")
+    if not ratings:
+        raise InputError(f"MovieTweetings: no rows in {folder / 'ratings.dat'}: {HOW_TO_GET}")
     cut = int(len(ratings) * TRAIN_SHARE)
     dense, ids = _features(ratings, movies, cut)
     label = torch.tensor([float(rating.liked) for rating in ratings])
@@ -160,7 +162,6 @@ def _features(
         age = max(when.year - movie.year, 0)
         user_seen, movie_seen = users.seen[rating.user], films.seen[rating.movie]
         dense[row] = (
-            log1p(age), log1p(user_seen), log1p(movie_seen),
             users.share(rating.user), films.share(rating.movie), sets.share(movie.genres),
         )  # fmt: skip
         genres = [genre_ids.get(genre, 0) for genre in movie.genres[:3]]
