@@ -69,14 +69,12 @@ class Ghosts:
         """The fake of a parameter or buffer, on `device`, with its requires_grad; sizes stay numbers."""
         if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
             return self.mode.from_tensor(tensor, static_shapes=True)
-        key = (tensor.shape, tensor.stride(), tensor.dtype)
+        key = (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
         meta = self._statics.get(key)
         if meta is None:
             meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-            self._statics[key] = meta
-        fake = self._fake(meta, device)
-        if tensor.requires_grad:
-            fake.requires_grad_()
+            self._statics[key] = meta.requires_grad_(tensor.requires_grad)
+        fake = self._fake(meta, device)  # it requires a gradient as `meta` does
         if isinstance(tensor, torch.nn.Parameter):
             fake._is_param = True  # what isinstance(fake, nn.Parameter) asks
         return fake

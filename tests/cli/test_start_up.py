@@ -10,13 +10,11 @@ import pytest
 
 HEAVY = ("torch", "jinja2", "yaml", "numpy", "safetensors")
 CODE = """
-import sys
+import atexit, sys
 from loka.cli.main import run
+atexit.register(lambda: print("LOADED", *[name for name in {heavy!r} if name in sys.modules]))
 sys.argv = ["loka", *{arguments!r}]
-try:
-    run()
-finally:
-    print("LOADED", *[name for name in {heavy!r} if name in sys.modules])
+run()
 """
 
 
