@@ -61,15 +61,16 @@ def site_calls(forward: StraightForward) -> tuple[str, ...]:
     return tuple(dict.fromkeys(step.call.site for step in forward.statements if step.call is not None))
 
 
-def class_name(modules: Sequence[str], module_type: str, taken: set[str]) -> str:
+def class_name(modules: Sequence[str], module_type: str, weight: tuple[int, ...], taken: set[str]) -> str:
     """A class name from what the modules' names have in common: layers.0.fmb.0, layers.1.fmb.0 -> LayersFmb0.
 
     Of names that are not equally deep, it is what they end in. The model itself, and modules with nothing in common,
-    are called after their type. `taken` gets the name.
+    are called after their type and, where it has one, the shape of their weight: Linear256x512. `taken` gets the name.
     """
     depth = min(name.count(".") for name in modules) + 1
     common = common_pattern([".".join(name.split(".")[-depth:]) for name in modules])
-    base = _camel(common) or _camel(module_type.rpartition(".")[2]) or "Module"
+    by_type = _camel(module_type.rpartition(".")[2]) + "x".join(map(str, weight))
+    base = _camel(common) or by_type or "Module"
     if not base[0].isalpha():
         base = f"Module{base}"
     name, number = base, 1
@@ -94,13 +95,14 @@ def _binding(members: Sequence[_Member], model: nn.Module, names: set[str]) -> B
     module_type = _type_name(module)
     modules = tuple(member.module for member in members)
     kind = BindingKind.LINEAR if first.forward is None else BindingKind.FORWARD
+    shapes = _shapes(module, first.forward)
     return Binding(
-        name=class_name(modules, module_type, names),
+        name=class_name(modules, module_type, dict(shapes).get("weight", ()), names),
         kind=kind,
         modules=modules,
         module_type=module_type,
         sites=tuple(member.sites for member in members),
-        shapes=_shapes(module, first.forward),
+        shapes=shapes,
         forward=first.forward,
     )
 

@@ -40,6 +40,7 @@ ROWS = (8192, 5120, 16, GENRES, GENRES, GENRES, 512, 24, 7, 12, 12)  # of each f
 # Counts come as buckets alone: as dense features they outgrow the training range, where each seed extrapolates anew.
 DENSE_FIELDS = ("user_liking", "movie_liking", "genres_liking")
 DENSE = len(DENSE_FIELDS)
+PERIOD = int(os.environ.get('PER','20000'))
 PRIOR_WEIGHT = 3.0  # ratings at 50 % that every running average begins with
 
 HOW_TO_GET = (
@@ -170,10 +171,11 @@ def _features(
             *genres, *[0] * (3 - len(genres)), set_ids.get(movie.genres, 0),
             when.hour, when.weekday(), _bucket(user_seen, ROWS[9]), _bucket(movie_seen, ROWS[10]),
         )  # fmt: skip
-        if row < cut:
-            users.add(rating.user, rating.liked)
-            films.add(rating.movie, rating.liked)
-            sets.add(movie.genres, rating.liked)
+        if row + 1 <= cut and (row + 1) % PERIOD == 0:
+            for past in ratings[row + 1 - PERIOD : row + 1]:
+                users.add(past.user, past.liked)
+                films.add(past.movie, past.liked)
+                sets.add(movies[past.movie].genres, past.liked)
     return dense, ids
 
 
