@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,6 +26,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Compare the quality of FP8 with the model as it is; exit 1 where it is lost."""
+    gc.enable()
     from loka.bench.quality import Verdict, compare
     from loka.cli.job import make_job
     from loka.cli.package import fresh_package, patcher, verify

@@ -76,8 +76,9 @@ for verb in (init, validate, plan, explain, diff, generate, train, compare, sche
 
 def run() -> None:
     """What `loka` and `python -m loka` call."""
-    # A large model is many small objects, none of them garbage: looking for some so often costs a tenth of `loka plan`.
-    gc.set_threshold(200_000, 50, 1000)
+    # A large model is many small objects, none of them garbage: looking for some costs a sixth of `loka plan`. Verbs
+    # that train switch it on again.
+    gc.disable()
     try:
         app(prog_name="loka")
     except SystemExit as done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,6 +28,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Train the model as it is and in FP8, with the generated package, and compare them."""
+    gc.enable()
     from loka.bench.training import train_pair
     from loka.cli.job import make_job
     from loka.cli.package import fresh_package, patcher, verify
