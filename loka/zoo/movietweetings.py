@@ -40,7 +40,6 @@ ROWS = (8192, 5120, 16, GENRES, GENRES, GENRES, 512, 24, 7, 12, 12)  # of each f
 # Counts come as buckets alone: as dense features they outgrow the training range, where each seed extrapolates anew.
 DENSE_FIELDS = ("user_liking", "movie_liking", "genres_liking")
 DENSE = len(DENSE_FIELDS)
-PERIOD = int(os.environ.get('PER','20000'))
 PRIOR_WEIGHT = 3.0  # ratings at 50 % that every running average begins with
 
 HOW_TO_GET = (
@@ -133,16 +132,16 @@ class _Liking:
     """How many rows of each key were seen, and which share of them was liked."""
 
     def __init__(self) -> None:
-        self.seen: Counter[Hashable] = Counter()
+        self._seen: Counter[Hashable] = Counter()
         self._surplus: Counter[Hashable] = Counter()  # liked minus disliked
 
     def add(self, key: Hashable, liked: bool) -> None:
-        self.seen[key] += 1
+        self._seen[key] += 1
         self._surplus[key] += 1 if liked else -1
 
     def share(self, key: Hashable) -> float:
         """From -1 (all disliked) to 1 (all liked), drawn towards 0 while little is known."""
-        return self._surplus[key] / (self.seen[key] + PRIOR_WEIGHT)
+        return self._surplus[key] / (self._seen[key] + PRIOR_WEIGHT)
 
 
 def _features(
@@ -155,13 +154,14 @@ def _features(
     genre_ids = _vocabulary((genre for rating in train for genre in movies[rating.movie].genres), GENRES, least=1)
     set_ids = _vocabulary((movies[rating.movie].genres for rating in train), ROWS[6], least=2)
     users, films, sets = _Liking(), _Liking(), _Liking()
+    user_rows: Counter[int] = Counter()
+    film_rows: Counter[int] = Counter()
     dense = np.empty((len(ratings), DENSE), dtype=np.float32)
     ids = np.empty((len(ratings), len(FIELDS)), dtype=np.int64)
     for row, rating in enumerate(ratings):
         movie = movies[rating.movie]
         when = datetime.fromtimestamp(rating.time, UTC)
         age = max(when.year - movie.year, 0)
-        user_seen, movie_seen = users.seen[rating.user], films.seen[rating.movie]
         dense[row] = (
             users.share(rating.user), films.share(rating.movie), sets.share(movie.genres),
         )  # fmt: skip
@@ -169,13 +169,15 @@ def _features(
         ids[row] = (
             user_ids.get(rating.user, 0), movie_ids.get(rating.movie, 0), _bucket(age, ROWS[2]),
             *genres, *[0] * (3 - len(genres)), set_ids.get(movie.genres, 0),
-            when.hour, when.weekday(), _bucket(user_seen, ROWS[9]), _bucket(movie_seen, ROWS[10]),
+            when.hour, when.weekday(),
+            _bucket(user_rows[rating.user], ROWS[9]), _bucket(film_rows[rating.movie], ROWS[10]),
         )  # fmt: skip
-        if row + 1 <= cut and (row + 1) % PERIOD == 0:
-            for past in ratings[row + 1 - PERIOD : row + 1]:
-                users.add(past.user, past.liked)
-                films.add(past.movie, past.liked)
-                sets.add(movies[past.movie].genres, past.liked)
+        user_rows[rating.user] += 1  # who rated what is known at once; whether it was liked, only of training rows
+        film_rows[rating.movie] += 1
+        if row < cut:
+            users.add(rating.user, rating.liked)
+            films.add(rating.movie, rating.liked)
+            sets.add(movie.genres, rating.liked)
     return dense, ids
 
 
