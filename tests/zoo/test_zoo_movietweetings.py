@@ -59,6 +59,16 @@ def test_likings_count_what_came_before(tmp_path: Path) -> None:
     assert test.dense[:, 0].tolist() == pytest.approx([liking[8]] * 2, abs=1e-6)
 
 
+def test_counts_go_on_through_the_test_rows(tmp_path: Path) -> None:
+    ratings = [(1, 1, 9, 1_362_062_307 + i) for i in range(10)]
+    _, test = load(write(tmp_path, ratings))
+    more = [(1, 1, 9, 1_362_062_307 + i) for i in range(20)]
+    _, later = load(write(tmp_path, more))
+    seen = FIELDS.index("user_seen")
+    assert test.ids[:, seen].tolist() == [4, 5]  # 8 and 9 rows before: the buckets of 5 to 8 and of 9 to 16
+    assert later.ids[:, seen].tolist() == [5, 6, 6, 6]
+
+
 def test_who_was_never_seen_in_training_has_id_zero(tmp_path: Path) -> None:
     ratings = [*RATINGS[:16], *((99, 3, 7, 1_400_000_000 + i) for i in range(4))]
     train, test = load(write(tmp_path, ratings))
