@@ -1,4 +1,4 @@
-"""A third party's model for real: torchrec's DLRM_DCN is planned, generated, bound and trained, its cross network covered.
+"""A third party's model for real: torchrec's DLRM_DCN, planned, generated, bound and trained, cross network included.
 
 LowRankCrossNet calls F.linear on ParameterLists, which no exchange of nn.Linear modules reaches.
 """
@@ -113,5 +113,4 @@ def test_the_cross_network_is_covered_and_trains(package) -> None:
 def test_the_region_of_a_cross_layer_is_one_call(package) -> None:
     _, _, generated = package
     text = Path(generated.__file__).with_name("modules.py").read_text()
-    trained = text[: text.index("Frozen(dispatch.Bound)")]
-    assert len(re.findall(r"kernels\.linear_add_mul_add\w*\(", trained)) == 3
+    assert len(re.findall(r"kernels\.linear_add_mul_add(_\d+)?\(", text)) == 3  # the frozen ones are called otherwise
