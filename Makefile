@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # torchrec asks for the CUDA build of FBGEMM; its CPU build exists for this platform only.
 TORCHREC := $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),yes)
 
-.PHONY: demo test lint test-gpu bench-scale clean
+.PHONY: demo test lint test-gpu bench-scale quality clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/.demo
@@ -27,6 +27,14 @@ lint: $(VENV)/.dev
 # On a machine with a Hopper GPU and the packages of this project already there.
 test-gpu:
 	$(PYTHON) -m pytest -m gpu
+
+# The quality gate: the shipped recipe must keep the budget, and a recipe that clips must be told apart (exit status 1).
+# Needs MovieTweetings: LOKA_DATA names its folder.
+quality: $(VENV)/.demo
+	$(BIN)/loka generate policies/movietweetings.yaml --out build/quality/generated/movietweetings
+	cd build/quality && $(abspath $(BIN))/loka compare $(CURDIR)/policies/movietweetings.yaml --seeds 5
+	$(BIN)/loka generate tests/bench/clipped.yaml --out build/quality/generated/clipped
+	cd build/quality && ! $(abspath $(BIN))/loka compare $(CURDIR)/tests/bench/clipped.yaml --seeds 5
 
 bench-scale: $(VENV)/.demo
 	$(BIN)/python -m loka.bench.scale
