@@ -231,6 +231,8 @@ def test_ctrl_c_in_a_real_process_leaves_without_a_traceback(shop):
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
         stderr=subprocess.PIPE,
         text=True,
+        # a shell that runs the tests in its background hands down a SIGINT that is ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
     while not (shop.folder / "here").exists() and time.monotonic() < deadline:
