@@ -144,15 +144,14 @@ def measure() -> Costs:
 
 
 def table(costs: Costs) -> str:
-    """The costs as text; "beyond" is what is left of a run's time without importing torch and building the model."""
-    unavoidable = costs.import_torch_seconds + costs.build_seconds
+    """The costs as text; "beyond" is what is left of a run's time without building the model."""
     lines = [
         f"{LAYERS} linear layers of {WIDTH} x {WIDTH}; "
         f"import torch {costs.import_torch_seconds:.2f} s, build the model {costs.build_seconds:.2f} s",
         f"{'process':<16}{'seconds':>9}{'beyond':>9}{'peak MiB':>10}",
     ]
     for run in costs.runs:
-        beyond = "" if run.name == "loka --help" else f"{run.seconds - unavoidable:.2f}"
+        beyond = "" if run.name == "loka --help" else f"{run.seconds - costs.build_seconds:.2f}"
         lines.append(f"{run.name:<16}{run.seconds:>9.2f}{beyond:>9}{run.peak_mib:>10.0f}")
     return "\n".join(lines)
 

@@ -57,7 +57,7 @@ def test_the_table_takes_building_the_model_off() -> None:
     costs = Costs((Run("loka --help", 0.2, 30.0), Run("loka plan", 5.0, 900.0)), 1.5, 0.5)
     help_line, plan_line = table(costs).splitlines()[2:]
     assert help_line.split() == ["loka", "--help", "0.20", "30"]
-    assert plan_line.split() == ["loka", "plan", "5.00", "3.00", "900"]
+    assert plan_line.split() == ["loka", "plan", "5.00", "4.50", "900"]
 
 
 def test_the_policy_is_one_that_loads(tmp_path: Path) -> None:
