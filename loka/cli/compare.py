@@ -28,16 +28,17 @@ def command(
     """Compare the quality of FP8 with the model as it is; exit 1 where it is lost."""
     gc.enable()
     from loka.bench.quality import Verdict, compare
-    from loka.cli.job import make_job
+    from loka.cli.job import make_job, training_of
     from loka.cli.package import fresh_package, patcher, verify
     from loka.cli.progress import Shown
     from loka.plan.make import make_plan
     from loka.policy.load import load_policy
     from loka.sites.callables import current_directory_importable
 
-    job = make_job(load_policy(policy), steps, device)
+    loaded = load_policy(policy)
+    job = make_job(loaded, steps, device)
     package = fresh_package(make_plan(policy), policy)
-    with current_directory_importable(), Shown("samples") as shown:
+    with current_directory_importable(), training_of(loaded), Shown("samples") as shown:
         quality = compare(
             job,
             patcher(package),

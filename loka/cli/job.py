@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from loka.errors import InputError
+from loka.errors import InputError, LokaError
 
 if TYPE_CHECKING:
     from loka.bench.job import Job
     from loka.policy.policy import Policy
+
+_LOKA = str(Path(__file__).parents[1]) + os.sep
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -50,6 +55,26 @@ def make_job(policy: Policy, steps: int | None, device: str) -> Job:
         steps=steps if steps is not None else spec.steps,
         device=choose_device(device),
     )
+
+
+@contextmanager
+def training_of(policy: Policy) -> Iterator[None]:
+    """Training with the user's batches, model and loss: what they raise becomes an InputError that says where.
+
+    An exception whose innermost frame, torch's apart, is LoKA's or a generated package's keeps its traceback.
+    """
+    from loka.sites.callables import describe_error, place_of
+
+    try:
+        yield
+    except LokaError:
+        raise
+    except Exception as error:  # the user's code can raise anything
+        place = place_of(error)
+        if not place or place.startswith((_LOKA, os.path.abspath("generated") + os.sep)):
+            raise
+        where = policy.where("train")
+        raise InputError(f"{where}: train: training raised {describe_error(error)}; correct it there") from error
 
 
 def choose_device(wanted: str) -> str:

@@ -30,17 +30,18 @@ def command(
     """Train the model as it is and in FP8, with the generated package, and compare them."""
     gc.enable()
     from loka.bench.training import train_pair
-    from loka.cli.job import make_job
+    from loka.cli.job import make_job, training_of
     from loka.cli.package import fresh_package, patcher, verify
     from loka.cli.progress import Shown
     from loka.plan.make import make_plan
     from loka.policy.load import load_policy
     from loka.sites.callables import current_directory_importable
 
-    job = make_job(load_policy(policy), steps, device)
+    loaded = load_policy(policy)
+    job = make_job(loaded, steps, device)
     plan = make_plan(policy)
     package = fresh_package(plan, policy)
-    with current_directory_importable(), Shown("samples") as shown:
+    with current_directory_importable(), training_of(loaded), Shown("samples") as shown:
 
         def progress(label: str, done: int, total: int | None) -> None:
             shown.update(LABELS.get(label, label), done, total)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -118,6 +119,31 @@ def test_training_callables_are_placed_too(shop, loka, policy_text):
     ran = loka("train", policy)
     refused(ran, before, shop)
     assert ran.err.startswith(f"{policy}:7:9: train.loss: ")
+
+
+@pytest.mark.parametrize("verb", ["train", "compare"])
+@pytest.mark.parametrize("field", ["batches", "loss"])
+def test_training_callables_that_raise_are_told_without_a_traceback(field, verb, shop, loka, policy_text, monkeypatch):
+    monkeypatch.delitem(sys.modules, "late", raising=False)
+    (shop.folder / "late.py").write_text(
+        "def batches(batch_size, seed):\n    yield 1 / 0\n\n\ndef loss(output, target):\n    return output.nope()\n"
+    )
+    policy = shop.write_policy(policy_text.replace(f"shopmodel:{field}", f"late:{field}"))
+    assert loka("generate", policy).status == 0
+    before = shop.files()
+    ran = loka(verb, policy)
+    refused(ran, before, shop)
+    line = {"batches": 2, "loss": 6}[field]
+    kind = {"batches": "ZeroDivisionError", "loss": "AttributeError"}[field]
+    assert re.match(rf"{policy}:\d+:\d+: train: training raised {kind}: ", ran.err.splitlines()[-1])
+    assert f"late.py:{line}; correct it there" in ran.err
+
+
+def test_a_fault_of_loka_in_training_keeps_its_traceback(shop, loka, monkeypatch):
+    assert loka("generate", shop.policy).status == 0
+    monkeypatch.setattr("loka.bench.training._read", None)
+    with pytest.raises(TypeError, match="not callable"):
+        loka("train", shop.policy)
 
 
 @pytest.mark.parametrize(
