@@ -5,6 +5,7 @@
 | a small Wukong on embedded click data | `ranker` | `ranker_inputs` | `ranker_batches` | `ranker_test_batches` |
 | the same on MovieTweetings | `movietweetings_ranker` | `movietweetings_inputs` | `movietweetings_batches` | `movietweetings_test_batches` |
 | a small DLRM-DCNv2 on embedded click data | `dlrm` | `dlrm_inputs` | `dlrm_batches` | `dlrm_test_batches` |
+| the same on MovieTweetings | `movietweetings_dlrm` | `movietweetings_inputs` | `movietweetings_batches` | `movietweetings_test_batches` |
 | Wukong's dense part, for speed | `wukong_small`, `wukong_large` | `wukong_small_inputs`, `wukong_large_inputs` | | |
 | DCNv2 at MLPerf's sizes, for speed | `dcnv2` | `dcnv2_inputs` | | |
 
@@ -25,6 +26,7 @@ from loka.zoo.wukong import LARGE, SMALL, Wukong, WukongRanker, WukongSizes
 RANKER = WukongSizes(embeddings=1 + len(clicks.ROWS), dim=32, layers=3, rank=8, hidden=256)
 MOVIETWEETINGS = WukongSizes(embeddings=1 + len(movietweetings.ROWS), dim=32, layers=2, rank=8, hidden=128)
 DLRM_SMALL = DCNSizes(embeddings=1 + len(clicks.ROWS), dim=32, layers=3, rank=64, over=(256, 128, 64))
+MOVIETWEETINGS_DLRM = DCNSizes(embeddings=1 + len(movietweetings.ROWS), dim=32, layers=2, rank=64, over=(128, 64))
 
 TRAIN_SAMPLES = 128 * 4096  # of the embedded click data, in one pass
 TEST_SAMPLES = 16 * 4096
@@ -86,6 +88,11 @@ def dlrm() -> DLRM:
 
 
 dlrm_inputs, dlrm_batches, dlrm_test_batches = ranker_inputs, ranker_batches, ranker_test_batches
+
+
+def movietweetings_dlrm() -> DLRM:
+    """The same kind of model for MovieTweetings: 12 embeddings of 32, 2 cross layers of rank 64. Needs no data."""
+    return DLRM(MOVIETWEETINGS_DLRM, movietweetings.ROWS, movietweetings.DENSE)
 
 
 def wukong_small() -> Wukong:

@@ -16,6 +16,7 @@ RANKERS = {
     "ranker": (zoo.ranker, zoo.ranker_inputs),
     "movietweetings": (zoo.movietweetings_ranker, zoo.movietweetings_inputs),
     "dlrm": (zoo.dlrm, zoo.dlrm_inputs),
+    "movietweetings_dlrm": (zoo.movietweetings_dlrm, zoo.movietweetings_inputs),
 }
 DENSE_PARTS = {
     "wukong_small": (zoo.wukong_small, zoo.wukong_small_inputs, (64, 128)),
