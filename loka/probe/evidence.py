@@ -1,0 +1,71 @@
+"""What a rule about a site may look at, and how it words what it finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from loka.numerics.names import OPERANDS, Compute, Gemm, Operand
+from loka.policy.settings import OperandRecipe, SiteSettings
+from loka.probe.biases import BiasTrack
+from loka.probe.profile import Finding, OperandSummary, SiteProfile
+from loka.probe.stats import OperandStats, SiteStats
+from loka.sites.site import Site
+
+
+class Kind(StrEnum):
+    """What a finding is about."""
+
+    BIAS_DIVERGES = "bias_diverges"
+    NORM_CANCELS = "norm_cancels"
+    ACTIVATION_OUTLIERS = "activation_outliers"
+    FEATURE_DOMINATES = "feature_dominates"
+    ROW_DOMINATES = "row_dominates"
+    GRADIENT_UNDERFLOWS = "gradient_underflows"
+    NONFINITE = "nonfinite"
+    ALWAYS_ZERO = "always_zero"
+    NEVER_RAN = "never_ran"
+    TOO_FEW_ROWS = "too_few_rows"
+    OVER_BUDGET = "over_budget"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that a rule may look at."""
+
+    site: Site
+    stats: SiteStats
+    summary: SiteProfile
+    settings: SiteSettings
+    bias: BiasTrack | None
+
+    @property
+    def gemms(self) -> tuple[Gemm, ...]:
+        """The GEMMs that there are and that the policy does not keep as they are."""
+        there = (gemm for gemm in Gemm if gemm is not Gemm.DGRAD or self.site.input_grad)
+        return tuple(gemm for gemm in there if self.settings.gemms[gemm].compute is not Compute.KEEP)
+
+    def recipe(self, gemm: Gemm, operand: Operand) -> OperandRecipe:
+        """How the policy quantises an operand of a GEMM."""
+        return self.settings.gemms[gemm].operands[OPERANDS[gemm].index(operand)]
+
+    def operand(self, operand: Operand) -> OperandSummary | None:
+        """The summary of an operand that was seen."""
+        return next((each for each in self.summary.operands if each.operand is operand), None)
+
+    def activation(self, operand: Operand) -> OperandStats | None:
+        """The statistics of the input or the output gradient, where they were seen."""
+        return self.stats.input if operand is Operand.INPUT else self.stats.grad_output
+
+    def finding(self, kind: Kind, evidence: str, remedy: str) -> Finding:
+        """A finding about this site."""
+        return Finding(self.site.name, kind.value, evidence, remedy)
+
+    def mod(self, use: str) -> str:
+        """A mod for this site, as a policy writes it."""
+        return f'mods: [{{use: {use}, match: "{self.site.name}"}}]'
+
+    def rule(self, setting: str) -> str:
+        """A rule for this site, as a policy writes it."""
+        return f'rules: [{{match: "{self.site.name}", {setting}}}]'

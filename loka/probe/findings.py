@@ -1,0 +1,154 @@
+"""What was learned of a site that will cost accuracy in FP8, with the evidence in numbers and what helps.
+
+Each rule looks at one site and gives at most one finding an operand or GEMM. Rules about how an operand is quantised
+look only at GEMMs that the policy does not keep as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from loka.numerics.names import OPERANDS, Gemm, Operand
+from loka.policy.settings import OperandRecipe, SiteSettings
+from loka.probe.biases import BiasTrack
+from loka.probe.evidence import Evidence, Kind
+from loka.probe.findings_model import MODEL_RULES
+from loka.probe.findings_scale import SCALE_RULES
+from loka.probe.profile import Estimate, Finding, SiteProfile, Verdict
+from loka.probe.stats import SiteStats
+from loka.sites.site import Site
+
+Rule = Callable[[Evidence], Iterator[Finding]]
+
+
+def find(
+    site: Site, stats: SiteStats, summary: SiteProfile, settings: SiteSettings, bias: BiasTrack | None = None
+) -> tuple[Finding, ...]:
+    """The findings about one site, in the order of the rules.
+
+    `summary` is that of `stats`, with its estimates; `bias` what `loka.probe.biases` saw of the site's bias, None
+    where it has none or nobody looked.
+    """
+    evidence = Evidence(site, stats, summary, settings, bias)
+    if (seen := evidence.operand(Operand.INPUT)) is None or seen.calls == 0:
+        return tuple(_never_ran(evidence))
+    rules: tuple[Rule, ...] = (_no_gradient, _nonfinite, _always_zero, *MODEL_RULES, *SCALE_RULES)
+    return tuple(found for rule in (*rules, _too_few_rows, _over_budget) for found in rule(evidence))
+
+
+def _never_ran(evidence: Evidence) -> Iterator[Finding]:
+    yield evidence.finding(
+        Kind.NEVER_RAN, "it was called in none of the sampled steps", evidence.rule("compute: keep")
+    )
+
+
+def _no_gradient(evidence: Evidence) -> Iterator[Finding]:
+    seen = evidence.operand(Operand.GRAD_OUTPUT)
+    if seen is None or seen.calls == 0:
+        yield evidence.finding(
+            Kind.NEVER_RAN,
+            "it was called, but no gradient reached its output in any sampled step",
+            evidence.rule("dgrad: {compute: keep}, wgrad: {compute: keep}"),
+        )
+
+
+def _nonfinite(evidence: Evidence) -> Iterator[Finding]:
+    """One NaN or infinity makes a dynamic scale infinite: what shares it is lost."""
+    for seen in evidence.summary.operands:
+        if seen.nonfinite or seen.nonfinite_calls:
+            where = f"in {seen.nonfinite_calls} of {seen.calls} calls, " if seen.calls else ""
+            rows = "in the sampled rows" if seen.calls else "when it was saved"
+            yield evidence.finding(
+                Kind.NONFINITE,
+                f"{seen.operand.value}: NaN or infinite elements {where}{seen.nonfinite} {rows}",
+                "with patch.trace_nonfinite(): names the first site that makes them; statistics leave such rows out",
+            )
+
+
+def _always_zero(evidence: Evidence) -> Iterator[Finding]:
+    for seen in evidence.summary.operands:
+        if seen.zeros == 1.0:
+            yield evidence.finding(
+                Kind.ALWAYS_ZERO,
+                f"{seen.operand.value}: every element was zero, in {seen.sampled} sampled rows",
+                evidence.rule("compute: keep"),
+            )
+
+
+def _too_few_rows(evidence: Evidence) -> Iterator[Finding]:
+    """Fewer rows than features leave a covariance undetermined; as many and it is singular after taking the mean."""
+    if not evidence.gemms:
+        return
+    for seen in evidence.summary.operands:
+        if seen.operand is not Operand.WEIGHT and seen.sampled <= seen.width:
+            yield evidence.finding(
+                Kind.TOO_FEW_ROWS,
+                f"{seen.operand.value}: {seen.sampled} sampled rows of {seen.width} features do not determine "
+                "how the features depend on each other",
+                "more samples: loka probe with more --steps, or with a smaller --every",
+            )
+
+
+def _over_budget(evidence: Evidence) -> Iterator[Finding]:
+    """What the estimates say against the policy's own recipe, and a recipe that is safe where there is one."""
+    budget = evidence.settings.budget
+    for gemm in evidence.gemms:
+        wanted = evidence.settings.gemms[gemm].operands
+        estimate = estimate_of(evidence.summary, gemm, wanted)
+        verdict = Verdict.SAFE if estimate is None else estimate.verdict(budget)
+        if estimate is None or verdict is Verdict.SAFE:
+            continue
+        kind = Kind.OVER_BUDGET if verdict is Verdict.UNSAFE else Kind.UNDECIDED
+        safe = (
+            other.operands
+            for other in evidence.summary.estimates
+            if other.gemm is gemm and other.verdict(budget) is Verdict.SAFE
+        )
+        better = next(safe, None)
+        setting = "compute: keep" if better is None else _recipe_setting(gemm, better)
+        yield evidence.finding(
+            kind,
+            f"{gemm.value}: {_numbers(estimate)} against a budget of mere {budget.mere:g}, sqnr_db {budget.sqnr_db:g}",
+            evidence.rule(f"{gemm.value}: {{{setting}}}"),
+        )
+
+
+def estimate_of(
+    summary: SiteProfile, gemm: Gemm, operands: tuple[OperandRecipe, OperandRecipe]
+) -> Estimate | None:
+    """The estimate of a GEMM under a recipe, or None where none was made."""
+    return next((each for each in summary.estimates if each.gemm is gemm and each.operands == operands), None)
+
+
+def _numbers(estimate: Estimate) -> str:
+    mere, sqnr = estimate.mere, estimate.sqnr_db
+    return (
+        f"MERE {mere.mean:.3f} ({mere.low:.3f} to {mere.high:.3f}), "
+        f"SQNR {sqnr.mean:.1f} dB ({sqnr.low:.1f} to {sqnr.high:.1f}) after {estimate.draws} draws"
+    )
+
+
+def _recipe_setting(gemm: Gemm, operands: tuple[OperandRecipe, OperandRecipe]) -> str:
+    """The fields of two operands as a policy writes them, those that both share once."""
+    fields = []
+    for name in ("format", "scaling"):
+        first, second = (getattr(recipe, name).value for recipe in operands)
+        if first == second:
+            fields.append(f"{name}: {first}")
+        else:
+            values = zip(OPERANDS[gemm], (first, second), strict=True)
+            fields.extend(f"{operand.value}: {{{name}: {value}}}" for operand, value in values)
+    return _merged(fields)
+
+
+def _merged(fields: list[str]) -> str:
+    """`input: {format: a}, input: {scaling: b}` as `input: {format: a, scaling: b}`: a mapping has each key once."""
+    merged: dict[str, list[str]] = {}
+    for text in fields:
+        key, _, value = text.partition(": ")
+        merged.setdefault(key, []).append(value)
+    parts = []
+    for key, values in merged.items():
+        inner = ", ".join(value.strip("{}") for value in values)
+        parts.append(f"{key}: {{{inner}}}" if values[0].startswith("{") else f"{key}: {inner}")
+    return ", ".join(parts)

@@ -1,0 +1,99 @@
+"""From what was recorded in training to what planning reads: the error of each candidate recipe, and the findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from loka.errors import InputError
+from loka.numerics.names import OPERANDS, Gemm, Operand
+from loka.policy.settings import OperandRecipe, SiteSettings
+from loka.probe.biases import BiasTrack
+from loka.probe.estimate import estimate_site
+from loka.probe.findings import find
+from loka.probe.profile import Estimate, Finding
+from loka.probe.recipes import candidates
+from loka.probe.stats import Recorded, SiteStats
+from loka.probe.summary import summarise
+from loka.sites.site import Site
+
+LIMIT = 64  # sampled pairs of operands for each GEMM, at most
+
+Progress = Callable[[int, int], None]  # (sites done, sites in all)
+Pair = tuple[OperandRecipe, OperandRecipe]
+
+
+def finish(
+    recorded: Recorded,
+    sites: Sequence[Site],
+    settings: Sequence[SiteSettings],
+    *,
+    batch_size: int,
+    limit: int = LIMIT,
+    seed: int = 0,
+    bias_norms: Mapping[str, BiasTrack] | None = None,
+    progress: Progress | None = None,
+) -> Recorded:
+    """`recorded` with an estimate for each GEMM under each candidate recipe, and with its findings.
+
+    `sites` and `settings` are those of the policy, in the same order; the candidates are the standard ones and what the
+    policy itself asks for, each judged against the site's own budget. `batch_size` gives M, `limit` the most sampled
+    pairs of operands for a GEMM. `bias_norms`: what `loka.probe.biases` saw, by site. Equal arguments give equal results.
+
+    Raises InputError where `recorded` holds a site that the model lacks or that has another shape there.
+    """
+    known = {site.name: (site, wanted) for site, wanted in zip(sites, settings, strict=True)}
+    check_sites(recorded, sites)
+    profiles, findings = [], list[Finding]()
+    for number, stats in enumerate(recorded.stats):
+        site, wanted = known[stats.name]
+        rows = site.rows.at(batch_size)
+        summary = summarise(stats, _estimates(site, stats, wanted, rows, seed, limit), rows)
+        profiles.append(summary)
+        findings.extend(find(site, stats, summary, wanted, (bias_norms or {}).get(site.name)))
+        if progress is not None:
+            progress(number + 1, len(recorded.stats))
+    profile = replace(recorded.profile, sites=tuple(profiles), findings=tuple(findings))
+    return replace(recorded, profile=profile)
+
+
+def check_sites(recorded: Recorded, sites: Sequence[Site]) -> None:
+    """Raises InputError, with both shapes, where what was recorded is of another model than that with `sites`."""
+    shapes = {site.name: (site.k, site.n) for site in sites}
+    for stats in recorded.stats:
+        shape = shapes.get(stats.name)
+        if shape is None:
+            raise InputError(
+                f"site {stats.name!r} of the profile is not in the model; the model changed: probe it again"
+            )
+        if shape != (stats.k, stats.n):
+            raise InputError(
+                f"site {stats.name!r} has K = {stats.k}, N = {stats.n} in the profile and K = {shape[0]}, "
+                f"N = {shape[1]} in the model; the model changed: probe it again"
+            )
+
+
+def recipes_of(site: Site, settings: SiteSettings) -> dict[Gemm, tuple[Pair, ...]]:
+    """The recipes to judge for each GEMM of a site: what the policy asks for, then the standard candidates."""
+    gemms = [gemm for gemm in Gemm if gemm is not Gemm.DGRAD or site.input_grad]
+    return {gemm: tuple(dict.fromkeys((settings.gemms[gemm].operands, *candidates(gemm)))) for gemm in gemms}
+
+
+def _estimates(
+    site: Site, stats: SiteStats, settings: SiteSettings, rows: int, seed: int, limit: int
+) -> tuple[Estimate, ...]:
+    """Nothing for a GEMM whose operands were not seen, or not once with a finite row."""
+    recipes = recipes_of(site, settings)
+    gemms = tuple(gemm for gemm in recipes if _seen(gemm, stats))
+    if not gemms:
+        return ()
+    return estimate_site(stats, gemms, recipes, settings.budget, rows, seed, limit)
+
+
+def _seen(gemm: Gemm, stats: SiteStats) -> bool:
+    there = {
+        Operand.INPUT: stats.input is not None and stats.input.moments.count > 0,
+        Operand.GRAD_OUTPUT: stats.grad_output is not None and stats.grad_output.moments.count > 0,
+        Operand.WEIGHT: stats.weight is not None and not stats.weight.nonfinite,
+    }
+    return all(there[operand] for operand in OPERANDS[gemm])
