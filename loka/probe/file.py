@@ -89,9 +89,11 @@ def _to_bytes(recorded: Recorded | Profile) -> bytes:
                 name = f"sites/{number}/{part}"
                 contents[name] = tensors.prepared(f"site {site.name!r}: {part}", tensor, expected)
     text = header.to_text(profile, counts)
-    if len(text) > HEADER_LIMIT // 2:  # quotes are escaped once more, and the tensors' names come on top
-        raise InputError(f"its header has {len(text)} bytes, more than a file can hold; probe fewer sites")
-    return to_bytes(_apart(contents), {METADATA: text})
+    data = to_bytes(_apart(contents), {METADATA: text})
+    length = int.from_bytes(data[:_LENGTH], "little")
+    if length > HEADER_LIMIT:
+        raise InputError(f"its header has {length} bytes, more than the {HEADER_LIMIT} that can be read back")
+    return data
 
 
 def _apart(contents: dict[str, Tensor]) -> dict[str, Tensor]:
