@@ -1,0 +1,49 @@
+"""Moments of an input and its output gradient together, at some features of each: what a weight gradient sums."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from loka.probe.moments import MomentsTracker, Snapshot, moments_stats
+from loka.probe.stats import JOINT, JointStats
+
+SUBSET_SEED = 20240918
+
+
+def subset(width: int, limit: int) -> Tensor:
+    """At most `limit` of `width` indices, ascending int64 on the CPU; the same for the same two numbers.
+
+    Random rather than evenly spaced: concatenated embeddings repeat in their features, and a stride may keep step.
+    """
+    if width <= limit:
+        return torch.arange(width)
+    generator = torch.Generator().manual_seed(SUBSET_SEED + width)
+    return torch.randperm(width, generator=generator)[:limit].sort().values
+
+
+class JointTracker:
+    """Learns the moments of [input[:, input_features], grad_output[:, grad_features]] over rows."""
+
+    def __init__(self, input_width: int, grad_width: int, device: torch.device | str) -> None:
+        self.input_features = subset(input_width, JOINT).to(device)
+        self.grad_features = subset(grad_width, JOINT).to(device)
+        self._moments = MomentsTracker(self.input_features.numel() + self.grad_features.numel(), device)
+
+    @torch.no_grad()
+    def update(self, x: Tensor, grad: Tensor) -> None:
+        """Take in the chosen features of the same R rows: `x` (R, J) and `grad` (R, I), float32."""
+        self._moments.update(torch.cat((x, grad), 1))
+
+    def snapshot(self) -> Snapshot:
+        """What was learned so far."""
+        held = self._moments.snapshot()
+        features = {"input_features": self.input_features.clone(), "grad_features": self.grad_features.clone()}
+        return Snapshot(ints=held.ints, tensors={**held.tensors, **features})
+
+
+def joint_stats(snapshot: Snapshot) -> JointStats:
+    """Read a JointTracker's snapshot to the host."""
+    tensors = dict(snapshot.tensors)
+    input_features, grad_features = tensors.pop("input_features").cpu(), tensors.pop("grad_features").cpu()
+    return JointStats(input_features, grad_features, moments_stats(Snapshot(snapshot.ints, tensors)))

@@ -1,0 +1,256 @@
+"""Everything that is learned of one activation operand, an input or an output gradient, on its device.
+
+A call's sampled rows are cleaned (a non-finite element becomes zero) and filled up with zeros to whole blocks of 128.
+Then all binning is done on the bits of float32, where the exponent and the top mantissa bit are the half octave, so
+that it is exact and is the same on every device. What cleaning and filling added to the bins of zeros is known, and
+is taken out when the counts are read: nothing that depends on the data is ever asked for while training runs.
+
+Counts are added with one scatter over a table that has a column for each feature (values) or for every LANES-th one
+(relative): neighbouring threads then never add to the same place, and those in one bin write to one cache line.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from loka.numerics.names import Operand
+from loka.numerics.quantize import AMAX_FLOOR
+from loka.probe.bins import (
+    LOWEST,
+    OCTAVES,
+    RELATIVE_BINS,
+    RELATIVE_LOWEST,
+    ROW_RMS_BINS,
+    SPREAD_BINS,
+    SPREAD_STEPS,
+    VALUE_BINS,
+    VIEWS,
+    ZERO_BIN,
+    View,
+)
+from loka.probe.moments import LARGEST, MomentsTracker, Snapshot, moments_stats
+from loka.probe.stats import OperandStats
+
+BLOCK = 128
+E4M3_MAX = 448.0
+LANES = 256
+TOGETHER = 2**20  # elements of a call up to which the views are binned at once; more go view by view, to save memory
+OPERANDS = tuple(Operand)
+
+_BIAS = 127  # of float32's exponent
+_FIRST = _BIAS + RELATIVE_LOWEST - 1  # exponent field of the lowest bin that is not for zeros
+_LAST = _FIRST + RELATIVE_BINS - 2
+
+
+def count_values(values: Tensor, columns: Tensor, table: Tensor, lowest: int) -> None:
+    """Count `values`, (R, C) finite float32, in `table`, (VALUE_BINS, W) integers, at `columns`, (C,) int64 below W.
+
+    `lowest` is the exponent of the lowest octave.
+    """
+    smallest = math.ldexp(1.0, lowest)
+    largest = math.ldexp(2.0 - 2.0**-23, lowest + OCTAVES - 1)
+    half_octave = values.abs().clamp_(smallest, largest).view(torch.int32)
+    half_octave.bitwise_right_shift_(22).sub_(2 * (_BIAS + lowest) - 1)  # counted from 1
+    sign = values.sign().to(torch.int32)  # 0 for zeros, which makes the zero bin of any half octave
+    width = table.shape[1]
+    index = torch.addcmul(columns + ZERO_BIN * width, sign, half_octave, value=width)
+    flat = table.view(-1)
+    flat.scatter_add_(0, index.view(-1), flat.new_ones(1).expand(index.numel()))
+
+
+class OperandTracker:
+    """Learns an operand with `width` features. `update` queues work on the device and never waits for it."""
+
+    def __init__(self, operand: Operand, width: int, device: torch.device | str) -> None:
+        self.operand = operand
+        self.width = width
+        self.calls = 0
+        self.rows = 0
+        self.sampled = 0
+        self._block = min(BLOCK, width)
+        self._blocks = -(-width // self._block)
+        self._padded = self._blocks * self._block
+        self._moments = MomentsTracker(width, device)
+        zeros = torch.zeros
+        # Sampled rows of a site stay far below 2^31, so counts by feature fit into int32; sums over features do not.
+        self._values = zeros((VALUE_BINS, self._padded), dtype=torch.int32, device=device)
+        self._relative = zeros((len(VIEWS), RELATIVE_BINS), dtype=torch.int64, device=device)
+        self._spread = zeros(ROW_RMS_BINS + 2 * SPREAD_BINS, dtype=torch.int64, device=device)
+        self._call_amax_counts = zeros(ROW_RMS_BINS, dtype=torch.int64, device=device)
+        self._nonfinite = zeros(width, dtype=torch.int64, device=device)
+        self._finite_calls = zeros((), dtype=torch.int64, device=device)
+        self._column_amax = zeros(width, device=device)
+        self._zero = zeros((), device=device)
+        self._place_constants(device)
+
+    def _place_constants(self, device: torch.device | str) -> None:
+        """What updates look up, made once so that no update copies anything to the device."""
+        column = torch.arange(self._padded)
+        self._columns = column.to(device)
+        lane = (torch.arange(len(VIEWS))[:, None] * RELATIVE_BINS + 1 - _FIRST) * LANES + column % LANES
+        self._lanes = lane[:, None, :].to(device)  # (views, 1, columns); LANES times the exponent field is added
+        sizes = torch.full((self._blocks,), float(self._block))
+        sizes[-1] = self.width - (self._blocks - 1) * self._block
+        # Each row has its own rms and spread, then its blocks' spreads; log2 of 448 * sqrt(size) / norm(u).
+        self._log_sizes = torch.cat((torch.tensor([float(self.width)]), sizes)).sqrt().mul(E4M3_MAX).log2().to(device)
+        kinds = 1 + self._blocks
+        highest = torch.full((1 + kinds,), float(SPREAD_BINS - 2))  # of a bin, bin 0 (zeros) not counted
+        highest[0] = ROW_RMS_BINS - 2
+        start = torch.full((1 + kinds,), ROW_RMS_BINS + SPREAD_BINS)
+        start[0], start[1] = 0, ROW_RMS_BINS
+        self._highest, self._start = highest.to(device), start.to(device)
+
+    @torch.no_grad()
+    def update(self, rows: Tensor, column_amax: Tensor, total: int) -> None:
+        """Take in one call of the site.
+
+        `rows` are the sampled ones, (R, C) float32; `column_amax`, (C,) float32, is the largest |x| of each feature
+        over all `total` rows of the call, non-finite where the tensor has any non-finite element. R may be 0.
+        """
+        self.calls += 1
+        self.rows += total
+        self.sampled += rows.shape[0]
+        if total == 0:
+            self._finite_calls += 1
+            return
+        with torch.autocast(rows.device.type, enabled=False):
+            self._take(rows, column_amax)
+
+    def _take(self, rows: Tensor, column_amax: Tensor) -> None:
+        clean = rows.nan_to_num(0.0, 0.0, 0.0)
+        bad = clean != rows
+        padded = F.pad(clean, (0, self._padded - self.width)) if self._padded > self.width else clean
+        magnitude = padded.abs()
+        row_count = rows.shape[0]
+        block_amax = magnitude.view(row_count, self._blocks, self._block).amax(2)
+        row_amax = block_amax.amax(1, keepdim=True)
+        usable = ~bad.any(1, keepdim=True)
+        self._nonfinite += bad.sum(0)
+        amax, columns = self._call_amax(magnitude[:, : self.width], column_amax)
+        count_values(padded, self._columns, self._values, LOWEST[self.operand])
+        norms = self._count_relative(magnitude, amax, row_amax, columns, block_amax)
+        self._count_spread(norms, torch.cat((row_amax, block_amax), 1), amax, usable)
+        self._moments.update_usable(clean, usable & (row_amax < LARGEST))
+
+    def _call_amax(self, magnitude: Tensor, column_amax: Tensor) -> tuple[Tensor, Tensor]:
+        """Largest |x| of the call, (), and of each feature, (C,); of the sampled rows where it has non-finites."""
+        highest = column_amax.amax()
+        finite = highest < math.inf  # False for NaN
+        self._finite_calls += finite
+        torch.maximum(self._column_amax, torch.where(finite, column_amax, self._zero), out=self._column_amax)
+        if magnitude.shape[0] == 0:
+            return torch.where(finite, highest, self._zero), column_amax
+        sampled = magnitude.amax(0)
+        return torch.where(finite, highest, sampled.amax()), torch.where(column_amax < math.inf, column_amax, sampled)
+
+    def _count_relative(
+        self, magnitude: Tensor, amax: Tensor, row_amax: Tensor, columns: Tensor, block_amax: Tensor
+    ) -> Tensor:
+        """Count the octaves of u = |x| * 448 / amax in each view.
+
+        Returns the norms of u in each row, and in each block, (R, 1 + blocks).
+        """
+        rows = magnitude.shape[0]
+        columns = F.pad(columns, (0, self._padded - self.width)) if self._padded > self.width else columns
+        scales = torch.cat((amax.view(1), row_amax.view(-1), columns, block_amax.view(-1)))
+        scales = scales.clamp_(min=AMAX_FLOOR).div_(E4M3_MAX)
+        tensor, row, column, block = torch.split(scales, [1, rows, self._padded, rows * self._blocks])
+        shape = (rows, self._blocks, self._block)
+        divisors = {
+            View.TENSORWISE: tensor.view(1, 1, 1),
+            View.ROWWISE: row.view(rows, 1, 1),
+            View.COLUMNWISE: column.view(1, self._blocks, self._block),
+            View.BLOCKWISE: block.view(rows, self._blocks, 1),
+        }
+        norms: dict[View, Tensor] = {}
+        counts = self._relative.new_zeros((len(VIEWS) * RELATIVE_BINS, LANES), dtype=torch.int32)
+        step = len(VIEWS) if magnitude.numel() <= TOGETHER else 1
+        for start in range(0, len(VIEWS), step):
+            views = VIEWS[start : start + step]
+            scaled = magnitude.new_empty((len(views), rows, self._padded))
+            for place, view in zip(scaled, views, strict=True):
+                torch.div(magnitude.view(shape), divisors[view], out=place.view(shape))
+                if view is View.ROWWISE:
+                    norms[view] = torch.linalg.vector_norm(place, dim=1, keepdim=True)
+                elif view is View.BLOCKWISE:
+                    norms[view] = torch.linalg.vector_norm(place.view(shape), dim=2)
+            exponent = scaled.view(torch.int32).bitwise_right_shift_(23).clamp_(_FIRST, _LAST)
+            index = torch.add(self._lanes[start : start + step], exponent, alpha=LANES)
+            flat = counts.view(-1)
+            flat.scatter_add_(0, index.view(-1), flat.new_ones(1).expand(index.numel()))
+        self._relative += counts.sum(1).view(len(VIEWS), RELATIVE_BINS)
+        return torch.cat((norms[View.ROWWISE], norms[View.BLOCKWISE]), 1)
+
+    def _count_spread(self, norms: Tensor, amax: Tensor, call_amax: Tensor, usable: Tensor) -> None:
+        """Count log2 of the rms of rows, of amax / rms of rows and of blocks, and of the call's amax.
+
+        `norms` and `amax` are (R, 1 + blocks): of each row, then of each of its blocks.
+        """
+        rms = amax.clamp(min=AMAX_FLOOR).log2_() + (norms.log2() - self._log_sizes)
+        octaves = torch.cat((rms[:, :1] - LOWEST[self.operand], amax.log2() - rms), 1)
+        seen = torch.cat((amax[:, :1], amax), 1) > 0
+        bins = octaves.mul_(SPREAD_STEPS).clamp_(min=0.0).minimum(self._highest).to(torch.int64).add_(1)
+        index = bins.mul_(seen).add_(self._start)
+        weights = usable.to(torch.int64).expand_as(index).reshape(-1)
+        self._spread.scatter_add_(0, index.view(-1), weights)
+        octave = (call_amax.view(1).log2() - LOWEST[self.operand]).mul_(SPREAD_STEPS)
+        place = octave.clamp_(0.0, ROW_RMS_BINS - 2).to(torch.int64).add_(1).mul_(call_amax > 0)
+        self._call_amax_counts.scatter_add_(0, place, place.new_ones(1))
+
+    def snapshot(self) -> Snapshot:
+        """What was learned so far."""
+        held = self._moments.snapshot()
+        ints = {
+            "operand": OPERANDS.index(self.operand),
+            "width": self.width,
+            "calls": self.calls,
+            "rows": self.rows,
+            "sampled": self.sampled,
+        }
+        tensors = {
+            "values": self._values,
+            "relative": self._relative,
+            "spread": self._spread,
+            "call_amax": self._call_amax_counts,
+            "nonfinite": self._nonfinite,
+            "finite_calls": self._finite_calls,
+            "column_amax": self._column_amax,
+        }
+        return Snapshot(ints, {**held.tensors, **{name: tensor.clone() for name, tensor in tensors.items()}})
+
+
+def operand_stats(snapshot: Snapshot) -> OperandStats:
+    """Read an OperandTracker's snapshot to the host, and take cleaned and filled up elements out of the counts."""
+    ints = snapshot.ints
+    tensors = {name: tensor.cpu() for name, tensor in snapshot.tensors.items()}
+    width, sampled = ints["width"], ints["sampled"]
+    nonfinite = tensors["nonfinite"]
+    values = tensors["values"].to(torch.int64)[:, :width].t().contiguous()
+    values[:, ZERO_BIN] -= nonfinite
+    zeros = int(values[:, ZERO_BIN].sum())
+    relative = tensors["relative"].clone()
+    # All zeros went to the bin of the smallest: real ones, those in place of non-finites, and those that fill blocks.
+    filling = int(relative[0].sum()) - sampled * width
+    relative[:, 0] = zeros
+    relative[:, 1] -= zeros + int(nonfinite.sum()) + filling
+    row_rms, row_spread, block_spread = torch.split(tensors["spread"], [ROW_RMS_BINS, SPREAD_BINS, SPREAD_BINS])
+    return OperandStats(
+        operand=OPERANDS[ints["operand"]],
+        calls=ints["calls"],
+        rows=ints["rows"],
+        sampled=sampled,
+        nonfinite=int(nonfinite.sum()),
+        nonfinite_calls=ints["calls"] - int(tensors["finite_calls"]),
+        moments=moments_stats(snapshot),
+        values=values,
+        relative=relative,
+        row_rms=row_rms.clone(),
+        row_spread=row_spread.clone(),
+        block_spread=block_spread.clone(),
+        column_amax=tensors["column_amax"].double(),
+        call_amax=tensors["call_amax"].clone(),
+    )
