@@ -68,7 +68,7 @@ def train(model: nn.Module, job: Job, seed: int, progress: Progress | None = Non
     are empty or the output is not one logit for each sample.
     """
     model.to(job.device)
-    with _seeded(seed, job.device):
+    with seeded(seed, job.device):
         samples, seconds, losses, average = _fit(model, job, seed, progress)
     with average.applied():
         logits, target = predict(model, job.test_batches(job.test_batch_size, seed), job.device)
@@ -114,7 +114,7 @@ def train_pair(
 
 def build(job: Job, seed: int) -> nn.Module:
     """The factory's model with the weights of `seed`, on the job's device."""
-    with _seeded(seed, job.device):
+    with seeded(seed, job.device):
         return job.factory().to(job.device)
 
 
@@ -127,7 +127,7 @@ def predict(model: nn.Module, batches: Iterable[tuple[Inputs, Tensor]], device: 
     targets: list[Tensor] = []
     try:
         for inputs, target in batches:
-            output = call(model, _to(inputs, device))
+            output = call(model, to_device(inputs, device))
             if not isinstance(output, Tensor) or output.numel() != target.numel():
                 raise InputError(
                     f"the model must return one logit for each sample, not {_shape(output)} "
@@ -168,7 +168,7 @@ def _fit(
         for group in optimizer.param_groups:
             group["lr"] = job.rate(steps + 1)
         optimizer.zero_grad(set_to_none=True)
-        loss = job.loss(call(model, _to(inputs, job.device)), target.to(job.device))
+        loss = job.loss(call(model, to_device(inputs, job.device)), target.to(job.device))
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         average.update()
@@ -216,11 +216,12 @@ def _curve(losses: list[float]) -> tuple[float, ...]:
     return tuple(sum(losses[a:b]) / (b - a) for a, b in pairwise(edges))
 
 
-def _to(inputs: Inputs, device: str) -> Inputs:
+def to_device(inputs: Inputs, device: str) -> Inputs:
+    """The inputs with every Tensor in them on the device."""
     if isinstance(inputs, Mapping):
-        return {name: _to(value, device) for name, value in inputs.items()}
+        return {name: to_device(value, device) for name, value in inputs.items()}
     if isinstance(inputs, tuple | list):
-        return tuple(_to(value, device) for value in inputs)
+        return tuple(to_device(value, device) for value in inputs)
     return inputs.to(device) if hasattr(inputs, "to") else inputs
 
 
@@ -240,7 +241,7 @@ def _wait(device: str) -> None:
 
 
 @contextmanager
-def _seeded(seed: int, device: str) -> Iterator[None]:
+def seeded(seed: int, device: str) -> Iterator[None]:
     """Torch's generators start at `seed` inside, and are the caller's own again after."""
     cuda = torch.device(device).type == "cuda"
     with torch.random.fork_rng(devices=[torch.device(device)] if cuda else []):

@@ -19,8 +19,8 @@ _LOKA = str(Path(__file__).parents[1]) + os.sep
 DEVICES = ("auto", "cpu", "cuda")
 
 
-def make_job(policy: Policy, steps: int | None, device: str) -> Job:
-    """The policy's job; `steps` and `device` as the command line gives them.
+def make_job(policy: Policy, steps: int | None, device: str, tested: bool = True) -> Job:
+    """The policy's job; `steps` and `device` as the command line gives them. Not `tested`: train.test may be missing.
 
     Raises InputError, with the place in the policy, where it has no training section or a callable cannot be found.
     """
@@ -33,7 +33,7 @@ def make_job(policy: Policy, steps: int | None, device: str) -> Job:
             f"{policy.where('')}: the policy has no train section; add "
             'train: {batches: "package.module:name", loss: "package.module:name", test: "package.module:name"}'
         )
-    if spec.test is None:
+    if spec.test is None and tested:
         raise InputError(
             f"{policy.where('train')}: train.test is missing; name a function like batches, for rows that training "
             "does not see"
@@ -42,7 +42,7 @@ def make_job(policy: Policy, steps: int | None, device: str) -> Job:
         factory = _find(policy, policy.model.factory, "model.factory")
         batches = _find(policy, spec.batches, "train.batches")
         loss = _find(policy, spec.loss, "train.loss")
-        test = _find(policy, spec.test, "train.test")
+        test = _find(policy, spec.test, "train.test") if tested and spec.test is not None else batches
     return Job(
         factory=factory,
         batches=batches,

@@ -8,7 +8,7 @@ from enum import StrEnum
 from loka.numerics.names import OPERANDS, Compute, Gemm, Operand
 from loka.policy.settings import OperandRecipe, SiteSettings
 from loka.probe.biases import BiasTrack
-from loka.probe.profile import Finding, OperandSummary, SiteProfile
+from loka.probe.profile import Estimate, Finding, OperandSummary, SiteProfile
 from loka.probe.stats import OperandStats, SiteStats
 from loka.sites.site import Site
 
@@ -69,3 +69,8 @@ class Evidence:
     def rule(self, setting: str) -> str:
         """A rule for this site, as a policy writes it."""
         return f'rules: [{{match: "{self.site.name}", {setting}}}]'
+
+
+def estimate_of(summary: SiteProfile, gemm: Gemm, operands: tuple[OperandRecipe, OperandRecipe]) -> Estimate | None:
+    """The estimate of a GEMM under a recipe, or None where none was made."""
+    return next((each for each in summary.estimates if each.gemm is gemm and each.operands == operands), None)

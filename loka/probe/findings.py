@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from loka.numerics.names import OPERANDS, Gemm, Operand
 from loka.policy.settings import OperandRecipe, SiteSettings
 from loka.probe.biases import BiasTrack
-from loka.probe.evidence import Evidence, Kind
+from loka.probe.evidence import Evidence, Kind, estimate_of
 from loka.probe.findings_model import MODEL_RULES
 from loka.probe.findings_scale import SCALE_RULES
 from loka.probe.profile import Estimate, Finding, SiteProfile, Verdict
@@ -37,9 +37,7 @@ def find(
 
 
 def _never_ran(evidence: Evidence) -> Iterator[Finding]:
-    yield evidence.finding(
-        Kind.NEVER_RAN, "it was called in none of the sampled steps", evidence.rule("compute: keep")
-    )
+    yield evidence.finding(Kind.NEVER_RAN, "it was called in none of the sampled steps", evidence.rule("compute: keep"))
 
 
 def _no_gradient(evidence: Evidence) -> Iterator[Finding]:
@@ -111,13 +109,6 @@ def _over_budget(evidence: Evidence) -> Iterator[Finding]:
             f"{gemm.value}: {_numbers(estimate)} against a budget of mere {budget.mere:g}, sqnr_db {budget.sqnr_db:g}",
             evidence.rule(f"{gemm.value}: {{{setting}}}"),
         )
-
-
-def estimate_of(
-    summary: SiteProfile, gemm: Gemm, operands: tuple[OperandRecipe, OperandRecipe]
-) -> Estimate | None:
-    """The estimate of a GEMM under a recipe, or None where none was made."""
-    return next((each for each in summary.estimates if each.gemm is gemm and each.operands == operands), None)
 
 
 def _numbers(estimate: Estimate) -> str:

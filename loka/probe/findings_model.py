@@ -15,9 +15,9 @@ from loka.probe.moments import covariance
 from loka.probe.profile import Finding
 from loka.probe.stats import LowRank, Moments, WeightStats
 
-# The paper's rule for a bias that diverges is a norm of 0.1. A linear of PyTorch is born with a bias whose norm is about
-# sqrt(N / 3K), often above that, so what counts here is growth: by 0.1, and by half of what it was, which separates a
-# bias that moves away from one that learns a little.
+# The paper's rule for a bias that diverges is a norm of 0.1. A linear of PyTorch is born with a bias whose norm is
+# about sqrt(N / 3K), often above that, so what counts here is growth: by 0.1, and by half of what it was, which
+# separates a bias that moves away from one that learns a little.
 BIAS_GROWTH = 0.1
 BIAS_RATIO = 1.5
 # Subtracting a mean that holds this share of the power quarters the signal and leaves the rounding noise: one bit less.

@@ -13,9 +13,9 @@ from loka.probe.bins import SPREAD_STEPS, View
 from loka.probe.evidence import Evidence, Kind
 from loka.probe.profile import Finding, OperandSummary
 
-# Octaves from the usual feature (row) to the largest. A Gaussian's elements lie within about 2 octaves below their
-# maximum, one in a hundred 9 below; e4m3 is full precision 14.8 octaves below its maximum. So beyond 6, one element in a
-# hundred of the usual feature is subnormal.
+# Octaves from the usual feature (row) to the largest. Of a Gaussian's elements one in a hundred lies about 8.5 octaves
+# below the maximum; e4m3 keeps full precision 14.8 octaves below it. So beyond 6, one element in a hundred of the usual
+# feature is subnormal.
 DOMINANT_OCTAVES = 6.0
 UNDERFLOW_SHARE = 0.01  # of all elements of a gradient: rounding one in a hundred to zero biases what is summed
 BLOCK = 128  # neighbours that share a scale under blockwise_1x128

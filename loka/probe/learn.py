@@ -38,7 +38,8 @@ def finish(
 
     `sites` and `settings` are those of the policy, in the same order; the candidates are the standard ones and what the
     policy itself asks for, each judged against the site's own budget. `batch_size` gives M, `limit` the most sampled
-    pairs of operands for a GEMM. `bias_norms`: what `loka.probe.biases` saw, by site. Equal arguments give equal results.
+    pairs of operands for a GEMM. `bias_norms`: what `loka.probe.biases` saw, by site. Equal arguments give equal
+    results.
 
     Raises InputError where `recorded` holds a site that the model lacks or that has another shape there.
     """

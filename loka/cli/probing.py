@@ -1,0 +1,121 @@
+"""What `loka probe` does: train with a Probe inside, then estimate and find."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from loka.cli.output import note
+from loka.errors import InputError
+
+if TYPE_CHECKING:
+    from loka.plan.make import Examined
+    from loka.probe.biases import BiasTrack
+    from loka.probe.stats import Recorded
+
+STEPS = 200  # where neither the command line nor the policy gives their number
+SAMPLES = 20  # at the least, where --every is left out
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What training showed: no estimates yet. `seconds` by stage."""
+
+    recorded: Recorded
+    biases: dict[str, BiasTrack]
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """The whole profile. `seconds` by stage."""
+
+    recorded: Recorded
+    seconds: dict[str, float]
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error: a person asked for it
+    """Ctrl-C, with what was recorded until then; None where nothing was."""
+
+    def __init__(self, recorded: Recorded | None) -> None:
+        super().__init__("interrupted")
+        self.recorded = recorded
+
+
+def record(examined: Examined, steps: int | None, every: int | None, seed: int, device: str) -> Record:
+    """Train the policy's model with a Probe inside.
+
+    Raises Interrupted, NonFiniteLossError, and InputError where the policy cannot train, no site can be watched, or no
+    step was sampled.
+    """
+    from loka.bench.probing import Steps, length, train_watched
+    from loka.bench.training import build
+    from loka.cli.job import make_job, training_of
+    from loka.cli.progress import Shown
+    from loka.probe.biases import read_biases, track_biases
+    from loka.probe.probe import Probe
+    from loka.sites.callables import current_directory_importable
+
+    policy = examined.policy
+    _check_watchable(examined)
+    job = make_job(policy, steps, device, tested=False)
+    done = Steps()
+    start = time.perf_counter()
+    with current_directory_importable(), training_of(policy), Shown("steps") as shown:
+        batches = job.batches(job.batch_size, seed)
+        total = length(batches)
+        wanted = job.steps if job.steps is not None else min(STEPS, total or STEPS)
+        total = wanted if total is None else min(wanted, total)
+        one_in = every if every is not None else max(1, total // SAMPLES)
+        job = replace(job, steps=wanted)
+        model = build(job, seed)
+        before = read_biases(model, examined.sites)
+        probe = Probe(model, policy.path, every=one_in)
+        try:
+            with probe:
+                train_watched(model, job, batches, seed, probe, done, lambda n: shown.update("training", n, total))
+        except KeyboardInterrupt as stopped:
+            raise Interrupted(probe.recorded() if done.done >= one_in else None) from stopped
+        recorded = probe.recorded()
+        biases = track_biases(before, read_biases(model, examined.sites))
+    if recorded.profile.samples == 0:
+        raise InputError(
+            f"no step was sampled: training had {done.done} steps and one in {one_in} is sampled; lower --every"
+        )
+    if done.done < wanted and steps is not None:
+        note(f"note: the batches ended after {done.done} of {wanted} steps")
+    return Record(recorded, biases, {"training": time.perf_counter() - start})
+
+
+def finish(examined: Examined, record: Record, seed: int) -> Learned:
+    """Estimate each GEMM's error under each recipe, and find. Raises Interrupted with the record, and InputError."""
+    from loka.cli.progress import Shown
+    from loka.probe.learn import finish as learn
+
+    start = time.perf_counter()
+    try:
+        with Shown("sites") as shown:
+            recorded = learn(
+                record.recorded,
+                examined.sites,
+                examined.settings,
+                batch_size=record.recorded.profile.batch_size,
+                seed=seed,
+                bias_norms=record.biases,
+                progress=lambda done, total: shown.update("estimating", done, total),
+            )
+    except KeyboardInterrupt as stopped:
+        raise Interrupted(record.recorded) from stopped
+    return Learned(recorded, record.seconds | {"estimating": time.perf_counter() - start})
+
+
+def _check_watchable(examined: Examined) -> None:
+    """Raises InputError where the model has no GEMM that can be watched."""
+    from loka.probe.live import PROBED
+
+    if not any(site.weight is not None and site.kind in PROBED and site.calls for site in examined.sites):
+        raise InputError(
+            f"{examined.policy.where('model')}: the model calls no GEMM whose weight is a Parameter: there is nothing "
+            "to probe"
+        )
