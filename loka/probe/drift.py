@@ -10,6 +10,11 @@ The distance of an operand is the largest of three:
 
 Where only one of the two has a non-zero element, or non-finite elements where the profile has none, the distance is
 bins.OCTAVES, the whole range of the histograms: nothing that the profile says can hold.
+
+The thresholds are what different seeds of one model do not reach, each trained from the start for 60 steps of 512
+samples (zoo.ranker, ten seeds, 45 pairs, the furthest of 30 operands): at most 1.15 octaves for inputs and 3.7 for
+gradients, with medians of 0.4 and 1.3. From step 140 to 200 it is 0.7 and 1.8. Gradients vary with the seed and shrink
+or grow as training goes, so theirs is wider; scales that are measured at each step follow that.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from loka.numerics.names import Operand
 from loka.probe.bins import OCTAVES, PER_OCTAVE
 from loka.probe.profile import OperandSummary, Profile, SiteProfile
 
-THRESHOLD = {Operand.INPUT: 1.0, Operand.GRAD_OUTPUT: 2.0}  # octaves
+THRESHOLD = {Operand.INPUT: 1.5, Operand.GRAD_OUTPUT: 4.0}  # octaves
 AMAX = 0.5  # octaves of distance for an octave of the usual amax
 ZEROS = 4.0  # octaves of distance for a share of zeros that changes from 0 to 1
 FEW_ROWS = 4.0  # octaves that n sampled rows scatter, times sqrt(n)

@@ -104,7 +104,8 @@ def site_tensors(stats: SiteStats) -> Iterator[tuple[str, Tensor, Expected]]:
         width = joint.input_features.numel() + joint.grad_features.numel()
         yield from _moments_tensors("joint/moments", joint.moments, width)
     if stats.weight is not None:
-        for part, expected in _weight(stats.k, stats.n).items():
+        rows, columns = stats.weight.row_index.numel(), stats.weight.column_index.numel()
+        for part, expected in {**_kept(stats.k, stats.n), **_weight(stats.k, stats.n, rows, columns)}.items():
             yield f"weight/{part}", getattr(stats.weight, part), expected
         for side, size in (("u", stats.n), ("v", stats.k)):
             for part, expected in _low_rank(size).items():
@@ -170,14 +171,20 @@ def _joint(k: int, n: int) -> dict[str, Expected]:
     }
 
 
-def _weight(k: int, n: int) -> dict[str, Expected]:
-    rows, columns = Free(min(WEIGHT_ROWS, n)), Free(min(WEIGHT_ROWS, k))
+def _kept(k: int, n: int) -> dict[str, Expected]:
+    """Which rows and columns of a weight are kept."""
+    return {
+        "row_index": Expected((Free(min(WEIGHT_ROWS, n)),), torch.int64, below=n),
+        "column_index": Expected((Free(min(WEIGHT_ROWS, k)),), torch.int64, below=k),
+    }
+
+
+def _weight(k: int, n: int, rows: int, columns: int) -> dict[str, Expected]:
+    """The rest of a weight of which so many rows and columns are kept."""
     return {
         "row_mean": Expected((n,)),
         "column_mean": Expected((k,)),
-        "row_index": Expected((rows,), torch.int64, below=n),
         "rows": Expected((rows, k), torch.float32, finite=False),  # as the weight has them
-        "column_index": Expected((columns,), torch.int64, below=k),
         "columns": Expected((n, columns), torch.float32, finite=False),
         "row_amax": Expected((n,)),
         "column_amax": Expected((k,)),
@@ -232,6 +239,8 @@ def _joint_stats(count: int, site: SiteProfile, read: Read) -> JointStats:
 
 
 def _weight_stats(numbers: WeightNumbers, site: SiteProfile, read: Read) -> WeightStats:
+    kept = _read_all("weight", _kept(site.k, site.n), read)
+    rows, columns = kept["row_index"].numel(), kept["column_index"].numel()
     return WeightStats(
         step=numbers.step,
         updates=numbers.updates,
@@ -239,5 +248,6 @@ def _weight_stats(numbers: WeightNumbers, site: SiteProfile, read: Read) -> Weig
         nonfinite=numbers.nonfinite,
         u=LowRank(error=numbers.u_error, **_read_all("weight/u", _low_rank(site.n), read)),
         v=LowRank(error=numbers.v_error, **_read_all("weight/v", _low_rank(site.k), read)),
-        **_read_all("weight", _weight(site.k, site.n), read),
+        **kept,
+        **_read_all("weight", _weight(site.k, site.n, rows, columns), read),
     )
