@@ -1,0 +1,214 @@
+"""The comparison of samplers as Markdown: what was measured, what keeps the target, and where it is missed most."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from loka.bench.held_out_cases import Sizes
+from loka.bench.held_out_rows import (
+    COPULA,
+    GAUSSIAN,
+    NORMAL,
+    TARGET_DB,
+    TARGET_MERE_PERCENT,
+    TARGET_RATIO,
+    TRAINING_ROWS,
+    WHOLE_RUN,
+    Gaps,
+    Judged,
+    Row,
+    gaps,
+    grouped,
+    misses,
+)
+
+ORDER = (NORMAL, GAUSSIAN, COPULA, GAUSSIAN + WHOLE_RUN, COPULA + WHOLE_RUN, TRAINING_ROWS)
+WORST = 12
+
+
+def markdown(command: str, judged: Sequence[Judged], sizes: Sizes) -> str:
+    """Every table of the result."""
+    rows = [row for one in judged for row in one.rows]
+    parts = [
+        "# Samplers against held-out real batches",
+        _conditions(command, judged, sizes),
+        "## The target",
+        _target(rows),
+        "## All sites, GEMMs and recipes",
+        _gap_table(rows, "", lambda row: ""),
+        "## By model and data",
+        _gap_table(rows, "model, data", lambda row: f"{row.model}, {row.data}"),
+        "## By recipe and GEMM",
+        _gap_table(rows, "recipe, GEMM", lambda row: f"{row.recipe}, {row.gemm.value}"),
+        "## Where the Gaussian is outside its interval",
+        _outside_text(),
+        _miss_table(rows),
+        f"## The {WORST} largest median gaps of ours",
+        _worst(rows),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _conditions(command: str, judged: Sequence[Judged], sizes: Sizes) -> str:
+    lines = [
+        f"Command: `{command}` (`make judge-samplers` runs it for all models). "
+        f"{datetime.now(UTC):%Y-%m-%d}; {_processor()}, one thread; Python {platform.python_version()}, "
+        f"torch {torch.__version__}. Seed {sizes.seed}: the same command gives the same numbers.",
+        "",
+        f"Each model trained as below; Probe watched the last {sizes.watched} steps, every {sizes.every}nd of them, "
+        f"512 rows a call at most. Then the weights were frozen, and {sizes.batches} batches of rows that were never "
+        "trained on (shuffled, of the training batch size) went forward and backward. *Actual* is the mean over those "
+        "batches of each GEMM's MERE (floor 1e-3 of the RMS) and SQNR, both operands quantised alike, against float64 "
+        f"on the same operands; *predicted* is the mean over {sizes.draws} draws. Intervals are 95 %, normal. "
+        "The gap is predicted minus actual: dB of SQNR, percent of the actual MERE.",
+        "",
+        "`training rows` is no sampler: it is the actual error on as many batches of training rows under the same "
+        "frozen weights. Its gap is what differs between the rows themselves, plus the scatter of so few batches: no "
+        "sampler that learns from training rows can be expected below it.",
+        "",
+        "| model | data | batch | steps | learning rate | sites | seconds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in judged:
+        case, sites = one.case, len({row.site for row in one.rows})
+        lines.append(
+            f"| {case.model} | {case.data} | {case.batch_size} | {case.steps} | {case.learning_rate:g} | {sites} "
+            f"| {sum(one.seconds.values()):.0f} |"
+        )
+    exact = sorted(
+        {(row.model, row.data, row.site, row.gemm.value, row.recipe) for row in rows_of(judged) if row.exact}
+    )
+    if exact:
+        lines += [
+            "",
+            f"Left out of every figure: {len(exact)} combinations of site, GEMM and recipe whose actual SQNR is above "
+            "90 dB (one feature, scaled rowwise, is exact): "
+            + ", ".join(f"{len(group)} x {name}" for name, group in _by_gemm(exact).items())
+            + ".",
+        ]
+    return "\n".join(lines)
+
+
+def rows_of(judged: Iterable[Judged]) -> list[Row]:
+    """All rows of all cases."""
+    return [row for one in judged for row in one.rows]
+
+
+def _target(rows: Sequence[Row]) -> str:
+    """Whether each part of the target is met, in words and numbers."""
+    limit = f"{TARGET_MERE_PERCENT:g} %"
+    ours, paper = (gaps(row for row in rows if row.sampler == name) for name in (COPULA, GAUSSIAN))
+    lines = [
+        "| target | ours | the paper's Gaussian | met |",
+        "|---|---|---|---|",
+        f"| median gap in SQNR at most {TARGET_DB} dB | {ours.db_median:.2f} dB | {paper.db_median:.2f} dB "
+        f"| {_yes(ours.db_median <= TARGET_DB)} |",
+        f"| median gap in MERE at most {limit} | {ours.mere_median:.1f} % | {paper.mere_median:.1f} % "
+        f"| {_yes(ours.mere_median <= TARGET_MERE_PERCENT)} |",
+    ]
+    for metric in ("SQNR", "MERE"):
+        found = misses(rows, COPULA, metric)
+        lines.append(
+            f"| {metric}, where the Gaussian's gap is outside its interval: ours at most half of it "
+            f"| median ratio {found.ratio_median:.2f}, at most half in {_percent(found.halved)} of {found.outside} | 1 "
+            f"| {_yes(found.ratio_median <= TARGET_RATIO)} in the median |"
+        )
+    return "\n".join(lines)
+
+
+def _gap_table(rows: Sequence[Row], label: str, key: Callable[[Row], str]) -> str:
+    head = [label] if label else []
+    lines = [
+        "| "
+        + " | ".join([*head, "sampler", "rows", "dB median", "dB p90", "MERE % median", "MERE % p90", "bias dB"])
+        + " |",
+        "|" + "---|" * (len(head) + 7),
+    ]
+    for name, group in grouped(rows, key).items():
+        for sampler in ORDER:
+            own = [row for row in group if row.sampler == sampler]
+            if not own:
+                continue
+            found = gaps(own)
+            cells = [*([name] if label else []), sampler, str(found.count)]
+            cells += [f"{found.db_median:.2f}", f"{found.db_p90:.2f}"]
+            cells += [f"{found.mere_median:.1f}", f"{found.mere_p90:.1f}", f"{found.db_bias:+.2f}"]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _outside_text() -> str:
+    return (
+        "*Outside*: the actual mean lies outside the Gaussian's own interval. *Ratio*: |gap| of the other sampler over "
+        "|gap| of the Gaussian, there. *Resolved*: those of them where the actual's interval, over the held-out "
+        "batches, does not touch the Gaussian's either, so that the Gaussian is wrong beyond the batches' scatter."
+    )
+
+
+def _miss_table(rows: Sequence[Row]) -> str:
+    lines = [
+        "| metric | GEMM | sampler | rows | outside | median ratio | at most half | resolved | ratio | at most half |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    gemms = {"all": list(rows)} | {gemm.value: group for gemm, group in grouped(rows, lambda row: row.gemm).items()}
+    for metric in ("SQNR", "MERE"):
+        for gemm, group in gemms.items():
+            for sampler in (COPULA, TRAINING_ROWS, NORMAL):
+                found = misses(group, sampler, metric)
+                lines.append(
+                    f"| {metric} | {gemm} | {sampler} | {found.count} | {_percent(found.share)} "
+                    f"| {found.ratio_median:.2f} | {_percent(found.halved)} | {found.resolved} "
+                    f"| {found.resolved_ratio_median:.2f} | {_percent(found.resolved_halved)} |"
+                )
+    return "\n".join(lines)
+
+
+def _worst(rows: Sequence[Row]) -> str:
+    """Sites and GEMMs by our median |gap| in SQNR over the recipes, the largest first."""
+    shown = (COPULA, GAUSSIAN, TRAINING_ROWS)
+    found: list[tuple[tuple[str, str, str, str], list[Gaps]]] = []
+    for key, group in grouped(rows, lambda row: (row.model, row.data, row.site, row.gemm.value)).items():
+        three = [gaps(row for row in group if row.sampler == name) for name in shown]
+        if three[0].count:
+            found.append((key, three))
+    found.sort(key=lambda entry: -entry[1][0].db_median)
+    lines = [
+        "| model | data | site | GEMM | ours dB (bias) | Gaussian dB (bias) | training rows dB (bias) |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for key, three in found[:WORST]:
+        cells = [f"{one.db_median:.2f} ({one.db_bias:+.2f})" for one in three]
+        lines.append("| " + " | ".join([*key, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def _by_gemm(exact: Iterable[tuple[str, ...]]) -> dict[str, list[tuple[str, ...]]]:
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for entry in exact:
+        groups.setdefault(f"{entry[3]} {entry[4]} of `{entry[2]}`", []).append(entry)
+    return groups
+
+
+def _percent(share: float) -> str:
+    return "-" if math.isnan(share) else f"{100 * share:.0f} %"
+
+
+def _yes(met: bool) -> str:
+    return "yes" if met else "**no**"
+
+
+def _processor() -> str:
+    """The processor's name, as Linux tells it."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return f"{line.partition(':')[2].strip()} ({os.cpu_count()} cores)"
+    return platform.machine()
