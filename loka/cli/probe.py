@@ -159,7 +159,7 @@ def _summary_line(profile: Profile) -> str:
 def _check_drift(
     examined: Examined, steps: int | None, every: int | None, seed: int, device: str, as_json: bool
 ) -> None:
-    """Compare a fresh sample with the policy's profile. Raises InputError where there is none, or one of another model."""
+    """Compare a fresh sample with the policy's profile. Raises InputError where that is missing or of another model."""
     from loka.cli.probe_tables import drift_result, show_drift
     from loka.cli.probing import Interrupted, record
     from loka.cli.profiles import Places, check_model, check_shapes
