@@ -24,6 +24,7 @@ from loka.probe.bins import (
     ZERO_BIN,
     View,
 )
+from loka.probe.merge import merge_sites
 from loka.probe.profile import Estimate, Finding, OperandSummary, Profile, Quantiles, Shares, SiteProfile
 from loka.probe.stats import LowRank, Moments, OperandStats, Recorded, SiteStats, WeightStats
 
@@ -76,8 +77,6 @@ def unite(a: Recorded, b: Recorded) -> Recorded:
     batch size and rows of a call are those of the run with more steps, `created` is the later. Estimates and findings
     are left out: they are of one of the two. Raises InputError where the models or their sites differ.
     """
-    from loka.probe.merge import merge_sites
-
     _check_same(a.profile, b.profile)
     later, earlier = (b, a) if b.profile.steps > a.profile.steps else (a, b)
     others = {stats.name: stats for stats in earlier.stats}
