@@ -1,0 +1,56 @@
+"""The recipes that an error is estimated for, GEMM by GEMM, and their words."""
+
+from __future__ import annotations
+
+from loka.numerics.names import OPERANDS, Format, Gemm, Operand, Range, Scaling
+from loka.policy.settings import OperandRecipe
+
+Pair = tuple[OperandRecipe, OperandRecipe]  # in the order of names.OPERANDS[gemm]
+
+_WORDS = {
+    Scaling.TENSORWISE: "tensorwise",
+    Scaling.ROWWISE: "rowwise",
+    Scaling.BLOCKWISE_1X128: "1x128",
+    Scaling.BLOCKWISE_128X128: "128x128",
+}
+
+
+def candidates(gemm: Gemm) -> tuple[Pair, ...]:
+    """The standard recipes of a GEMM, all with dynamic scales, in a fixed order and without duplicates.
+
+    e4m3 tensorwise, rowwise and in blocks (1x128, a weight 128x128); e5m2 for the output gradient alone, tensorwise
+    and rowwise, where there is one; e5m2 for both operands, tensorwise and rowwise.
+    """
+    first, second = OPERANDS[gemm]
+    pairs = [_pair(Format.E4M3, Format.E4M3, scaling) for scaling in (Scaling.TENSORWISE, Scaling.ROWWISE)]
+    pairs.append((_block(first), _block(second)))
+    if first is Operand.GRAD_OUTPUT:
+        pairs += [_pair(Format.E5M2, Format.E4M3, scaling) for scaling in (Scaling.TENSORWISE, Scaling.ROWWISE)]
+    pairs += [_pair(Format.E5M2, Format.E5M2, scaling) for scaling in (Scaling.TENSORWISE, Scaling.ROWWISE)]
+    return tuple(dict.fromkeys(pairs))
+
+
+def words(gemm: Gemm, pair: Pair) -> str:
+    """A recipe as a person says it: "e4m3 rowwise", or both operands where they differ."""
+    one, other = (_operand_words(recipe) for recipe in pair)
+    if one == other:
+        return one
+    return ", ".join(f"{operand.value} {said}" for operand, said in zip(OPERANDS[gemm], (one, other), strict=True))
+
+
+def _pair(first: Format, second: Format, scaling: Scaling) -> Pair:
+    return (OperandRecipe(format=first, scaling=scaling), OperandRecipe(format=second, scaling=scaling))
+
+
+def _block(operand: Operand) -> OperandRecipe:
+    square = operand is Operand.WEIGHT
+    return OperandRecipe(scaling=Scaling.BLOCKWISE_128X128 if square else Scaling.BLOCKWISE_1X128)
+
+
+def _operand_words(recipe: OperandRecipe) -> str:
+    said = f"{recipe.format.value} {_WORDS[recipe.scaling]}"
+    if recipe.power_of_two:
+        said += ", scales powers of two"
+    if recipe.range is Range.STATIC:
+        said += f", static amax {recipe.amax:g}" if recipe.amax is not None else ", static"
+    return said
