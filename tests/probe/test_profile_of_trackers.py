@@ -1,0 +1,56 @@
+"""What the trackers give is saved, read back and united as it is: narrow and wide sites, and poisoned ones."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from loka.numerics.names import Operand
+from loka.probe import file, summary
+from loka.probe.joint import JointTracker, joint_stats
+from loka.probe.operand import OperandTracker, operand_stats
+from loka.probe.stats import Recorded, SiteStats
+from loka.probe.weight import WeightTracker, weight_stats
+
+
+def learn(k: int, n: int, poisoned: bool, rows: int = 64) -> SiteStats:
+    """A site seen once. Poisoned: a NaN in the input, gradients of zero, an infinity in the weight."""
+    torch.manual_seed(k + n)
+    x, dy, weight = torch.randn(rows, k), torch.randn(rows, n) * 1e-5, torch.randn(n, k)
+    if poisoned:
+        x[0, 0], weight[0, 0] = math.nan, math.inf
+        dy.zero_()
+    operands = []
+    for operand, matrix in ((Operand.INPUT, x), (Operand.GRAD_OUTPUT, dy)):
+        tracker = OperandTracker(operand, matrix.shape[1], "cpu")
+        tracker.update(matrix, matrix.abs().amax(0), rows)
+        operands.append(operand_stats(tracker.snapshot()))
+    joint = JointTracker(k, n, "cpu")
+    joint.update(x[:, joint.input_features], dy[:, joint.grad_features])
+    weights = WeightTracker(n, k, "cpu")
+    weights.update(weight, 5)
+    return SiteStats("a", k, n, *operands, joint_stats(joint.snapshot()), weight_stats(weights.snapshot()))
+
+
+@pytest.mark.parametrize("poisoned", [False, True])
+@pytest.mark.parametrize(("k", "n"), [(1, 1), (13, 40), (700, 24), (24, 700)])
+def test_saved_read_and_united(tmp_path: Path, k: int, n: int, poisoned: bool) -> None:
+    stats = learn(k, n, poisoned)
+    site = summary.summarise(stats, (), 64)
+    recorded = Recorded(summary.profile_of("p", "m:f", 64, 5, 1, 5, (site,)), (stats,))
+    file.save(tmp_path / "p", recorded)
+    loaded = file.load(tmp_path / "p")
+    assert isinstance(loaded, Recorded)
+    assert loaded.profile == recorded.profile
+    both = summary.unite(recorded, loaded)
+    file.save(tmp_path / "both", both)
+    twice = file.load_profile(tmp_path / "both").sites[0]
+    for once, found in zip(site.operands, twice.operands, strict=True):
+        factor = 1 if once.operand is Operand.WEIGHT else 2
+        assert found.magnitudes == tuple(factor * count for count in once.magnitudes)
+        assert found.sampled == factor * once.sampled
+        assert found.rms == pytest.approx(once.rms)
+    assert [operand.nonfinite > 0 for operand in site.operands] == [poisoned, poisoned, False]
