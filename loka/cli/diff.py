@@ -44,11 +44,13 @@ def show(change: PlanDiff) -> None:
         for name in names:
             print(f"{label}: {name}")
     if change.gemms:
-        print_table(
-            ("site", "GEMM", "before", "after", "FLOPs"),
-            [(each.site, each.gemm.value, each.before, each.after, percent(each.share)) for each in change.gemms],
-            numbers=("FLOPs",),
-        )
+        columns = ("site", "GEMM", "before", "after", "FLOPs", "evidence")
+        rows = [
+            (each.site, each.gemm.value, each.before, each.after, percent(each.share), each.evidence)
+            for each in change.gemms
+        ]
+        width = len(columns) if any(each.evidence for each in change.gemms) else len(columns) - 1
+        print_table(columns[:width], [row[:width] for row in rows], numbers=("FLOPs",))
     for region in change.regions:
         before, after = (" -> ".join(ops) or "none" for ops in (region.before, region.after))
         print(f"region of {region.site}: {before}; now {after}")

@@ -19,11 +19,12 @@ def command(
     site: Annotated[str, typer.Argument(metavar="SITE", help="A site's name, as `loka plan` prints it.")],
     as_json: Json = False,
 ) -> None:
-    """Explain one site: what it is, what runs, why, and the rule that set each field."""
+    """Explain one site: what it is, what runs, why, and the rule that set each field, what a profile saw."""
     from loka.plan.explain import explain
-    from loka.plan.make import make_plan
+    from loka.plan.make import planned
 
-    explanation = explain(make_plan(policy), site)
+    made = planned(policy)
+    explanation = explain(made.plan, site, made.known)
     if as_json:
         print_json(explanation)
     else:
@@ -44,6 +45,11 @@ def show(site: Explanation) -> None:
     if rejected:
         print()
         print_table(("GEMM", "turned down", "because"), rejected)
+    if site.evidence is not None:
+        from loka.cli.seen import show_seen
+
+        print()
+        show_seen(site.evidence)
     if site.fields:
         print()
         print_table(

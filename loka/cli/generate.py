@@ -24,10 +24,12 @@ def command(
     ] = None,
 ) -> None:
     """Generate the package for a policy."""
+    from loka.cli.output import note
     from loka.cli.package import default_folder
     from loka.cli.plan import print_skipped, summary_line
     from loka.codegen import check_package, render_package, write_package
     from loka.errors import CheckFailedError
+    from loka.plan.evidence import over_budget_words
     from loka.plan.make import make_plan
 
     plan = make_plan(policy)
@@ -42,5 +44,8 @@ def command(
     written = write_package(files, folder, force)
     print_skipped(plan)
     print(summary_line(plan))
+    over = over_budget_words(plan)
+    if over:
+        note(f"warning: {over}")  # what is forced is written; `loka plan` is the check
     changes = [*(f"wrote {name}" for name in written.written), *(f"removed {name}" for name in written.removed)]
     print(f"{folder}: {', '.join(changes) if changes else 'nothing to change'}")

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 NAME = "plan"
 MANY = 60  # sites; above it, those that are alike are shown as one line
 
-COLUMNS = ("site", "count", "kind", "M", "K", "N", "FLOPs", "fprop", "dgrad", "wgrad", "region", "reason")
+COLUMNS = ("site", "count", "kind", "M", "K", "N", "FLOPs", "fprop", "dgrad", "wgrad", "region")
+EVIDENCE = ("MERE", "SQNR dB", "steps")  # the worst of a line; steps: sampled of all
 NUMBERS = ("count", "M", "K", "N", "FLOPs")
 
 
@@ -25,6 +26,8 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Show what each GEMM will run in, and why."""
+    from loka.errors import CheckFailedError
+    from loka.plan.evidence import over_budget_words
     from loka.plan.make import make_plan
     from loka.plan.serial import to_json
 
@@ -33,6 +36,9 @@ def command(
         print_json(_summary(plan) | {"plan": json.loads(to_json(plan))})
     else:
         show(plan, all_sites)
+    over = over_budget_words(plan)
+    if over:
+        raise CheckFailedError(over)
 
 
 def show(plan: Plan, all_sites: bool) -> None:
@@ -51,6 +57,9 @@ def show(plan: Plan, all_sites: bool) -> None:
             percent(row.share),
             *row.runs_in,
             " ".join(row.region),
+            row.mere,
+            row.sqnr_db,
+            row.steps,
             row.reason,
         )
         for row in group_sites(plan, alike=grouped)
@@ -58,8 +67,11 @@ def show(plan: Plan, all_sites: bool) -> None:
     hidden = set() if grouped else {"count"}
     if not any(site.region for site in plan.sites):
         hidden.add("region")
-    keep = [index for index, column in enumerate(COLUMNS) if column not in hidden]
-    print_table([COLUMNS[index] for index in keep], [[row[index] for index in keep] for row in rows], NUMBERS)
+    if plan.profile is None:
+        hidden.update(EVIDENCE)
+    columns = (*COLUMNS, *EVIDENCE, "reason")
+    keep = [index for index, column in enumerate(columns) if column not in hidden]
+    print_table([columns[index] for index in keep], [[row[index] for index in keep] for row in rows], NUMBERS)
     print_skipped(plan)
     if grouped:
         print(f"{len(plan.sites)} sites in {len(rows)} groups; --all shows each.")
@@ -86,6 +98,8 @@ def summary_line(plan: Plan) -> str:
 
 
 def _summary(plan: Plan) -> dict[str, object]:
+    from loka.plan.evidence import over_budget
+
     return {
         "name": plan.name,
         "target": plan.target.value,
@@ -93,5 +107,6 @@ def _summary(plan: Plan) -> dict[str, object]:
         "sites": len(plan.sites),
         "sites_fp8": sum(site.fp8 for site in plan.sites),
         "share_fp8": plan.share_fp8,
+        "over_budget": over_budget(plan),
         "skipped": [{"owner": each.owner, "reason": each.reason, "share": each.share} for each in plan.skipped],
     }

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, print_json
+from loka.cli.output import Json, PolicyPath, note, print_json
 
 NAME = "validate"
 
@@ -29,11 +29,16 @@ def command(
     }  # the first is the defaults
     text = f"{policy}: fine"
     if not no_model:
+        from loka.plan.evidence import over_budget_words
         from loka.plan.make import make_plan
 
-        sites = len(make_plan(policy).sites)
+        plan = make_plan(policy)
+        sites = len(plan.sites)
         result["sites"] = sites
         text += f", {sites} sites"
+        over = over_budget_words(plan)
+        if over:
+            note(f"warning: {over}")
     if as_json:
         print_json(result)
     else:

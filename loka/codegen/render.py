@@ -130,6 +130,8 @@ def _portable(file: str) -> str:
 def _inputs(plan: Plan, plan_json: str, templates: Templates) -> dict[str, str]:
     """What the package was made from: sha256 by name."""
     inputs = {f"policy {_portable(file)}": digest for file, digest in plan.policy_files}
+    if plan.profile is not None:
+        inputs[f"profile {_portable(plan.profile[0])}"] = plan.profile[1]
     inputs |= {f"template {name}": digest for name, digest in templates.hashes().items()}
     return {**inputs, PLAN: _sha256(plan_json), "loka": loka.__version__}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loka.numerics.names import Gemm
-from loka.plan.plan import Plan, SitePlan
-from loka.plan.words import decision_words
+from loka.plan.plan import Evidence, Plan, SitePlan
+from loka.plan.words import decision_words, evidence_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class GemmChange:
     before: str
     after: str
     share: float  # of the model's forward FLOPs, in the second plan
+    evidence: str = ""  # where it changed too: "undecided: ... -> safe: ..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,18 @@ def _gemm_changes(before: SitePlan, after: SitePlan) -> list[GemmChange]:
         if was == now:
             was, now = _kernel(before, gemm, was), _kernel(after, gemm, now)
         if was != now:
-            changes.append(GemmChange(after.site.name, gemm, was, now, after.site.share))
+            changes.append(GemmChange(after.site.name, gemm, was, now, after.site.share, _because(before, after, gemm)))
     return changes
+
+
+def _because(before: SitePlan, after: SitePlan, gemm: Gemm) -> str:
+    """How the evidence for a GEMM changed, "" where it did not."""
+    was, now = (_evidence_of(plan, gemm) for plan in (before, after))
+    return f"{evidence_words(was)} -> {evidence_words(now)}" if was != now else ""
+
+
+def _evidence_of(plan: SitePlan, gemm: Gemm) -> Evidence | None:
+    return next((decision.evidence for decision in plan.gemms if decision.gemm is gemm), None)
 
 
 def _kernel(plan: SitePlan, gemm: Gemm, words: str) -> str:

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from loka.errors import InputError
-from loka.numerics.names import Gemm
+from loka.numerics.names import OPERANDS, Gemm, Range
+from loka.plan.evidence import Known
 from loka.plan.plan import Binding, Plan, SitePlan
+from loka.plan.seen import Seen, budget_of, seen
 from loka.plan.words import gemm_words, place_words
 from loka.policy.settings import Assignment
 
@@ -72,6 +74,7 @@ class Explanation:
     bound_in: str  # "modules.LayersFmb0, with 3 modules alike"; "" where nothing of it is replaced
     gemms: tuple[Decision, ...]
     fields: tuple[FieldHistory, ...]
+    evidence: Seen | None = None  # None where the policy names no profile
 
 
 def find_site(plan: Plan, name: str) -> SitePlan:
@@ -90,8 +93,8 @@ def find_site(plan: Plan, name: str) -> SitePlan:
     raise InputError(f"no site is called {name!r} in {plan.name!r}{hint} (`loka plan` lists all {len(names)})")
 
 
-def explain(plan: Plan, name: str) -> Explanation:
-    """Collect everything that the plan holds of one site.
+def explain(plan: Plan, name: str, known: Known | None = None) -> Explanation:
+    """Collect everything that the plan holds of one site, and the profile that it was decided by.
 
     Raises InputError for a name that no site has.
     """
@@ -129,14 +132,36 @@ def explain(plan: Plan, name: str) -> Explanation:
             )
             for gemm in found.gemms
         ),
-        fields=_fields(found, dict(plan.rule_notes)),
+        fields=_fields(plan, found, dict(plan.rule_notes)),
+        evidence=_seen(found, known) if known is not None else None,
     )
 
 
-def _fields(found: SitePlan, notes: Mapping[str, str]) -> tuple[FieldHistory, ...]:
-    """Every field, those that the policy set first."""
-    fields = [_field(path, entries, notes) for path, entries in sorted(found.history.items()) if entries]
+def _seen(found: SitePlan, known: Known) -> Seen:
+    running = {gemm.gemm: gemm_words(gemm) for gemm in found.gemms}
+    return seen(known, found.site.name, budget_of(found.history), running)
+
+
+def _fields(plan: Plan, found: SitePlan, notes: Mapping[str, str]) -> tuple[FieldHistory, ...]:
+    """Every field, those that the policy set first; a range that the profile gave stands as if set by it."""
+    history = {path: entries for path, entries in found.history.items() if entries}
+    history |= {path: (*history.get(path, ()), given) for path, given in _given_ranges(plan, found)}
+    fields = [_field(path, entries, notes) for path, entries in sorted(history.items())]
     return tuple(sorted(fields, key=lambda field: not field.holds.place))
+
+
+def _given_ranges(plan: Plan, found: SitePlan) -> list[tuple[str, Assignment]]:
+    """The static ranges of a site that no rule gave, each as an assignment of the profile."""
+    given = []
+    for gemm in found.gemms:
+        for operand, recipe in zip(OPERANDS[gemm.gemm], gemm.operands or (), strict=False):
+            path = f"{gemm.gemm.value}.{operand.value}.amax"
+            entries = found.history.get(path)
+            written = bool(entries) and entries is not None and entries[-1].line > 0
+            if recipe.range is Range.STATIC and recipe.amax is not None and not written and plan.profile is not None:
+                source = f"the largest |x| seen in {plan.profile[0]}"
+                given.append((path, Assignment(path, f"{recipe.amax:g}", source, "", 0)))
+    return given
 
 
 def _field(path: str, assignments: tuple[Assignment, ...], notes: Mapping[str, str]) -> FieldHistory:

@@ -13,6 +13,7 @@ from typing import Any
 from loka import __version__
 from loka.errors import InputError
 from loka.plan.bindings import bind
+from loka.plan.evidence import Known, check_sites, open_profile
 from loka.plan.plan import Plan, Target
 from loka.plan.resolve import Situation, resolve
 from loka.plan.rewrites import rewrite, wish_of, with_regions
@@ -41,14 +42,30 @@ class Examined:
     settings: tuple[SiteSettings, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan, and the profile that it was decided by, if the policy names one."""
+
+    plan: Plan
+    known: Known | None
+
+
 def make_plan(path: str | os.PathLike[str]) -> Plan:
     """The plan of a policy. Builds its model, and runs it on fake tensors, and on a few samples to trace an owner.
 
     Raises InputError (PolicyError among them) with `file:line:column` where the policy, a callable or the model is
-    wrong, and ImpossibleRuleError where a rule asks one site for what it cannot do.
+    wrong, or its profile is missing or of another model, and ImpossibleRuleError where a rule asks one site for what
+    it cannot do.
     """
+    return planned(path).plan
+
+
+def planned(path: str | os.PathLike[str]) -> Planned:
+    """The plan of a policy, as `make_plan` makes it, with the profile."""
     with _garbage_later():
-        return plan_of(examine(load_policy(os.fspath(path))))
+        policy = load_policy(os.fspath(path))
+        known = open_profile(policy)
+        return Planned(plan_of(examine(policy), known), known)
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
@@ -83,12 +100,17 @@ def examine(policy: Policy) -> Examined:
     return Examined(policy, built, sites, resolve_settings(policy, facts))
 
 
-def plan_of(examined: Examined) -> Plan:
-    """Decide, trace what has to be traced, decide again with what tracing refused, and bind."""
+def plan_of(examined: Examined, known: Known | None = None) -> Plan:
+    """Decide, trace what has to be traced, decide again with what tracing refused, and bind.
+
+    `known` is the evidence to decide by. Raises InputError where it is of sites of other shapes.
+    """
     policy, sites, model = examined.policy, examined.sites, examined.built.module
     settings = _as_recorded(policy, examined.settings)
     named = dict(zip((file for file, _ in policy.files), policy.named, strict=True))
-    situation = Situation(Target(policy.target), policy.model.batch_size, named)
+    if known is not None:
+        check_sites(known, sites)
+    situation = Situation(Target(policy.target), policy.model.batch_size, named, known=known)
     plans = resolve(sites, settings, situation, {})
     wish = wish_of(plans, settings)
     trace = Tracer(model, _inputs(policy, examined.built))
@@ -108,6 +130,7 @@ def plan_of(examined: Examined) -> Plan:
         skipped=tuple(rewrites.skipped),
         loka_version=__version__,
         rule_notes=tuple((rule.source, rule.note) for rule in policy.rules if rule.note),
+        profile=(known.name, known.sha256) if known is not None else None,
     )
 
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from loka.numerics.names import Accumulation, Gemm
 from loka.policy.settings import Assignment, OperandRecipe
+from loka.probe.profile import Interval, Verdict
 from loka.sites.site import Site
 from loka.sites.straight import StraightForward
 
@@ -31,6 +32,19 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the profile predicts of one GEMM under the recipe that the policy asks for, and what its budget says."""
+
+    mere: Interval  # floored (numerics.metrics)
+    sqnr_db: Interval
+    draws: int  # sampled pairs of operands
+    steps: int  # training steps of the profile
+    samples: int  # of these steps, those that were sampled
+    verdict: Verdict
+    figures: str  # those over or about the budget: "MERE 0.26 [0.25, 0.27] over the budget 0.2"; "" where it is safe
+
+
+@dataclass(frozen=True, slots=True)
 class GemmPlan:
     """One GEMM's decision. `operands` and `accumulation` are None where it stays as the model has it."""
 
@@ -40,11 +54,17 @@ class GemmPlan:
     accumulation: Accumulation | None
     reason: str  # "fp8 by policies/ranker.yaml:14", "kept: no evidence: run loka probe", ...
     rejected: tuple[Rejected, ...] = ()
+    evidence: Evidence | None = None  # also of a GEMM that is kept: what FP8 would cost
 
     @property
     def fp8(self) -> bool:
         """Whether this GEMM runs in FP8."""
         return self.operands is not None
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether this GEMM runs in FP8 although the evidence says that this is not safe."""
+        return self.fp8 and self.evidence is not None and self.evidence.verdict is Verdict.UNSAFE
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +125,7 @@ class Plan:
     skipped: tuple[Skipped, ...] = ()
     loka_version: str = ""
     rule_notes: tuple[tuple[str, str], ...] = ()  # ("rule 2: layers.*.mlp.*", why the rule is there)
+    profile: tuple[str, str] | None = None  # (file from the policy's directory, sha256)
 
     @property
     def share_fp8(self) -> float:

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from loka.errors import InputError
 from loka.kernels.catalogue import KERNELS, Kernel
 from loka.numerics.names import Compute, Gemm
+from loka.plan.evidence import Judged, Known, judge, with_ranges
 from loka.plan.plan import AS_IS, GemmPlan, Rejected, SitePlan, Target
 from loka.plan.words import place_words
 from loka.policy.settings import Assignment, GemmSettings, SiteSettings
+from loka.probe.profile import Verdict
 from loka.sites.site import Site
 
-NO_EVIDENCE = "no evidence: run loka probe"
+_Sifted = tuple[tuple[str, ...], tuple[Rejected, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class Situation:
     kernels: tuple[Kernel, ...] = tuple(
         kernel for kernel in KERNELS if kernel.name != AS_IS
     )  # FP8, the first preferred
+    known: Known | None = None  # the policy's profile
 
 
 class ImpossibleRuleError(InputError):
@@ -49,14 +52,16 @@ def resolve(
     Raises ImpossibleRuleError where a rule that names exactly one site wants it in FP8 and it cannot.
     """
     decided: dict[tuple[object, ...], tuple[GemmPlan, ...]] = {}  # sites that are alike share their decisions
+    sifted: dict[tuple[object, ...], _Sifted] = {}
+    seen = situation.known.sites if situation.known is not None else {}
     problems: dict[str, None] = {}
     plans = []
     for site, wanted in zip(sites, settings, strict=True):
         obstacle = site.blocked or refused.get(site.name)
-        key = (id(wanted), site.rows, site.k, site.n, site.input_grad, obstacle)
+        key = (id(wanted), site.rows, site.k, site.n, site.input_grad, obstacle, id(seen.get(site.name)))
         gemms = decided.get(key)
         if gemms is None:
-            gemms = tuple(_decide(site, gemm, wanted, situation, obstacle) for gemm in site_gemms(site))
+            gemms = tuple(_decide(site, gemm, wanted, situation, obstacle, sifted) for gemm in site_gemms(site))
             decided[key] = gemms
         problems.update(dict.fromkeys(_impossible(site, wanted, gemms, situation.files)))
         plans.append(SitePlan(site, gemms, wanted.history))
@@ -80,24 +85,47 @@ def deciding(wanted: SiteSettings, gemm: Gemm) -> Assignment | None:
     return None
 
 
-def _decide(site: Site, gemm: Gemm, wanted: SiteSettings, situation: Situation, obstacle: str | None) -> GemmPlan:
+def _decide(
+    site: Site,
+    gemm: Gemm,
+    wanted: SiteSettings,
+    situation: Situation,
+    obstacle: str | None,
+    sifted: dict[tuple[object, ...], _Sifted],
+) -> GemmPlan:
     asked = wanted.gemms[gemm]
     by = _by(deciding(wanted, gemm))
+    operands, lacking = with_ranges(situation.known, site.name, gemm, asked.operands)
+    judged = judge(situation.known, site.name, gemm, asked.operands, operands, wanted.budget)
     if asked.compute is Compute.KEEP:
-        return _kept(gemm, f"keep{by}")
+        return _kept(gemm, f"keep{by}", judged)
+    obstacle = obstacle or lacking
     if obstacle is not None:
-        return _kept(gemm, obstacle, tuple(Rejected(kernel.name, obstacle) for kernel in situation.kernels))
-    able, rejected = _sift(site, gemm, asked, situation)
-    if asked.compute is Compute.AUTO:
-        rejected = (*(Rejected(name, NO_EVIDENCE) for name in able), *rejected)
-        return _kept(gemm, NO_EVIDENCE if able else rejected[0].reason, rejected)
+        return _kept(gemm, obstacle, judged, tuple(Rejected(kernel.name, obstacle) for kernel in situation.kernels))
+    key = (gemm, id(wanted), site.rows, site.k, site.n)
+    if key not in sifted:
+        sifted[key] = _sift(site, gemm, asked, situation)
+    able, rejected = sifted[key]
     if not able:
-        return _kept(gemm, rejected[0].reason if rejected else "no kernel is known", rejected)
+        return _kept(gemm, rejected[0].reason if rejected else "no kernel is known", judged, rejected)
+    if asked.compute is Compute.AUTO:
+        if judged.why_not:
+            waiting = tuple(Rejected(name, judged.why_not) for name in able)
+            return _kept(gemm, judged.why_not, judged, (*waiting, *rejected))
+        reason = f"safe by evidence, auto{by}"
+    else:
+        reason = f"fp8{by}{_over_budget(judged)}"
     later = tuple(Rejected(name, f"{able[0]} is preferred where no measurement decides") for name in able[1:])
-    return GemmPlan(gemm, able[0], asked.operands, asked.accumulation, f"fp8{by}", (*later, *rejected))
+    return GemmPlan(gemm, able[0], operands, asked.accumulation, reason, (*later, *rejected), judged.evidence)
 
 
-def _sift(site: Site, gemm: Gemm, asked: GemmSettings, situation: Situation) -> tuple[list[str], tuple[Rejected, ...]]:
+def _over_budget(judged: Judged) -> str:
+    """What is said of a GEMM that is forced into FP8 against the evidence."""
+    evidence = judged.evidence
+    return f", over budget: {evidence.figures}" if evidence is not None and evidence.verdict is Verdict.UNSAFE else ""
+
+
+def _sift(site: Site, gemm: Gemm, asked: GemmSettings, situation: Situation) -> _Sifted:
     """The kernels that can run a GEMM, in order, and those that cannot, with why."""
     able: list[str] = []
     rejected = []
@@ -108,11 +136,11 @@ def _sift(site: Site, gemm: Gemm, asked: GemmSettings, situation: Situation) -> 
             able.append(kernel.name)
         else:
             rejected.append(Rejected(kernel.name, reason))
-    return able, tuple(rejected)
+    return tuple(able), tuple(rejected)
 
 
-def _kept(gemm: Gemm, reason: str, rejected: tuple[Rejected, ...] = ()) -> GemmPlan:
-    return GemmPlan(gemm, AS_IS, None, None, reason, rejected)
+def _kept(gemm: Gemm, reason: str, judged: Judged, rejected: tuple[Rejected, ...] = ()) -> GemmPlan:
+    return GemmPlan(gemm, AS_IS, None, None, reason, rejected, judged.evidence)
 
 
 def _by(assignment: Assignment | None) -> str:

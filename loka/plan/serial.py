@@ -11,6 +11,7 @@ import json
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cache
+from math import isfinite
 from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -55,6 +56,7 @@ class _PlanFile:
     bindings: tuple[Binding, ...]
     skipped: tuple[Skipped, ...]
     rule_notes: tuple[tuple[str, str], ...]
+    profile: tuple[str, str] | None = None
 
 
 class _Table(Generic[Row]):
@@ -85,6 +87,10 @@ def _adapter() -> TypeAdapter[_PlanFile]:
 def to_json(plan: Plan) -> str:
     """The text of plan.json: keys sorted, one row a line, a newline at the end."""
     data: dict[str, Any] = _adapter().dump_python(_to_file(plan), mode="json")
+    if plan.profile is None:
+        del data["profile"]
+    for decision in data["decisions"]:
+        _show_evidence(decision)
     return "{\n" + ",\n".join(f" {_dump(key)}: {_value(data[key])}" for key in sorted(data)) + "\n}\n"
 
 
@@ -153,6 +159,7 @@ def _to_file(plan: Plan) -> _PlanFile:
         bindings=plan.bindings,
         skipped=plan.skipped,
         rule_notes=plan.rule_notes,
+        profile=plan.profile,
     )
 
 
@@ -180,7 +187,18 @@ def _from_file(file: _PlanFile) -> Plan:
         skipped=file.skipped,
         loka_version=file.loka_version,
         rule_notes=file.rule_notes,
+        profile=file.profile,
     )
+
+
+def _show_evidence(decision: dict[str, Any]) -> None:
+    """What a plan without a profile does not have is not written; JSON has no infinities, "inf" reads back as one."""
+    evidence = decision["evidence"]
+    if evidence is None:
+        del decision["evidence"]
+        return
+    for name in ("mere", "sqnr_db"):
+        evidence[name] = {end: value if isfinite(value) else str(value) for end, value in evidence[name].items()}
 
 
 _Item = TypeVar("_Item")

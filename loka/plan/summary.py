@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loka.numerics.names import Gemm
-from loka.plan.plan import Plan, SitePlan
-from loka.plan.words import decision_words, reason_words
+from loka.plan.plan import Evidence, GemmPlan, Plan, SitePlan
+from loka.plan.words import decision_words, mere_words, reason_words, sqnr_words
+from loka.policy.settings import OperandRecipe
+from loka.probe.profile import Verdict
+
+Pair = tuple[OperandRecipe, OperandRecipe]
 
 _NUMBER = re.compile(r"(?<![^.#])\d+(?![^.#])")  # a part of a name that is a number: the 3 in "layers.3.fmb"
 _PARTS = re.compile(r"([.#])")
@@ -28,6 +32,9 @@ class Row:
     runs_in: tuple[str, str, str]  # fprop, dgrad, wgrad
     region: tuple[str, ...]  # the operations of the region that is replaced around each
     reason: str
+    mere: str = "-"  # the worst of all its GEMMs, with its interval and which GEMM's it is; `-` without evidence
+    sqnr_db: str = "-"
+    steps: str = "-"  # sampled steps of all steps, "40/4000"
 
 
 def group_sites(plan: Plan, alike: bool) -> tuple[Row, ...]:
@@ -38,7 +45,9 @@ def group_sites(plan: Plan, alike: bool) -> tuple[Row, ...]:
         key: tuple[object, ...] = (number,)
         if alike:
             # Sites that share decisions hold the same objects (loka.plan.resolve); their identities are enough here.
-            key = (pattern_of(site.name), site.kind, site.rows, site.k, site.n, site.calls, id(found.gemms))
+            # With a profile each site has its own evidence: then it is what was decided that counts.
+            decided = id(found.gemms) if plan.profile is None else tuple(map(_decided, found.gemms))
+            key = (pattern_of(site.name), site.kind, site.rows, site.k, site.n, site.calls, decided)
             key = (*key, found.region, found.region_note)
         groups.setdefault(key, []).append(found)
     return tuple(_row(plan, group) for group in groups.values())
@@ -55,10 +64,28 @@ def common_pattern(names: Sequence[str]) -> str:
     return "".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
 
 
+def _decided(gemm: GemmPlan) -> tuple[object, ...]:
+    """What two GEMMs share that are decided alike, whatever their figures are."""
+    if gemm.evidence is None:
+        return (gemm.gemm, gemm.kernel, _without_amax(gemm), gemm.reason)
+    reason = gemm.reason.replace(gemm.evidence.figures, "")
+    return (gemm.gemm, gemm.kernel, _without_amax(gemm), reason, gemm.evidence.verdict)
+
+
+def _without_amax(gemm: GemmPlan) -> Pair | None:
+    return _plain(gemm.operands) if gemm.operands is not None else None
+
+
+def _plain(pair: Pair) -> Pair:
+    return replace(pair[0], amax=None), replace(pair[1], amax=None)
+
+
 def _row(plan: Plan, group: list[SitePlan]) -> Row:
-    first = group[0]
+    first = _worst(group)
     site = first.site
     m = site.rows.at(plan.batch_size)
+    evidence = [(gemm.gemm, gemm.evidence) for each in group for gemm in each.gemms if gemm.evidence is not None]
+    mere, sqnr_db, steps = _figures(evidence)
     return Row(
         pattern=site.name if len(group) == 1 else common_pattern([each.site.name for each in group]),
         count=len(group),
@@ -68,10 +95,48 @@ def _row(plan: Plan, group: list[SitePlan]) -> Row:
         n=site.n,
         share=sum(each.site.share for each in group),
         runs_in=(
-            decision_words(first, Gemm.FPROP),
-            decision_words(first, Gemm.DGRAD),
-            decision_words(first, Gemm.WGRAD),
+            _runs_in(group, Gemm.FPROP),
+            _runs_in(group, Gemm.DGRAD),
+            _runs_in(group, Gemm.WGRAD),
         ),
         region=first.region,
         reason=reason_words(first),
+        mere=mere,
+        sqnr_db=sqnr_db,
+        steps=steps,
+    )
+
+
+def _worst(group: list[SitePlan]) -> SitePlan:
+    """The site whose reason is shown for a group: of those that are alike, the one with the largest MERE."""
+
+    def error(plan: SitePlan) -> float:
+        evidence = (gemm.evidence for gemm in plan.gemms if gemm.evidence is not None)
+        return max((each.mere.mean for each in evidence if each.verdict is not Verdict.SAFE), default=0.0)
+
+    return max(group, key=error)
+
+
+def _runs_in(group: list[SitePlan], gemm: Gemm) -> str:
+    """What a GEMM of the group runs in; where only static ranges differ, without them."""
+    words = {id(each.gemms): decision_words(each, gemm) for each in group}
+    if len(set(words.values())) == 1:
+        return next(iter(words.values()))
+    first = group[0]
+    plain = tuple(
+        each if each.operands is None else replace(each, operands=_plain(each.operands)) for each in first.gemms
+    )
+    return decision_words(replace(first, gemms=plain), gemm)
+
+
+def _figures(evidence: Sequence[tuple[Gemm, Evidence]]) -> tuple[str, str, str]:
+    """The worst MERE and SQNR of some GEMMs, each with its GEMM's name, and the steps seen."""
+    if not evidence:
+        return "-", "-", "-"
+    mere_of, mere = max(evidence, key=lambda each: each[1].mere.mean)
+    sqnr_of, sqnr = min(evidence, key=lambda each: each[1].sqnr_db.mean)
+    return (
+        f"{mere_words(mere.mere)} {mere_of.value}",
+        f"{sqnr_words(sqnr.sqnr_db)} {sqnr_of.value}",
+        f"{mere.samples}/{mere.steps}",
     )

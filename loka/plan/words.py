@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from loka.numerics.names import OPERANDS, Gemm, Range
-from loka.plan.plan import AS_IS, NOTHING_AROUND, GemmPlan, SitePlan
-from loka.policy.settings import Assignment, OperandRecipe
+from loka.plan.plan import AS_IS, NOTHING_AROUND, Evidence, GemmPlan, SitePlan
+from loka.policy.settings import Assignment, Budget, OperandRecipe
+from loka.probe.profile import Interval
 
 
 def recipe_words(recipe: OperandRecipe) -> str:
@@ -19,12 +20,15 @@ def recipe_words(recipe: OperandRecipe) -> str:
 
 def gemm_words(gemm: GemmPlan) -> str:
     """One GEMM: `e4m3 rowwise` where both operands are alike, else both with their names; `as-is` where it is kept."""
-    if gemm.operands is None:
-        return AS_IS
-    first, second = gemm.operands
+    return AS_IS if gemm.operands is None else pair_words(gemm.gemm, gemm.operands)
+
+
+def pair_words(gemm: Gemm, pair: tuple[OperandRecipe, OperandRecipe]) -> str:
+    """The recipes of both operands: `e4m3 rowwise` where they are alike, else each with its operand's name."""
+    first, second = pair
     if first == second:
         return recipe_words(first)
-    names = OPERANDS[gemm.gemm]
+    names = OPERANDS[gemm]
     return f"{names[0].value} {recipe_words(first)}, {names[1].value} {recipe_words(second)}"
 
 
@@ -56,3 +60,44 @@ def reason_words(plan: SitePlan) -> str:
 def place_words(assignment: Assignment) -> str:
     """Where a field was set: `ranker.yaml:14`; "" where it is built in."""
     return f"{assignment.file}:{assignment.line}" if assignment.line else ""
+
+
+def mere_words(mere: Interval) -> str:
+    """A MERE with its interval: `0.26 [0.25, 0.27]`."""
+    return f"{mere.mean:.3g} [{mere.low:.3g}, {mere.high:.3g}]"
+
+
+def sqnr_words(sqnr_db: Interval) -> str:
+    """An SQNR with its interval, in dB: `24.1 [23.4, 24.8]`."""
+    return f"{sqnr_db.mean:.1f} [{sqnr_db.low:.1f}, {sqnr_db.high:.1f}]"
+
+
+def evidence_words(evidence: Evidence | None) -> str:
+    """The verdict and the figures: `undecided, MERE 0.021 [0.02, 0.022], SQNR 24.1 dB [23.4, 24.8]`."""
+    if evidence is None:
+        return "no evidence"
+    return f"{evidence.verdict.value}, MERE {mere_words(evidence.mere)}, SQNR {_decibels(evidence.sqnr_db)}"
+
+
+def over_words(mere: Interval, sqnr_db: Interval, budget: Budget) -> str:
+    """Which figures lie wholly outside the budget: `MERE 0.26 [0.25, 0.27] over the budget 0.2`."""
+    found = []
+    if mere.low > budget.mere:
+        found.append(f"MERE {mere_words(mere)} over the budget {budget.mere:g}")
+    if sqnr_db.high < budget.sqnr_db:
+        found.append(f"SQNR {_decibels(sqnr_db)} under the budget {budget.sqnr_db:g}")
+    return " and ".join(found)
+
+
+def about_words(mere: Interval, sqnr_db: Interval, budget: Budget) -> str:
+    """Which intervals hold the budget: `SQNR 24.1 dB [23.4, 24.8] about the budget 24`."""
+    found = []
+    if mere.low <= budget.mere < mere.high:
+        found.append(f"MERE {mere_words(mere)} about the budget {budget.mere:g}")
+    if sqnr_db.low < budget.sqnr_db <= sqnr_db.high:
+        found.append(f"SQNR {_decibels(sqnr_db)} about the budget {budget.sqnr_db:g}")
+    return " and ".join(found)
+
+
+def _decibels(sqnr_db: Interval) -> str:
+    return sqnr_words(sqnr_db).replace(" [", " dB [", 1)

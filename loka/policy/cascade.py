@@ -53,7 +53,7 @@ def resolve_settings(policy: Policy, facts: Sequence[SiteFacts]) -> tuple[SiteSe
     conflicts: dict[tuple[Place, str], list[int]] = {}
     for matched, sites in groups.items():
         state = _State([rule for rule, on in zip(rules, matched, strict=True) if on])
-        for key in _conflicts(state):
+        for key in _conflicts(state, policy.profile is not None):
             conflicts.setdefault(key, []).extend(sites)
         settings.update(dict.fromkeys(sites, _settings(state)))
     problems += [_conflict(place, message, sites, facts) for (place, message), sites in conflicts.items()]
@@ -100,15 +100,18 @@ def _recipe(state: _State, gemm: Gemm, operand: Operand) -> OperandRecipe:
     return OperandRecipe(**{name: state.value(base + name) for name in OPERAND_FIELDS})  # type: ignore[arg-type]
 
 
-def _conflicts(state: _State) -> list[tuple[Place, str]]:
-    """Fields of one GEMM that contradict each other; none where it stays as the model has it."""
+def _conflicts(state: _State, profiled: bool) -> list[tuple[Place, str]]:
+    """Fields of one GEMM that contradict each other; none where it stays as the model has it.
+
+    `profiled`: the policy names a profile, from which planning takes a static range's maximum.
+    """
     found = []
     for gemm, operands in OPERANDS.items():
         if state.value(f"{gemm}.compute") is Compute.KEEP:
             continue
         found += _scaling_conflict(state, gemm)
         for operand in operands:
-            found += _range_conflict(state, f"{gemm}.{operand}")
+            found += _range_conflict(state, f"{gemm}.{operand}", profiled)
     return found
 
 
@@ -128,10 +131,10 @@ def _scaling_conflict(state: _State, gemm: Gemm) -> list[tuple[Place, str]]:
     ]
 
 
-def _range_conflict(state: _State, base: str) -> list[tuple[Place, str]]:
+def _range_conflict(state: _State, base: str, profiled: bool) -> list[tuple[Place, str]]:
     amax = state.last[f"{base}.amax"][1]
     range_ = state.last[f"{base}.range"][1]
-    if range_.value is Range.STATIC and amax.value is None:
+    if range_.value is Range.STATIC and amax.value is None and not profiled:
         # `range: dynamic` after `range: static` is no conflict, so the last range is the offending one.
         return [(_place(range_), f"{base}: {STATIC_WITHOUT_AMAX}")]
     if range_.value is Range.DYNAMIC and amax.value is not None:

@@ -146,6 +146,14 @@ class Policy:
     tree: Mapping = field(default_factory=lambda: Mapping(Place("", 0, 0)), repr=False, compare=False)
     named: tuple[str, ...] = ()  # the files as messages name them, in the order of `files`
 
+    @property
+    def profile_file(self) -> Path | None:
+        """The file that `profile` names, relative to the file that names it; None where no profile is named."""
+        if self.profile is None:
+            return None
+        named = follow(self.tree, ("profile",)).node.place.file
+        return (Path(named).parent if named else self.path.parent) / self.profile
+
     def where(self, dotted: str) -> str:
         """The `file:line:column` of "model.factory" or "rules.0.match"; of what is above it where it is left out.
 

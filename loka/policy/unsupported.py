@@ -8,7 +8,6 @@ from loka.policy.tree import Mapping, Sequence
 # Top-level key: what to do until then.
 REFUSED_KEYS = {
     "mods": "remove them, or make the change in the model",
-    "profile": "remove it, and write fp8 where FP8 is wanted",
     "measurements": "remove it, and write fp8 where FP8 is wanted",
 }
 
@@ -18,7 +17,9 @@ def unavailable(what: str, advice: str) -> str:
     return f"{what} is not available in this version: {advice}"
 
 
-STATIC_WITHOUT_AMAX = unavailable("range: static from a profile", "give amax, or use range: dynamic")
+STATIC_WITHOUT_AMAX = (
+    "range: static needs a maximum: give amax, name a profile to take it from (loka probe), or use range: dynamic"
+)
 
 
 def unsupported_keys(root: Mapping) -> list[Problem]:

@@ -6,8 +6,9 @@ import pytest
 
 from loka.errors import InputError
 from loka.numerics.names import Accumulation, Compute, Format, Gemm, Scaling
+from loka.plan.evidence import NO_EVIDENCE
 from loka.plan.plan import AS_IS, GemmPlan, SitePlan, Target
-from loka.plan.resolve import NO_EVIDENCE, Situation, resolve
+from loka.plan.resolve import Situation, resolve
 from loka.policy.settings import OperandRecipe, SiteSettings
 from loka.sites.site import Site
 

@@ -185,7 +185,7 @@ CONFLICTS = {
     ),
     "static without amax": (
         "defaults: {fprop: {weight: {range: §static}}}\n",
-        "fprop.weight: range: static from a profile is not available in this version: give amax",
+        "fprop.weight: range: static needs a maximum: give amax, name a profile",
         "defaults: {fprop: {weight: {range: static, amax: 2}}}\n",
     ),
     "amax with a dynamic range": (

@@ -304,7 +304,7 @@ CASES: dict[str, tuple[str, str, str]] = {
         "mods is not available in this version: remove them",
         HEAD + "mods: []\n",
     ),
-    "profile": (HEAD + "§profile: a.safetensors\n", "profile is not available in this version: remove it", HEAD),
+    "empty profile": (HEAD + "profile: §''\n", "profile: empty", HEAD + "profile: profiles/a.safetensors\n"),
     "measurements": (HEAD + "§measurements: a.json\n", "measurements is not available in this version", HEAD),
 }
 
@@ -323,7 +323,7 @@ def test_control_loads(case: str, load: Callable[..., Policy]) -> None:
 def test_all_problems_come_in_one_run_in_order(write: Callable[..., object]) -> None:
     path = write(
         "version: 2\nname: my-ranker\nmodel: {factory: nowhere}\ntarget: no\ndefaults:\n  compute: fp9\n"
-        "  budget: {mere: -1, sqnr: 3}\nrules:\n  - match: 3\n    fprop: {format: e4m3, format: e5m2}\nprofile: p\n"
+        "  budget: {mere: -1, sqnr: 3}\nrules:\n  - match: 3\n    fprop: {format: e4m3, format: e5m2}\nmeasurements: p\n"
     )
     with pytest.raises(PolicyError) as caught:
         load_policy(str(path))

@@ -1,0 +1,93 @@
+"""What a profile holds of one site, as `loka explain` prints it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from loka.cli.output import percent, print_table
+
+if TYPE_CHECKING:
+    from loka.plan.seen import Seen
+    from loka.probe.profile import OperandSummary, Quantiles
+
+
+def show_seen(seen: Seen) -> None:
+    """The operands with their distributions, the recipes with their errors, and the findings."""
+    print(f"evidence: {seen.profile}, {seen.samples} samples in {seen.steps} steps, made {seen.created}")
+    if seen.note:
+        print(f"  {seen.note}")
+    for operand in seen.operands:
+        _show_operand(operand)
+    if seen.operands:
+        _show_shares(seen)
+    if seen.recipes:
+        _show_recipes(seen)
+    for finding in seen.findings:
+        print(f"finding {finding.kind}: {finding.evidence}; {finding.remedy}")
+
+
+def _show_operand(operand: OperandSummary) -> None:
+    from loka.plan.histogram import ASCII, BLOCKS, histogram
+
+    calls = f"{operand.calls} calls, " if operand.calls else ""
+    bars, axis = histogram(operand.operand, operand.magnitudes, BLOCKS if _shows(BLOCKS) else ASCII)
+    print()
+    print(f"{operand.operand.value}: |x| of {operand.sampled} rows of {operand.rows}, {calls}log height:")
+    if bars:
+        print(f"  {bars}")
+        print(f"  {axis}")
+    amax = f"amax {operand.amax:.4g}, usually {operand.usual_amax:.4g}, rms {operand.rms:.4g}"
+    print(
+        f"  {amax}, zeros {percent(operand.zeros)}, non-finite {operand.nonfinite} in {operand.nonfinite_calls} calls"
+    )
+    spreads = [
+        f"{name} {_quantiles(each)}"
+        for name, each in (("a row", operand.row_spread), ("128 neighbours", operand.block_spread))
+        if each is not None
+    ]
+    if spreads:
+        print(f"  octaves from rms to amax within {', within '.join(spreads)}")
+
+
+def _quantiles(spread: Quantiles) -> str:
+    return f"{spread.p50:.1f} ({spread.p1:.1f} to {spread.p99:.1f})"
+
+
+def _show_shares(seen: Seen) -> None:
+    rows = [
+        (operand.operand.value, each.view.value, each.format.value, percent(each.underflow), percent(each.subnormal))
+        for operand in seen.operands
+        for each in operand.shares
+    ]
+    if rows:
+        print()
+        print_table(("operand", "scale", "format", "underflow", "subnormal"), rows, ("underflow", "subnormal"))
+
+
+def _show_recipes(seen: Seen) -> None:
+    from loka.plan.words import mere_words, sqnr_words
+
+    print()
+    rows = [
+        (
+            each.gemm.value,
+            f"{each.recipe} (runs)" if each.runs else each.recipe,
+            mere_words(each.mere),
+            sqnr_words(each.sqnr_db),
+            str(each.draws),
+            f"{each.verdict.value}: {each.figures}" if each.figures else each.verdict.value,
+        )
+        for each in seen.recipes
+    ]
+    print_table(("GEMM", "recipe", "MERE", "SQNR dB", "draws", "verdict"), rows, ("draws",))
+    print(f"budget: MERE {seen.budget.mere:g}, SQNR {seen.budget.sqnr_db:g} dB; speed {seen.speed}")
+
+
+def _shows(text: str) -> bool:
+    """Whether stdout can print the text."""
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

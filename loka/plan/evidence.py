@@ -1,0 +1,211 @@
+"""What a profile says of each GEMM: whether its recipe keeps the budget, with the figures, and its static ranges.
+
+Only a policy that names a profile opens one, and only then is anything imported for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+
+from loka.errors import InputError
+from loka.numerics.names import OPERANDS, Gemm, Operand, Range
+from loka.plan.plan import Evidence, Plan
+from loka.plan.words import about_words, over_words, pair_words
+from loka.policy.policy import Policy
+from loka.policy.settings import Budget, OperandRecipe
+from loka.probe.profile import Estimate, OperandSummary, Profile, SiteProfile, Verdict
+from loka.sites.site import Site
+
+NO_EVIDENCE = "no evidence: run loka probe"
+NEVER_RAN = "never ran while probing"
+_LISTED = 20  # GEMMs over budget, or sites of another shape, that a message names
+
+Pair = tuple[OperandRecipe, OperandRecipe]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A profile, ready to be asked site by site."""
+
+    profile: Profile
+    sites: Mapping[str, SiteProfile]
+    name: str  # relative to the policy's directory: the same on every machine
+    sha256: str
+    place: str = ""  # where the policy names it, file:line:column
+
+    @classmethod
+    def of(cls, profile: Profile, name: str = "the profile", sha256: str = "", place: str = "") -> Known:
+        """A profile with its sites by name."""
+        return cls(profile, {site.name: site for site in profile.sites}, name, sha256, place)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What the evidence says of one GEMM: `evidence` where there is an estimate, and why it is not safe, or ""."""
+
+    evidence: Evidence | None
+    why_not: str
+
+
+def open_profile(policy: Policy) -> Known | None:
+    """The profile that a policy names, None where it names none.
+
+    Raises InputError with the place of the field where the file is missing, is no profile, or is of another model.
+    """
+    path = policy.profile_file
+    if path is None:
+        return None
+    place = policy.where("profile")
+    if not path.exists():
+        raise InputError(
+            f"{place}: profile: {path} is not there: run loka probe {policy.path}, or leave the field out until then"
+        )
+    from loka.probe.file import load_profile  # torch reads the file
+
+    try:
+        profile = load_profile(path)
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except InputError as error:
+        raise InputError(f"{place}: profile: {error}") from error
+    except OSError as error:
+        raise InputError(f"{place}: profile: {path}: cannot be read: {error.strerror or error}") from error
+    if profile.model != policy.model.factory:
+        raise InputError(
+            f"{place}: profile: {path} was learned of {profile.model}, and this policy is for {policy.model.factory}: "
+            f"name the profile of that model, or run loka probe {policy.path}"
+        )
+    return Known.of(profile, _portable(policy, path), digest, place)
+
+
+def check_sites(known: Known, sites: Sequence[Site]) -> None:
+    """Raises InputError, with both shapes, where a site is not what it was when the profile was made."""
+    changed = []
+    for site in sites:
+        seen = known.sites.get(site.name)
+        if seen is not None and (seen.k, seen.n) != (site.k, site.n):
+            changed.append(
+                f"{known.place}: profile: site {site.name!r} has K = {seen.k}, N = {seen.n} in {known.name} and "
+                f"K = {site.k}, N = {site.n} in the model: the model changed, run loka probe again"
+            )
+    if changed:
+        rest = [f"and {len(changed) - _LISTED} more sites"] if len(changed) > _LISTED else []
+        raise InputError("\n".join([*changed[:_LISTED], *rest]))
+
+
+def judge(known: Known | None, site: str, gemm: Gemm, asked: Pair, ranged: Pair, budget: Budget) -> Judged:
+    """What the evidence says of a GEMM of a site under exactly the recipes that the policy asks for.
+
+    `ranged` are the same with the static ranges filled in from the profile: an estimate for either will do.
+    """
+    if known is None:
+        return Judged(None, NO_EVIDENCE)
+    seen = known.sites.get(site)
+    if seen is None:
+        return Judged(None, f"no evidence for this site in {known.name}: run loka probe")
+    estimate = _estimate(seen, gemm, asked, ranged)
+    if estimate is None:
+        return Judged(None, _lacking(seen, gemm, asked))
+    evidence = evidence_of(estimate, budget, known.profile)
+    why_not = "" if evidence.verdict is Verdict.SAFE else f"{evidence.verdict.value}: {evidence.figures}"
+    return Judged(evidence, why_not)
+
+
+def evidence_of(estimate: Estimate, budget: Budget, profile: Profile) -> Evidence:
+    """An estimate, judged against a budget."""
+    verdict = estimate.verdict(budget)
+    figures = ""
+    if verdict is not Verdict.SAFE:
+        words = over_words if verdict is Verdict.UNSAFE else about_words
+        figures = words(estimate.mere, estimate.sqnr_db, budget)
+    return Evidence(
+        mere=estimate.mere,
+        sqnr_db=estimate.sqnr_db,
+        draws=estimate.draws,
+        steps=profile.steps,
+        samples=profile.samples,
+        verdict=verdict,
+        figures=figures,
+    )
+
+
+def with_ranges(known: Known | None, site: str, gemm: Gemm, asked: Pair) -> tuple[Pair, str | None]:
+    """The recipes with each static range that has no `amax` filled from the profile, and why one cannot be, or None."""
+    if all(recipe.range is not Range.STATIC or recipe.amax is not None for recipe in asked):
+        return asked, None
+    seen = known.sites.get(site) if known is not None else None
+    ranged = []
+    for operand, recipe in zip(OPERANDS[gemm], asked, strict=True):
+        if recipe.range is Range.STATIC and recipe.amax is None:
+            summary = operand_of(seen, operand)
+            if summary is None or not summary.amax > 0:
+                what = "never seen" if summary is None else "nothing but zeros"
+                return asked, (
+                    f"range: static: {operand.value} was {what} while probing; give amax, or use range: dynamic"
+                )
+            recipe = replace(recipe, amax=summary.amax)
+        ranged.append(recipe)
+    return (ranged[0], ranged[1]), None
+
+
+def operand_of(seen: SiteProfile | None, operand: Operand) -> OperandSummary | None:
+    """The summary of an operand, None where it was not seen."""
+    if seen is None:
+        return None
+    return next((each for each in seen.operands if each.operand is operand), None)
+
+
+def ran(seen: SiteProfile) -> bool:
+    """Whether a site was called while probing: its weight alone is there all the same."""
+    return any(operand.operand is not Operand.WEIGHT for operand in seen.operands)
+
+
+def over_budget(plan: Plan) -> tuple[str, ...]:
+    """The GEMMs that run in FP8 although the evidence says that this is over their budget: a line for each."""
+    return tuple(
+        f"{site.site.name} {gemm.gemm.value}: {gemm.evidence.figures}"
+        for site in plan.sites
+        for gemm in site.gemms
+        if gemm.over_budget and gemm.evidence is not None
+    )
+
+
+def over_budget_words(plan: Plan) -> str:
+    """The same as one message for people, with what to do; "" where nothing is over budget."""
+    lines = over_budget(plan)
+    if not lines:
+        return ""
+    listed = [f"  {line}" for line in lines[:_LISTED]]
+    if len(lines) > _LISTED:
+        listed.append(f"  and {len(lines) - _LISTED} more")
+    gemms = "1 GEMM is" if len(lines) == 1 else f"{len(lines)} GEMMs are"
+    source = plan.profile[0] if plan.profile is not None else "the profile"
+    head = f"{gemms} over budget by {source}, and forced into FP8 by `compute: fp8`:"
+    advice = "Write `compute: auto` or `compute: keep` there, choose another recipe, or widen their budget."
+    return "\n".join([head, *listed, advice])
+
+
+def _estimate(seen: SiteProfile, gemm: Gemm, asked: Pair, ranged: Pair) -> Estimate | None:
+    mine = [each for each in seen.estimates if each.gemm is gemm]
+    return next((each for pair in (asked, ranged) for each in mine if each.operands == pair), None)
+
+
+def _lacking(seen: SiteProfile, gemm: Gemm, asked: Pair) -> str:
+    """Why there is no estimate."""
+    if not ran(seen):
+        return NEVER_RAN
+    for operand in OPERANDS[gemm]:
+        if operand_of(seen, operand) is None:
+            return f"no evidence: {operand.value} was never seen while probing"
+    return f"no evidence for {pair_words(gemm, asked)}: run loka probe"
+
+
+def _portable(policy: Policy, path: Path) -> str:
+    """A profile as the plan names it: from the policy's directory; one that is named absolutely by its last part."""
+    if PurePath(policy.profile or "").is_absolute():
+        return path.name
+    return PurePath(os.path.relpath(path, policy.path.parent)).as_posix()

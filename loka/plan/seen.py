@@ -1,0 +1,89 @@
+"""What a profile holds of one site, judged against the site's budget: for `loka explain`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loka.numerics.names import Gemm
+from loka.plan.evidence import NEVER_RAN, Known, evidence_of, ran
+from loka.plan.words import pair_words
+from loka.policy.settings import Assignment, Budget
+from loka.probe.profile import Finding, Interval, OperandSummary, Verdict
+
+NOT_JUDGED = "not judged: there are no measurements, so min_speedup decides nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One recipe of the profile for one GEMM. `runs` marks what the plan runs."""
+
+    gemm: Gemm
+    recipe: str
+    mere: Interval
+    sqnr_db: Interval
+    draws: int
+    verdict: Verdict
+    figures: str  # those over or about the budget
+    runs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The evidence of one site."""
+
+    profile: str
+    created: str
+    steps: int
+    samples: int
+    note: str  # why there is nothing, or ""
+    speed: str
+    budget: Budget
+    operands: tuple[OperandSummary, ...]
+    recipes: tuple[Tried, ...]
+    findings: tuple[Finding, ...]
+
+
+def seen(known: Known, site: str, budget: Budget, running: dict[Gemm, str]) -> Seen:
+    """What the profile holds of a site. `running` gives the words of the recipe that each GEMM runs in."""
+    found = known.sites.get(site)
+    note = "the profile does not have this site: run loka probe" if found is None else ""
+    if found is not None and not ran(found):
+        note = NEVER_RAN
+    profile = known.profile
+    tried = []
+    for estimate in found.estimates if found is not None else ():
+        evidence = evidence_of(estimate, budget, profile)
+        recipe = pair_words(estimate.gemm, estimate.operands)
+        tried.append(
+            Tried(
+                gemm=estimate.gemm,
+                recipe=recipe,
+                mere=estimate.mere,
+                sqnr_db=estimate.sqnr_db,
+                draws=estimate.draws,
+                verdict=evidence.verdict,
+                figures=evidence.figures,
+                runs=running.get(estimate.gemm) == recipe,
+            )
+        )
+    return Seen(
+        profile=known.name,
+        created=profile.created,
+        steps=profile.steps,
+        samples=profile.samples,
+        note=note,
+        speed=NOT_JUDGED,
+        budget=budget,
+        operands=found.operands if found is not None else (),
+        recipes=tuple(sorted(tried, key=lambda each: list(Gemm).index(each.gemm))),
+        findings=tuple(finding for finding in profile.findings if finding.site == site),
+    )
+
+
+def budget_of(history: dict[str, tuple[Assignment, ...]]) -> Budget:
+    """A site's budget, from the assignments that hold: a plan keeps these."""
+    given = {name: float(history[f"budget.{name}"][-1].value) for name in _BUDGET if history.get(f"budget.{name}")}
+    return Budget(**given)
+
+
+_BUDGET = ("mere", "sqnr_db", "min_speedup")
