@@ -107,8 +107,8 @@ class _SiteRow:
 class _Header:
     """The layout of the header, version 1."""
 
-    format: Literal["loka.profile"]
-    version: Literal[1]
+    format: str  # both are checked before the rest is looked at
+    version: Annotated[int, Field(ge=1)]
     form: Literal["summary", "full"]
     name: str
     model: str

@@ -560,7 +560,7 @@ class TestRefuses:
         assert words in str(caught.value)
 
     @given(st.data())
-    @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_damaged_bytes_raise_nothing_else(self, tmp_path: Path, data: st.DataObject) -> None:
         path = tmp_path / "good"
         if not path.exists():
