@@ -9,8 +9,11 @@ more than FULL_WIDTH features only S @ sketch_matrix and the diagonal of S are k
 update and the same merge hold for them, and no (C, C) matrix is ever made.
 
 From the sketch comes a low rank plus diagonal covariance (Nystroem): with Y = S @ T for the first SKETCH columns T,
-S is about Y (T^T Y)^+ Y^T; what the diagonal lacks is added. The remaining CHECKS columns, which the fit has not seen,
-measure its relative Frobenius error, since E ||A t||^2 = ||A||_F^2 for a standard normal t.
+S is about Y (T^T Y)^+ Y^T; what the diagonal lacks is added. Features that are nearly independent would fill that low
+rank with chance directions, so the diagonal found is set aside and the fit repeated, ROUNDS times, each from the sketch
+alone, since (S - D) T = Y - D T. The remaining CHECKS columns, which no fit has seen, measure the relative Frobenius
+error of each, since E ||A t||^2 = ||A||_F^2 for a standard normal t, and the best is kept: S - D need not be positive,
+so a later round may be worse.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from loka.probe.stats import CHECKS, FULL_WIDTH, SKETCH, LowRank, Moments
 
 TEST_SEED = 20240917
 LARGEST = 2.0**48  # rows with a larger |x| are left out of moments: their squares might not fit into float32 sums
+ROUNDS = 8
 TEST_STEPS = 64  # entries of the test matrix are multiples of 1 / 64: exact in TF32, and alike on every machine
 
 
@@ -152,20 +156,31 @@ def covariance(moments: Moments, seed: int = TEST_SEED) -> Tensor | LowRank:
 def low_rank(sketch: Tensor, diagonal: Tensor, seed: int = TEST_SEED) -> LowRank:
     """The symmetric positive semidefinite matrix A of which A @ sketch_matrix and the diagonal are known.
 
-    `sketch` is (C, SKETCH + CHECKS), `diagonal` (C,), both float64. The result has exactly this diagonal.
+    `sketch` is (C, SKETCH + CHECKS), `diagonal` (C,), both float64. The result has exactly this diagonal, and a factor of
+    at most SKETCH columns.
     """
     test = sketch_matrix(diagonal.numel(), seed).double()
-    factor = _nystroem(sketch[:, :SKETCH], test[:, :SKETCH])
-    variance = diagonal.clamp(min=0.0)
+    norm = float(sketch[:, SKETCH:].norm())
+    if norm == 0.0:
+        return LowRank(diagonal.new_zeros((diagonal.numel(), 0)), diagonal.clamp(min=0.0), 0.0)
+    rest = torch.zeros_like(diagonal)
+    found: list[LowRank] = []
+    for _ in range(ROUNDS):
+        factor, rest = _fit(sketch, diagonal.clamp(min=0.0), rest, test)
+        check = test[:, SKETCH:]
+        missed = sketch[:, SKETCH:] - factor @ (factor.t() @ check) - rest[:, None] * check
+        found.append(LowRank(factor, rest, float(missed.norm()) / norm))
+    return min(found, key=lambda fit: fit.error)
+
+
+def _fit(sketch: Tensor, variance: Tensor, apart: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
+    """Factor and diagonal of A, where the diagonal matrix `apart` is set aside before the low rank is looked for."""
+    factor = _nystroem(sketch[:, :SKETCH] - apart[:, None] * test[:, :SKETCH], test[:, :SKETCH])
     explained = factor.square().sum(1)
-    # Rounding may leave a little more than the variance in a row; take the row back to it rather than go below zero.
+    # A row may come out with more than its variance: it is taken back to it, so that no diagonal is below zero.
     over = torch.where(explained > variance, variance / explained.clamp(min=torch.finfo(torch.float64).tiny), 1.0)
     factor = factor * over.sqrt()[:, None]
-    rest = (variance - factor.square().sum(1)).clamp(min=0.0)
-    check, seen = test[:, SKETCH:], sketch[:, SKETCH:]
-    missed = seen - factor @ (factor.t() @ check) - rest[:, None] * check
-    norm = float(seen.norm())
-    return LowRank(factor=factor, diagonal=rest, error=float(missed.norm()) / norm if norm > 0.0 else 0.0)
+    return factor, (variance - factor.square().sum(1)).clamp(min=0.0)
 
 
 def _nystroem(sketch: Tensor, test: Tensor) -> Tensor:
