@@ -1,0 +1,295 @@
+"""How close the errors that Probe predicts come to the errors on held-out real batches.
+
+    python -m loka.bench.held_out [--model NAME ...] [--out FILE.json] [--table FILE.md]
+
+Trains each model, watches the last part of training with `loka.probe.probe.Probe`, freezes the weights, and takes every
+site's operands from forward and backward passes over rows that were never trained on. Each GEMM under each recipe then
+has an actual MERE and SQNR; beside them stand what three samplers predict from what was learned: N(0,1), the paper's
+Gaussian, and the copula. The same error on batches of *training* rows, under the same frozen weights, is told too: what
+it misses is the difference between the rows, which no sampler can know.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from loka.bench.held_out_capture import Operands, capture
+from loka.bench.held_out_cases import CASES, Case, Sizes, held_out_batches, training_batches
+from loka.bench.held_out_report import markdown
+from loka.bench.held_out_rows import COPULA, GAUSSIAN, NORMAL, TRAINING_ROWS, WHOLE_RUN, Judged, Row, interval
+from loka.bench.job import Job
+from loka.bench.training import build, call
+from loka.errors import CheckFailedError, InputError, LokaError
+from loka.numerics.metrics import mere, sqnr
+from loka.numerics.names import Format, Gemm, Scaling
+from loka.numerics.quantize import dequantize, quantize
+from loka.policy.load import load_policy
+from loka.policy.settings import OperandRecipe
+from loka.probe.estimate import errors
+from loka.probe.probe import Probe
+from loka.probe.samplers import CopulaSampler, GaussianSampler, NormalSampler, Sampler
+from loka.probe.stats import SiteStats
+from loka.sites.build import build_model
+from loka.sites.discover import find_sites
+from loka.sites.site import Site
+
+Say = Callable[[str], None]
+Errors = tuple[float, float]  # MERE, SQNR in dB
+Key = tuple[str, Gemm, OperandRecipe]
+
+RECIPES = tuple(
+    OperandRecipe(format=format, scaling=scaling)
+    for format in (Format.E4M3, Format.E5M2)
+    for scaling in (Scaling.TENSORWISE, Scaling.ROWWISE)
+)
+SAMPLERS: tuple[tuple[str, Callable[[SiteStats, int], Sampler]], ...] = (
+    (NORMAL, NormalSampler),
+    (GAUSSIAN, GaussianSampler),
+    (COPULA, CopulaSampler),
+)
+
+
+def judge(case: Case, sizes: Sizes, *, whole_run: bool = False, say: Say = print) -> Judged:
+    """Train, learn, and compare every prediction with the held-out batches.
+
+    With `whole_run` the model is trained a second time, watched from the first step to the last, and the samplers are
+    judged on that profile as well. Raises InputError where data or callables are missing, and CheckFailedError where
+    the loss is not finite or the second training does not give the same weights.
+    """
+    clock = _Clock(say, f"{case.model} on {case.data}")
+    job = case.job()
+    sites = _sites(case)
+    model, late = train(case, job, sizes, first=max(0, case.steps - sizes.watched), every=sizes.every)
+    profiles = {"": late}
+    clock.tick("train and learn")
+    if whole_run:
+        again, whole = train(case, job, sizes, first=0, every=max(1, case.steps * sizes.every // sizes.watched))
+        _same_weights(model, again)
+        profiles[WHOLE_RUN] = whole
+        clock.tick("train again, learn from all steps")
+    actual = real_errors(model, sites, held_out_batches(job, sizes.batches, sizes.seed), job)
+    seen = real_errors(model, sites, training_batches(job, sizes.batches, sizes.seed), job)
+    clock.tick("real errors")
+    predicted = {TRAINING_ROWS: seen}
+    for suffix, stats in profiles.items():
+        for name, make in SAMPLERS:
+            if suffix and name == NORMAL:
+                continue  # it does not look at the profile
+            predicted[name + suffix] = predicted_errors(stats, sites, make, job.batch_size, sizes)
+            clock.tick(f"predict: {name}{suffix}")
+    rows = tuple(row for name, errors in predicted.items() for row in _rows(case, name, errors, actual))
+    return Judged(case, rows, clock.seconds)
+
+
+def train(case: Case, job: Job, sizes: Sizes, first: int, every: int) -> tuple[nn.Module, dict[str, SiteStats]]:
+    """Train from the weights of `sizes.seed`, watched from step `first` on: the model and what was learned by site."""
+    model = build(job, sizes.seed)
+    optimizer = job.make_optimizer(model)
+    batches = iter(job.batches(job.batch_size, sizes.seed))
+    model.train()
+
+    def step(number: int) -> None:
+        inputs, target = _next(batches, number, case)
+        for group in optimizer.param_groups:
+            group["lr"] = job.rate(number)
+        optimizer.zero_grad(set_to_none=True)
+        loss = job.loss(call(model, inputs), target)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if number == case.steps and not bool(loss.isfinite()):
+            raise CheckFailedError(f"held-out comparison: the loss of {case.model} on {case.data} is {float(loss)}")
+
+    for number in range(1, first + 1):
+        step(number)
+    with tempfile.TemporaryDirectory(prefix="loka-held-out-") as folder:
+        path = Path(folder) / "held_out.yaml"
+        path.write_text(case.policy, encoding="utf-8")
+        with Probe(model, load_policy(path), every=every) as probe:
+            for number in range(first + 1, case.steps + 1):
+                step(number)
+                probe.step()
+            stats = probe.stats()
+    return model, {site.name: site for site in stats}
+
+
+def real_errors(
+    model: nn.Module, sites: Sequence[Site], batches: Iterable[tuple[tuple[Tensor, ...], Tensor]], job: Job
+) -> dict[Key, list[Errors]]:
+    """MERE and SQNR of every GEMM under every recipe, call by call, batch by batch; the weights stay as they are."""
+    found: dict[Key, list[Errors]] = {}
+    for inputs, target in batches:
+        for name, calls in capture(model, sites, inputs, target, job.loss).items():
+            for operands in calls:
+                _add_errors(found, name, gemms_of(_named(sites, name)), operands)
+    return found
+
+
+def gemm_errors(a: Tensor, b: Tensor, recipe: OperandRecipe) -> Errors:
+    """MERE and SQNR of a @ b.T, a (R, C) and b (S, C), with both quantised so, in float64."""
+    quantised = [
+        dequantize(quantize(x, format=recipe.format, scaling=recipe.scaling, power_of_two=recipe.power_of_two)).double()
+        for x in (a, b)
+    ]
+    out, reference = quantised[0] @ quantised[1].t(), a.double() @ b.double().t()
+    return mere(out, reference).value, sqnr(out, reference)
+
+
+def predicted_errors(
+    stats: Mapping[str, SiteStats],
+    sites: Sequence[Site],
+    make: Callable[[SiteStats, int], Sampler],
+    batch_size: int,
+    sizes: Sizes,
+) -> dict[Key, list[Errors]]:
+    """MERE and SQNR of `sizes.draws` sampled pairs of operands, each under every recipe."""
+    found: dict[Key, list[Errors]] = {}
+    for place, site in enumerate(_wanted(sites)):
+        if site.name not in stats:
+            raise InputError(f"held-out comparison: Probe learned nothing of site {site.name!r}")
+        sampler = make(stats[site.name], site.rows.at(batch_size))
+        for gemm in gemms_of(site):
+            generator = torch.Generator().manual_seed(_seed(sizes.seed, place, gemm))
+            for _ in range(sizes.draws):
+                drawn = sampler.draw(gemm, generator)
+                for recipe in RECIPES:
+                    found.setdefault((site.name, gemm, recipe), []).append(errors(drawn, (recipe, recipe)))
+    return found
+
+
+def gemms_of(site: Site) -> tuple[Gemm, ...]:
+    """The GEMMs that a training step runs at a site."""
+    return tuple(gemm for gemm in Gemm if gemm is not Gemm.DGRAD or site.input_grad)
+
+
+def save(judged: Sequence[Judged], sizes: Sizes, path: Path) -> None:
+    """Write all rows as one JSON object."""
+    cases = [asdict(one.case) | {"seconds": one.seconds} for one in judged]
+    rows = [asdict(row) for one in judged for row in one.rows]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"sizes": asdict(sizes), "cases": cases, "rows": rows}, indent=1), encoding="utf-8")
+
+
+class _Clock:
+    """Tells the wall time of each part, and keeps it."""
+
+    def __init__(self, say: Say, label: str) -> None:
+        self.say, self.label, self.seconds = say, label, dict[str, float]()
+        self._last = time.perf_counter()
+
+    def tick(self, part: str) -> None:
+        now = time.perf_counter()
+        self.seconds[part] = round(now - self._last, 1)
+        self.say(f"{self.label}: {part}, {self.seconds[part]} s")
+        self._last = now
+
+
+def _add_errors(found: dict[Key, list[Errors]], name: str, gemms: Sequence[Gemm], operands: Operands) -> None:
+    for gemm in gemms:
+        a, b = operands.of(gemm)
+        for recipe in RECIPES:
+            found.setdefault((name, gemm, recipe), []).append(gemm_errors(a, b, recipe))
+
+
+def _rows(
+    case: Case, sampler: str, predicted: Mapping[Key, list[Errors]], actual: Mapping[Key, list[Errors]]
+) -> list[Row]:
+    rows = []
+    for (site, gemm, recipe), real in actual.items():
+        guess = predicted[(site, gemm, recipe)]
+        rows.append(
+            Row(
+                model=case.model,
+                data=case.data,
+                site=site,
+                gemm=gemm,
+                format=recipe.format,
+                scaling=recipe.scaling,
+                sampler=sampler,
+                predicted_mere=interval([pair[0] for pair in guess]),
+                predicted_sqnr=interval([pair[1] for pair in guess]),
+                actual_mere=interval([pair[0] for pair in real]),
+                actual_sqnr=interval([pair[1] for pair in real]),
+            )
+        )
+    return rows
+
+
+def _sites(case: Case) -> tuple[Site, ...]:
+    return find_sites(build_model(case.factory, case.inputs, case.batch_size)).sites
+
+
+def _wanted(sites: Iterable[Site]) -> list[Site]:
+    return [site for site in sites if site.calls and site.blocked is None and site.weight is not None]
+
+
+def _named(sites: Iterable[Site], name: str) -> Site:
+    return next(site for site in sites if site.name == name)
+
+
+def _seed(seed: int, place: int, gemm: Gemm) -> int:
+    """One stream of random numbers for each GEMM of each site, the same for every sampler."""
+    return (seed * 10_007 + place) * len(Gemm) + tuple(Gemm).index(gemm)
+
+
+def _next(batches: object, number: int, case: Case) -> tuple[tuple[Tensor, ...], Tensor]:
+    found: tuple[tuple[Tensor, ...], Tensor] | None = next(batches, None)  # type: ignore[call-overload]
+    if found is None:
+        raise InputError(f"held-out comparison: {case.batches} ended before step {number} of {case.steps}")
+    return found
+
+
+def _same_weights(one: nn.Module, other: nn.Module) -> None:
+    theirs = other.state_dict()
+    differing = [name for name, value in one.state_dict().items() if not torch.equal(value, theirs[name])]
+    if differing:
+        raise CheckFailedError(
+            f"held-out comparison: a second training gave other weights at {differing[0]!r}: training is not "
+            "reproducible here, or watching it changes it"
+        )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Judge, print and write; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loka.bench.held_out", description=(__doc__ or "").split("\n", 1)[0]
+    )
+    parser.add_argument(
+        "--model", action="append", choices=CASES, metavar="NAME", help=f"one of {', '.join(CASES)}; all"
+    )
+    parser.add_argument("--out", type=Path, help="write every row to this JSON file")
+    parser.add_argument("--table", type=Path, help="write the tables to this Markdown file")
+    parser.add_argument("--whole-run", action="store_true", help="judge a profile of the whole training as well")
+    parser.add_argument("--batches", type=int, default=Sizes().batches, help="held-out batches (%(default)s)")
+    parser.add_argument("--draws", type=int, default=Sizes().draws, help="sampled pairs for each GEMM (%(default)s)")
+    parser.add_argument("--seed", type=int, default=Sizes().seed, help="of weights, order and draws (%(default)s)")
+    given = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(given)
+    sizes = replace(Sizes(), batches=options.batches, draws=options.draws, seed=options.seed)
+    torch.set_num_threads(1)  # the order of sums, and so the last digits, depend on the number of threads
+    try:
+        judged = [judge(CASES[name], sizes, whole_run=options.whole_run) for name in options.model or CASES]
+    except LokaError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+    if options.out is not None:
+        save(judged, sizes, options.out)
+    text = markdown(" ".join(["python -m loka.bench.held_out", *given]), judged, sizes)
+    if options.table is not None:
+        options.table.parent.mkdir(parents=True, exist_ok=True)
+        options.table.write_text(text, encoding="utf-8")
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
