@@ -156,8 +156,8 @@ def covariance(moments: Moments, seed: int = TEST_SEED) -> Tensor | LowRank:
 def low_rank(sketch: Tensor, diagonal: Tensor, seed: int = TEST_SEED) -> LowRank:
     """The symmetric positive semidefinite matrix A of which A @ sketch_matrix and the diagonal are known.
 
-    `sketch` is (C, SKETCH + CHECKS), `diagonal` (C,), both float64. The result has exactly this diagonal, and a factor of
-    at most SKETCH columns.
+    `sketch` is (C, SKETCH + CHECKS), `diagonal` (C,), both float64. The result has exactly this diagonal, and a factor
+    of at most SKETCH columns.
     """
     test = sketch_matrix(diagonal.numel(), seed).double()
     norm = float(sketch[:, SKETCH:].norm())

@@ -13,8 +13,9 @@ V <- s V. Two things are said more exactly here than in the paper:
   W_c has no more than min(N, K) directions.
 - A side longer than FULL_WIDTH is never held whole. What is held is U @ sketch_matrix and the diagonal of U; both are
   linear in U, so averaging, ridge and rescaling are exact. Where the other side's update needs U^-1, U is taken as low
-  rank plus diagonal (Nystroem, rank SKETCH), which inverts cheaply (Woodbury). LowRank.error, measured on columns that
-  the fit has not seen, says how good that is.
+  rank plus diagonal (Nystroem, rank SKETCH), which inverts cheaply (Woodbury). That tends to leave too little on the
+  diagonal, so the inverse is too large: the result is scaled such that trace(U) trace(V) = N K mean(W_c^2),
+  as it is in expectation. LowRank.error, measured on columns that the fit has not seen, says how good the rest is.
 
 Non-finite elements are counted and taken as zero. `update` never waits for the device: `cholesky_ex` reports failure
 as a tensor, and an update that failed, or has become non-finite, leaves U and V as they were.
@@ -62,6 +63,10 @@ class _Side:
         """In another precision."""
         return _Side(self.product.to(dtype), self.diagonal.to(dtype))
 
+    def finite(self) -> Tensor:
+        """Whether every element is, () bool."""
+        return self.product.isfinite().all() & self.diagonal.isfinite().all()
+
     def where(self, good: Tensor, other: _Side) -> _Side:
         """This where `good`, else the other."""
         return _Side(torch.where(good, self.product, other.product), torch.where(good, self.diagonal, other.diagonal))
@@ -82,7 +87,6 @@ def _gram(centred: Tensor, given: _Side, given_basis: Tensor | None, basis: Tens
 
     The result is the side of R in the form that `basis` says, with the ridge.
     """
-    count = centred.shape[1]
     if given_basis is None:
         factor, failed = torch.linalg.cholesky_ex(given.product)
         white = torch.linalg.solve_triangular(factor, centred.t(), upper=False).t()
@@ -98,13 +102,17 @@ def _gram(centred: Tensor, given: _Side, given_basis: Tensor | None, basis: Tens
         )
         less = white @ torch.linalg.solve_triangular(inner, low.t(), upper=False).t()
         failed = failed + failed_inner.abs()
+    divisor = torch.full((), centred.shape[1], dtype=centred.dtype, device=centred.device)
     diagonal = white.square().sum(1)
     right = white.t() if basis is None else white.t() @ basis
     product = white @ right
     if less is not None:
         diagonal = (diagonal - less.square().sum(1)).clamp(min=0.0)
         product = product - less @ (less.t() if basis is None else less.t() @ basis)
-    return _with_ridge(_Side(product / count, diagonal / count), basis), failed == 0
+        # In expectation mean(X^2) = trace(A) / C * trace(result) / R.
+        power = centred.square().mean()
+        divisor = (diagonal.mean() * given.diagonal.mean() / power.clamp(min=1e-30)).clamp(min=1e-30)
+    return _with_ridge(_Side(product / divisor, diagonal / divisor), basis), failed == 0
 
 
 def _with_ridge(side: _Side, basis: Tensor | None) -> _Side:
@@ -181,7 +189,7 @@ class WeightTracker:
         momentum = min(self._momentum, self.updates / (self.updates + 1))
         kept_u, kept_v = self._u.to(self._dtype), self._v.to(self._dtype)
         if self.updates == 1:  # the isotropic start; an all-zero weight must leave something to divide by
-            kept_v = kept_v.scaled(centred.square().mean().clamp(min=1e-30))
+            kept_v = kept_v.scaled(centred.square().mean().clamp(1e-30, 1e30))
         u_basis = None if self._u_basis is None else self._u_basis.to(self._dtype)
         v_basis = None if self._v_basis is None else self._v_basis.to(self._dtype)
         new_u, good_v = _gram(centred, kept_v, v_basis, u_basis)
@@ -189,11 +197,10 @@ class WeightTracker:
         new_v, good_u = _gram(centred.t(), u, u_basis, v_basis)
         v = kept_v.blend(new_v, momentum)
         scale = u.diagonal.mean()
-        u, v = u.scaled(1.0 / scale), v.scaled(scale)
-        finite = u.product.isfinite().all() & v.product.isfinite().all() & u.diagonal.isfinite().all()
-        good = good_u & good_v & finite & v.diagonal.isfinite().all()
-        self._u = u.where(good, kept_u).to(torch.float32)
-        self._v = v.where(good, kept_v).to(torch.float32)
+        u, v = u.scaled(1.0 / scale).to(torch.float32), v.scaled(scale).to(torch.float32)
+        good = good_u & good_v & u.finite() & v.finite()
+        self._u = u.where(good, kept_u.to(torch.float32))
+        self._v = v.where(good, kept_v.to(torch.float32))
 
     def snapshot(self) -> Snapshot:
         """What was learned so far; `weight_stats` needs at least one update."""

@@ -1,0 +1,142 @@
+"""Merging sites: what two trackers learned of parts is what one learned of the whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from loka.errors import InputError
+from loka.numerics.names import Operand
+from loka.probe.joint import JointTracker, joint_stats
+from loka.probe.merge import later_weight, merge_joint, merge_operands, merge_sites
+from loka.probe.operand import OperandTracker, operand_stats
+from loka.probe.stats import JointStats, OperandStats, SiteStats, WeightStats
+from loka.probe.weight import WeightTracker, weight_stats
+
+K, N = 140, 6
+
+
+def operand(calls: list[Tensor], which: Operand = Operand.INPUT) -> OperandStats:
+    tracker = OperandTracker(which, calls[0].shape[1], "cpu")
+    for call in calls:
+        tracker.update(call, call.abs().amax(0), len(call))
+    return operand_stats(tracker.snapshot())
+
+
+def joint(x: Tensor, grad: Tensor) -> JointStats:
+    tracker = JointTracker(x.shape[1], grad.shape[1], "cpu")
+    tracker.update(x[:, tracker.input_features], grad[:, tracker.grad_features])
+    return joint_stats(tracker.snapshot())
+
+
+def weight(step: int) -> WeightStats:
+    tracker = WeightTracker(N, K, "cpu")
+    tracker.update(torch.randn((N, K), generator=torch.Generator().manual_seed(step)), step)
+    return weight_stats(tracker.snapshot())
+
+
+def shards() -> tuple[list[Tensor], list[Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    left = [torch.randn((n, K), generator=generator) for n in (5, 31)]
+    right = [torch.randn((n, K), generator=generator) * 4.0 + 100.0 for n in (1, 9, 70)]
+    right[1][2, 3] = math.nan
+    return left, right
+
+
+def site(**parts: OperandStats | JointStats | WeightStats | None) -> SiteStats:
+    empty = SiteStats("mlp.0", K, N, None, None, None, None)
+    return dataclasses.replace(empty, **parts)
+
+
+def test_operands_of_unequal_shifted_shards_merge_to_one_pass() -> None:
+    left, right = shards()
+    merged, whole = merge_operands(operand(left), operand(right)), operand(left + right)
+    for field in dataclasses.fields(OperandStats):
+        a, b = getattr(merged, field.name), getattr(whole, field.name)
+        if field.name == "moments":
+            # Both were learned in float32 and differ by its rounding; the merging itself is tested in float64.
+            assert a.count == b.count == 5 + 31 + 1 + 8 + 70
+            torch.testing.assert_close(a.mean, b.mean, rtol=1e-5, atol=1e-4)
+            torch.testing.assert_close(a.comoment, b.comoment, rtol=1e-4, atol=1e-4 * float(b.comoment.abs().max()))
+        elif isinstance(a, Tensor):
+            torch.testing.assert_close(a, b, rtol=0, atol=0, msg=field.name)
+        else:
+            assert a == b, field.name
+
+
+def test_merging_does_not_depend_on_order_and_groups() -> None:
+    left, right = shards()
+    a, b, c = operand(left), operand(right[:2]), operand(right[2:])
+    one = merge_operands(merge_operands(a, b), c)
+    two = merge_operands(c, merge_operands(b, a))
+    torch.testing.assert_close(one.moments.comoment, two.moments.comoment, rtol=1e-12, atol=1e-9)
+    torch.testing.assert_close(one.moments.mean, two.moments.mean, rtol=1e-13, atol=1e-13)
+    assert torch.equal(one.values, two.values)
+
+
+def test_merging_leaves_its_arguments_alone() -> None:
+    left, right = shards()
+    a, b = operand(left), operand(right)
+    before = a.values.clone(), a.moments.comoment.clone()
+    merge_operands(a, b)
+    assert torch.equal(a.values, before[0])
+    assert torch.equal(a.moments.comoment, before[1])
+
+
+def test_a_part_that_one_side_never_saw_is_taken_from_the_other() -> None:
+    left, _ = shards()
+    seen, grad = operand(left), operand([torch.ones(3, N)], Operand.GRAD_OUTPUT)
+    merged = merge_sites(site(input=seen), site(grad_output=grad, weight=weight(3)))
+    assert merged.input is seen
+    assert merged.grad_output is grad
+    assert merged.joint is None
+    assert merged.weight is not None
+    assert merge_sites(site(), site()) == site()
+
+
+def test_whole_sites_merge_part_by_part() -> None:
+    left, right = shards()
+    x = [torch.cat(left), right[2]]
+    grads = [part[:, :N] * 0.1 for part in x]
+    sites = [
+        site(
+            input=operand([x[i]]),
+            grad_output=operand([grads[i]], Operand.GRAD_OUTPUT),
+            joint=joint(x[i], grads[i]),
+            weight=weight(i),
+        )
+        for i in range(2)
+    ]
+    merged = merge_sites(sites[0], sites[1])
+    whole = joint(torch.cat(x), torch.cat(grads))
+    assert merged.joint is not None
+    assert merged.joint.moments.count == whole.moments.count == 106
+    scale = float(whole.moments.comoment.abs().max())
+    torch.testing.assert_close(merged.joint.moments.comoment, whole.moments.comoment, rtol=0, atol=1e-5 * scale)
+    assert merged.grad_output is not None
+    assert merged.grad_output.operand is Operand.GRAD_OUTPUT
+    assert merged.grad_output.sampled == 106
+    assert merged.weight is sites[1].weight
+
+
+def test_the_weight_of_the_later_step_stays() -> None:
+    early, late = weight(1), weight(2)
+    assert later_weight(early, late) is late
+    assert later_weight(late, early) is late
+    assert later_weight(early, dataclasses.replace(late, step=1)) is early
+
+
+def test_what_does_not_belong_together_is_refused() -> None:
+    left, _ = shards()
+    with pytest.raises(InputError, match=r"'mlp.0' was 6 x 140 .* and 7 x 140"):
+        merge_sites(site(), dataclasses.replace(site(), n=7))
+    with pytest.raises(InputError, match=r"'mlp.0' and 'mlp.1'"):
+        merge_sites(site(), dataclasses.replace(site(), name="mlp.1"))
+    with pytest.raises(InputError, match="different operands"):
+        merge_operands(operand(left), operand(left, Operand.GRAD_OUTPUT))
+    with pytest.raises(InputError, match="features of the output gradient"):
+        merge_joint(joint(torch.ones(2, 4), torch.ones(2, 3)), joint(torch.ones(2, 4), torch.ones(2, 2)))
