@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 NAME = "probe"
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
-_FROM_HELP = "Make the profile of these full profiles, merged, instead of training."
+_FROM_HELP = "Make the profile of full profiles, merged, instead of training."
 
 
 def command(
     policy: PolicyPath,
-    more: Annotated[list[str] | None, typer.Argument(metavar="", hidden=True)] = None,
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE", help="More profiles for --from.", show_default=False)
+    ] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Training steps. Default: the policy's, or 200, or one pass.")
     ] = None,
@@ -37,7 +39,7 @@ def command(
         str | None,
         typer.Option("-o", "--out", help="The profile. Default: the policy's, or profiles/NAME.safetensors."),
     ] = None,
-    merged: Annotated[list[str] | None, typer.Option("--from", metavar="FILE...", help=_FROM_HELP)] = None,
+    merged: Annotated[list[str] | None, typer.Option("--from", metavar="FILE", help=_FROM_HELP)] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Compare a fresh sample with the profile; exit 1 where it has drifted.")
     ] = False,

@@ -1,0 +1,157 @@
+"""Faults planted in a small model that trains are found with the rule that is meant, and not without the fault."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+import yaml
+from loka.probe.probe import Probe
+
+from loka.plan.make import examine
+from loka.policy.load import load_policy
+from loka.probe.biases import read_biases, track_biases
+from loka.probe.learn import finish
+
+MODEL = """\
+import torch
+from torch import nn
+
+
+class Tower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(16, 1024)
+        self.norm = nn.LayerNorm(1024)
+        self.second = nn.Linear(1024, 32)
+        self.out = nn.Linear(32, 4)
+        self.unused = nn.Linear(16, 8)
+        self.feature = 1.0  # factor of the input's feature 3
+        self.spike = 0.0  # added to one feature after the norm
+        self.lost = 1.0  # factor of the gradients of most rows
+
+    def forward(self, x):
+        x = torch.cat([x[:, :3], self.feature * x[:, 3:4], x[:, 4:]], 1)
+        x = self.norm(self.first(x))
+        x = torch.nn.functional.silu(torch.cat([x[:, :1] + self.spike, x[:, 1:]], 1))
+        x = self.out(self.second(x))
+        if x.requires_grad:
+            x.register_hook(self.fade)
+        return x
+
+    def fade(self, grad):
+        faded = grad.clone()
+        faded[1:] *= self.lost
+        return faded
+
+
+def build():
+    return Tower()
+
+
+def inputs(batch_size):
+    return (torch.randn(batch_size, 16),)
+"""
+POLICY = """\
+version: 1
+name: tower
+model: {factory: "towermodel:build", inputs: "towermodel:inputs", batch_size: 256}
+defaults: {compute: fp8, format: e4m3, scaling: SCALING}
+"""
+
+
+@pytest.fixture
+def learn(tmp_path, monkeypatch):
+    """Train the tower for eight steps, `plant`ed; gives its findings as (kind, site)."""
+    (tmp_path / "towermodel.py").write_text(MODEL, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "towermodel", raising=False)
+
+    def run(plant=None, between=None, scaling="rowwise", poison=None):
+        (tmp_path / "tower.yaml").write_text(POLICY.replace("SCALING", scaling), encoding="utf-8")
+        examined = examine(load_policy("tower.yaml"))
+        import towermodel
+
+        model = towermodel.build()
+        if plant is not None:
+            plant(model)
+        before = read_biases(model, examined.sites)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        generator = torch.Generator().manual_seed(1)
+        with Probe(model, "tower.yaml", every=1) as probe:
+            for step in range(8):
+                x = torch.randn(256, 16, generator=generator)
+                if poison is not None and step == 3:
+                    x[5, 5] = poison
+                optimizer.zero_grad()
+                model(x).square().nan_to_num().mean().backward()
+                for parameter in model.parameters():
+                    if parameter.grad is not None:
+                        parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
+                optimizer.step()
+                if between is not None:
+                    between(model)
+                probe.step()
+        tracks = track_biases(before, read_biases(model, examined.sites))
+        done = finish(probe.recorded(), examined.sites, examined.settings, batch_size=256, limit=2, bias_norms=tracks)
+        return [each for each in done.profile.findings if each.kind not in ("over_budget", "undecided")]
+
+    yield run
+    sys.modules.pop("towermodel", None)
+
+
+def told(findings):
+    return [(each.kind, each.site) for each in findings]
+
+
+def test_without_a_fault_only_the_layer_that_is_never_called_is_told(learn):
+    assert told(learn()) == [("never_ran", "unused")]
+
+
+def test_a_bias_that_is_driven_away(learn):
+    def push(model):
+        with torch.no_grad():
+            model.second.bias += 0.05
+
+    assert told(learn(between=push)) == [("bias_diverges", "second"), ("never_ran", "unused")]
+
+
+def test_a_level_that_the_norm_has_to_subtract(learn):
+    def plant(model):
+        with torch.no_grad():
+            model.first.bias += 3.0
+
+    found = learn(plant)
+    assert told(found) == [("norm_cancels", "first"), ("never_ran", "unused")]
+    assert yaml.safe_load(found[0].remedy) == {"mods": [{"use": "block_norm", "match": "first"}]}
+
+
+def test_an_outlier_after_the_activation(learn):
+    found = learn(lambda model: setattr(model, "spike", 18.0))
+    assert ("activation_outliers", "second") in told(found)
+
+
+def test_a_feature_that_dominates(learn):
+    found = learn(lambda model: setattr(model, "feature", 200.0))
+    assert ("feature_dominates", "first") in told(found)
+    assert "feature 3" in next(each.evidence for each in found if each.kind == "feature_dominates")
+
+
+def test_gradients_that_underflow_under_one_scale_and_not_under_one_a_row(learn):
+    def plant(model):
+        model.lost = 2.0**-24
+
+    found = told(learn(plant, scaling="tensorwise"))
+    assert ("gradient_underflows", "second") in found
+    assert ("row_dominates", "second") in found
+    assert ("row_dominates", "second") not in told(learn(plant))
+
+
+def test_a_nan_in_one_batch_is_told_where_it_goes_and_spoils_nothing_else(learn):
+    clean = learn()
+    found = learn(poison=float("nan"))
+    assert ("nonfinite", "first") in told(found)
+    assert [each for each in told(found) if each[0] != "nonfinite"] == told(clean)
