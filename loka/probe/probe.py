@@ -1,0 +1,288 @@
+"""`loka.Probe`: learning in anyone's training loop what goes into the GEMMs of a model."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import nn
+
+from loka.errors import InputError, LokaError
+from loka.policy.load import load_policy
+from loka.policy.policy import Policy
+from loka.probe import file
+from loka.probe.live import find_live
+from loka.probe.ranks import merge_across
+from loka.probe.rows import RowNumbers
+from loka.probe.saver import Saver
+from loka.probe.stats import Recorded, SiteStats
+from loka.probe.summary import profile_of, summarise
+from loka.probe.trackers import SiteSnapshot, Trackers, read
+from loka.probe.watch import Watch
+from loka.sites.build import build_model
+from loka.sites.callables import current_directory_importable
+from loka.sites.discover import find_sites
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+class ProbeWarning(UserWarning):
+    """The Probe learned less than it was asked to."""
+
+
+class Probe:
+    """Learns, on one training step in `every`, what goes into each GEMM of a policy's model.
+
+        with loka.Probe(model, "policies/ranker.yaml", path="profiles/ranker.full.safetensors") as probe:
+            for inputs, target in batches:
+                ...                      # forward, backward, optimizer.step()
+                probe.step()             # once, after each optimizer step
+
+    A sampled step runs eagerly under a mode that sees every torch function; nothing is installed in the model, and
+    the other steps run as they would, compiled graphs included. Counted from 0, step i is sampled where
+    i % every == every - 1. Evaluation, in eval mode and without gradients, is not looked at.
+
+    A CUDA graph that the training loop captured itself replays without Python. Run sampled steps eagerly there:
+
+        if probe.sampling: eager_step()
+        else: graph.replay()
+        probe.step()
+
+    DDP, torch.compile and activation checkpointing may be around or inside the model. Sharded, scripted or
+    nn.DataParallel models are refused. Sites that a generated package has patched are seen as their FP8 operands.
+
+    Args:
+        model: the model that trains, on the device that it trains on.
+        policy: a policy, or the path of one. Its `model` section is built once more, to find the sites.
+        every: one step in so many is sampled.
+        path: where to save (the full form, see `loka.probe.file`); None: nothing is saved.
+        save_every: steps between saves; one more is made at the end, also after Ctrl-C.
+        rows: sampled of each call, the same ones of the input and of its output gradient.
+        group: ranks to merge over. `stats`, `recorded` and the save at the end are then collective, and rank 0 of the
+            group writes `path`; until then each rank saves a file of its own, with `.rankR` in its name.
+
+    Raises InputError for a model that does not fit the policy or cannot be watched.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        policy: Policy | str | Path,
+        *,
+        every: int = 100,
+        path: str | Path | None = None,
+        save_every: int = 10_000,
+        rows: int = 512,
+        group: ProcessGroup | None = None,
+    ) -> None:
+        for name, value in (("every", every), ("save_every", save_every), ("rows", rows)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"probe: {name} must be a whole number of at least 1, not {value!r}")
+        with current_directory_importable():
+            self._policy = policy if isinstance(policy, Policy) else load_policy(policy)
+            spec = self._policy.model
+            sites = find_sites(build_model(spec.factory, spec.inputs, spec.batch_size)).sites
+        self.unseen_steps = 0  # sampled steps in which no site was seen at all
+        self.samples = 0  # sampled steps in which any was
+        self._live = find_live(model, sites)
+        self._every = every
+        self._path = None if path is None else Path(path)
+        self._save_every = save_every
+        self._numbers = RowNumbers(rows)
+        self._group = group
+        self._trackers: dict[str, Trackers] = {}
+        self._watch: Watch | None = None
+        self._stance: Any = None
+        self._saver = Saver(self._wake)
+        self._state = "new"  # open, closed
+        self._step = 0  # steps that are done
+        self._last_sampled = 0  # steps that were done when the last sampled one was
+        self._next = 0  # number of steps done at which there is something to do
+        self._warned = False
+
+    @property
+    def sampling(self) -> bool:
+        """Whether the step that now runs is sampled, and so must run in Python."""
+        return self._watch is not None and self._watch.active
+
+    def __enter__(self) -> Self:
+        if self._state != "new":
+            raise InputError(
+                f"probe: this Probe {'is' if self._state == 'open' else 'was'} entered already; "
+                f"use `with` once for each Probe"
+            )
+        self._trackers = {live.site.name: Trackers(live) for live in self._live.sites}
+        for trackers in self._trackers.values():
+            self._numbers.prepare(trackers.device)
+        self._watch = Watch(self._live, self._trackers, self._numbers)
+        self._state = "open"
+        self._turn()
+        return self
+
+    def step(self) -> None:
+        """Say that a training step is done: call it once after each optimizer step."""
+        self._step += 1
+        if self._step >= self._next:
+            self._turn()
+
+    def save(self) -> None:
+        """Save what was learned so far to `path`, in the background.
+
+        Waits for a save that still runs. What goes wrong is raised by the next step, save or the end of `with`.
+        Raises InputError where the Probe has no path.
+        """
+        self._save(self._own_path())
+
+    def stats(self) -> tuple[SiteStats, ...]:
+        """What was learned so far of each site, on the CPU; parts that were never seen are None. It synchronises.
+
+        With a group it is collective, and gives every rank what all have learned.
+        """
+        stats = tuple(read(site) for site in self._snapshots())
+        return stats if self._group is None else merge_across(stats, self._group)
+
+    def recorded(self) -> Recorded:
+        """The full profile of what was learned so far, without estimates and findings. As `stats` otherwise."""
+        return self._finish(self._ranks(), self._step, self._last_sampled, self.samples)(self.stats())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leave()
+        watch, self._state = self._watch, "closed"
+        try:
+            if kind is None or kind is KeyboardInterrupt:
+                self._warn_unseen()
+                self._save_last(alone=kind is not None)
+            else:
+                self._saver.wait()
+        except LokaError:
+            if kind is None:
+                raise
+            warnings.warn("probe: the profile could not be saved", ProbeWarning, stacklevel=2)
+        finally:
+            if watch is not None:
+                watch.open = False
+
+    def _wake(self) -> None:
+        self._next = 0
+
+    def _turn(self) -> None:
+        """Leave a sampled step, save, enter the next sampled step: whatever is due now."""
+        if self._state != "open" or self._watch is None:
+            raise InputError("probe: step() belongs inside `with Probe(...) as probe:`")
+        self._leave()
+        due = self._path is not None and self._step > 0 and self._step % self._save_every == 0
+        if due and not self._saver.busy:
+            self._save(self._own_path())
+        sampled = self._step + (self._every - 1 - self._step) % self._every
+        until_save = self._step + self._save_every - self._step % self._save_every
+        self._next = min(sampled if sampled > self._step else self._step + 1, until_save)
+        self._saver.raise_error()
+        if sampled == self._step:
+            self._enter()
+
+    def _enter(self) -> None:
+        """Begin a sampled step."""
+        watch = self._watch
+        if watch is None:
+            return
+        watch.start()
+        dynamo = sys.modules.get("torch._dynamo")
+        if dynamo is not None:
+            self._stance = torch.compiler.set_stance("force_eager")
+
+    def _leave(self) -> None:
+        """End a sampled step, where one runs."""
+        watch = self._watch
+        if watch is None or not watch.active:
+            return
+        watch.stop()
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
+        if watch.calls:
+            self.samples += 1
+            self._last_sampled = self._step
+        else:
+            self.unseen_steps += 1
+
+    def _snapshots(self) -> tuple[SiteSnapshot, ...]:
+        if not self._trackers:
+            names = ((live.site.name, live.site.k, live.site.n) for live in self._live.sites)
+            return tuple(SiteSnapshot(*name, None, None, None, None) for name in names)
+        for trackers in self._trackers.values():
+            trackers.take_weight(self._step)
+        return tuple(trackers.snapshot() for trackers in self._trackers.values())
+
+    def _save(self, path: Path) -> None:
+        self._warn_unseen()
+        finish = self._finish(1, self._step, self._last_sampled, self.samples)
+        self._saver.start(path, self._snapshots(), finish)
+
+    def _save_last(self, alone: bool) -> None:
+        """The save at the end: of all ranks together, unless one was interrupted alone."""
+        if self._path is None or self._group is None or alone:
+            if self._path is not None:
+                self._save(self._own_path())
+            self._saver.wait()
+            return
+        self._saver.wait()
+        stats = self.stats()
+        if torch.distributed.get_rank(self._group) == 0:
+            finish = self._finish(self._ranks(), self._step, self._last_sampled, self.samples)
+            file.save(self._path, finish(stats))
+        self._own_path().unlink(missing_ok=True)
+
+    def _own_path(self) -> Path:
+        if self._path is None:
+            raise InputError("probe: nowhere to save to: give the Probe a path")
+        if self._group is None:
+            return self._path
+        rank = torch.distributed.get_rank(self._group)
+        return self._path.with_name(f"{self._path.stem}.rank{rank}{self._path.suffix}")
+
+    def _ranks(self) -> int:
+        return 1 if self._group is None else torch.distributed.get_world_size(self._group)
+
+    def _finish(
+        self, ranks: int, done: int, last_sampled: int, samples: int
+    ) -> Callable[[tuple[SiteStats, ...]], Recorded]:
+        """What makes the full profile of statistics, as the Probe stands now; it runs in the saving thread."""
+        batch = self._policy.train.batch_size if self._policy.train else self._policy.model.batch_size
+        rows = {live.site.name: live.site.rows.at(batch) for live in self._live.sites}
+        return partial(_recorded, self._policy, batch, rows, (last_sampled, self._every, samples * ranks))
+
+    def _warn_unseen(self) -> None:
+        if self.unseen_steps and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"probe: in {self.unseen_steps} of {self.unseen_steps + self.samples} sampled steps no site of the "
+                f"model was seen: run the model of this Probe between steps, in Python (if probe.sampling: the eager "
+                f"step, else: the CUDA graph), in the thread that calls probe.step()",
+                ProbeWarning,
+                stacklevel=4,
+            )
+
+
+def _recorded(
+    policy: Policy,
+    batch: int,
+    rows: dict[str, int],
+    counted: tuple[int, int, int],
+    stats: tuple[SiteStats, ...],
+) -> Recorded:
+    sites = tuple(summarise(site, (), _rows_of(site, rows[site.name])) for site in stats)
+    return Recorded(profile_of(policy.name, policy.model.factory, batch, *counted, sites), stats)
+
+
+def _rows_of(site: SiteStats, expected: int) -> int:
+    """M of a call: as it was seen on average, or as the policy's batch gives it."""
+    return site.input.rows // site.input.calls if site.input is not None and site.input.calls else expected
