@@ -15,7 +15,7 @@ contiguous. It is made in three steps:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from loka.probe.stats import LowRank
 GRID = 1024  # points of a normal score at which a marginal is looked at
 HERMITE = 6  # terms of Mehler's series; the rest of a marginal's variance counts as one more
 BISECTIONS = 20
+STRETCH = 1.3  # at most, of one side of a marginal
 TURNS = 2  # row scale and marginals, in turn
 TINY = 1e-30
 
@@ -228,3 +229,30 @@ def joined(parts: list[Marginals]) -> Marginals:
         high=torch.cat([part.high for part in parts]),
         tilt=torch.cat([part.tilt for part in parts]),
     )
+
+
+def fitted(shapes: Marginals, mean: Tensor, variance: Tensor) -> Marginals:
+    """The same with each feature's negative and positive values stretched to meet its `mean` and `variance` (C,).
+
+    A bin is wide against a value that hardly varies (the lower end of SiLU), and the mean is what
+    coherent sums are made of. No side is stretched by more than STRETCH; zeros stay zeros.
+    """
+    u = ((torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID).expand(shapes.mass.shape[0], GRID).contiguous()
+    values = shapes.quantile(u).double()
+    above, below = values.clamp(min=0.0), (-values).clamp(min=0.0)
+    up, down = above.mean(1), below.mean(1)
+    up_square, down_square = above.square().mean(1), below.square().mean(1)
+    # up s - down t = mean and up_square s^2 + down_square t^2 = variance + mean^2, for s; t follows.
+    square = up_square + down_square * (up / down.clamp(min=TINY)).square()
+    cross = -down_square * up * mean / down.clamp(min=TINY).square()
+    rest = down_square * (mean / down.clamp(min=TINY)).square() - variance - mean.square()
+    root = (cross.square() - square * rest).clamp(min=0.0).sqrt()
+    one, other = ((-cross + sign * root) / square.clamp(min=TINY) for sign in (1.0, -1.0))
+    s = torch.where((one - 1).abs() < (other - 1).abs(), one, other)
+    s = torch.where(down > 0, s, mean / up.clamp(min=TINY))
+    s = torch.where(up > 0, s, 1.0).clamp(1 / STRETCH, STRETCH)
+    t = torch.where(down > 0, (up * s - mean) / down.clamp(min=TINY), 1.0).clamp(1 / STRETCH, STRETCH)
+    factor = torch.ones_like(shapes.mass)
+    factor[:, :ZERO_BIN] = t[:, None]
+    factor[:, ZERO_BIN + 1 :] = s[:, None]
+    return replace(shapes, low=shapes.low * factor, high=shapes.high * factor)

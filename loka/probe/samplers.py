@@ -161,10 +161,10 @@ class CopulaSampler:
         source, stats = self._sources[gemm], self._stats
         if gemm is Gemm.WGRAD:
             rows = min(self._rows, LARGEST_DRAW // source.width)
-            x, grad = source.draw(rows, generator)
+            x, grad = source.independent(rows, generator)
             a, b = grad.contiguous(), x.contiguous()
             return Drawn(a, b, at_least(_amax(stats.grad_output), a), at_least(_amax(stats.input), b))
-        (drawn,) = source.draw(min(self._rows, ROW_CAP), generator)
+        (drawn,) = source.stratified(min(self._rows, ROW_CAP), generator)
         weight = stats.weight
         if weight is None:
             raise InputError(f"site {stats.name}: no weight was seen")
@@ -190,16 +190,20 @@ class _Activation:
     def __init__(self, parts: list[tuple[OperandStats, Tensor]], covariance: Tensor | LowRank) -> None:
         self._widths = [features.numel() for _, features in parts]
         self.width = sum(self._widths)
-        each = [
-            copula.marginals(stats.values[features], LOWEST[stats.operand], stats.column_amax[features])
-            for stats, features in parts
-        ]
-        self._marginals = copula.joined(each)
+        self._marginals = copula.joined([_marginals(stats, features) for stats, features in parts])
         self._latent = copula.latent(covariance, self._marginals)
         self._scales = [_row_scale(stats, features) for stats, features in parts]
 
-    def draw(self, rows: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """One matrix (features, rows) for each part, float32."""
+    def independent(self, rows: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """One matrix (features, rows) for each part, float32: rows independent, marginals and copula, no row scale.
+
+        For sums over rows: in stratified draws the mean of a feature, and with it the sum, would not fluctuate.
+        """
+        scores = self._latent.draw(rows, generator).double()
+        return tuple(torch.split_with_sizes(self._marginals.quantile(torch.special.ndtr(scores)), self._widths))
+
+    def stratified(self, rows: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """The same with stratified marginals and the learned row scales: for products of each row by itself."""
         ascending = self._marginals.quantile(copula.levels(self.width, rows, generator))
         x = copula.by_ranks(self._latent.draw(rows, generator), ascending)
         targets = [scale(copula.levels(1, rows, generator)[0]) for scale in self._scales]
@@ -208,6 +212,12 @@ class _Activation:
             x = torch.cat([copula.scale_rows(part, target) for part, target in zip(parts, targets, strict=True)])
             x = copula.by_ranks(x, ascending)
         return tuple(torch.split_with_sizes(x, self._widths))
+
+
+def _marginals(stats: OperandStats, features: Tensor) -> copula.Marginals:
+    shapes = copula.marginals(stats.values[features], LOWEST[stats.operand], stats.column_amax[features])
+    variance = stats.moments.diagonal.double() / max(stats.moments.count - 1, 1)
+    return copula.fitted(shapes, stats.moments.mean.double()[features], variance[features])
 
 
 def _row_scale(stats: OperandStats, features: Tensor) -> Callable[[Tensor], Tensor]:
