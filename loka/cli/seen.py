@@ -55,14 +55,18 @@ def _quantiles(spread: Quantiles) -> str:
 
 
 def _show_shares(seen: Seen) -> None:
-    rows = [
-        (operand.operand.value, each.view.value, each.format.value, percent(each.underflow), percent(each.subnormal))
-        for operand in seen.operands
-        for each in operand.shares
-    ]
+    """What a dynamic scale of each kind would lose: one line for an operand and kind of scale."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    formats: dict[str, None] = {}
+    for operand in seen.operands:
+        for each in operand.shares:
+            formats.setdefault(each.format.value)
+            cells = rows.setdefault((operand.operand.value, each.view.value), [])
+            cells += [percent(each.underflow), percent(each.subnormal)]
     if rows:
+        losses = [f"{format} {loss}" for format in formats for loss in ("underflow", "subnormal")]
         print()
-        print_table(("operand", "scale", "format", "underflow", "subnormal"), rows, ("underflow", "subnormal"))
+        print_table(("operand", "scale", *losses), [(*key, *cells) for key, cells in rows.items()], losses)
 
 
 def _show_recipes(seen: Seen) -> None:

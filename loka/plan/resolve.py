@@ -6,7 +6,7 @@ Pure: settings, sites and what tracing found go in, decisions come out. Nothing 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from loka.errors import InputError
 from loka.kernels.catalogue import KERNELS, Kernel
@@ -104,7 +104,7 @@ def _decide(
         return _kept(gemm, obstacle, judged, tuple(Rejected(kernel.name, obstacle) for kernel in situation.kernels))
     key = (gemm, id(wanted), site.rows, site.k, site.n)
     if key not in sifted:
-        sifted[key] = _sift(site, gemm, asked, situation)
+        sifted[key] = _sift(site, gemm, replace(asked, operands=operands), situation)
     able, rejected = sifted[key]
     if not able:
         return _kept(gemm, rejected[0].reason if rejected else "no kernel is known", judged, rejected)

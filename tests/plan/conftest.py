@@ -7,15 +7,29 @@ from dataclasses import replace
 
 import pytest
 
-from loka.numerics.names import Compute, Gemm
+from loka.numerics.names import Compute, Format, Gemm, Operand
+from loka.plan.evidence import Known
 from loka.plan.plan import Plan, SitePlan, Target
 from loka.plan.resolve import Situation, resolve
 from loka.policy.settings import Assignment, GemmSettings, OperandRecipe, SiteSettings
+from loka.probe.bins import LOWEST, MAGNITUDE_BINS, View
+from loka.probe.profile import (
+    Estimate,
+    Finding,
+    Interval,
+    OperandSummary,
+    Profile,
+    Quantiles,
+    Shares,
+    SiteProfile,
+)
 from loka.sites.site import Kind, Rows, Site
 
 MakeSite = Callable[..., Site]
 MakeSettings = Callable[..., SiteSettings]
 MakePlan = Callable[..., Plan]
+MakeKnown = Callable[..., Known]
+MakeEstimate = Callable[..., Estimate]
 
 _SITE = Site(
     name="layers.0.fmb.0",
@@ -75,9 +89,10 @@ def make_settings() -> MakeSettings:
 def make_plan(make_settings: MakeSettings) -> MakePlan:
     """A plan of some sites that all have the same settings."""
 
-    def make(*sites: Site, settings: SiteSettings | None = None, **changes: object) -> Plan:
+    def make(*sites: Site, settings: SiteSettings | None = None, known: Known | None = None, **changes: object) -> Plan:
         wanted = settings or make_settings()
-        decided: tuple[SitePlan, ...] = resolve(sites, [wanted] * len(sites), Situation(Target.H100, 4096), {})
+        situation = Situation(Target.H100, 4096, known=known)
+        decided: tuple[SitePlan, ...] = resolve(sites, [wanted] * len(sites), situation, {})
         plan = Plan(
             name="ranker",
             target=Target.H100,
@@ -86,7 +101,87 @@ def make_plan(make_settings: MakeSettings) -> MakePlan:
             sites=decided,
             bindings=(),
             loka_version="0.1.0",
+            profile=(known.name, known.sha256) if known is not None else None,
         )
         return replace(plan, **changes)
+
+    return make
+
+
+@pytest.fixture
+def make_estimate() -> MakeEstimate:
+    """An estimate of e4m3 rowwise whose intervals reach `mere_by` and `sqnr_by` to both sides."""
+
+    def make(
+        gemm: Gemm = Gemm.FPROP,
+        mere: float = 0.02,
+        sqnr: float = 30.0,
+        recipe: OperandRecipe | None = None,
+        mere_by: float = 0.01,
+        sqnr_by: float = 0.5,
+    ) -> Estimate:
+        operands = (recipe or OperandRecipe(),) * 2
+        return Estimate(
+            gemm,
+            operands,
+            Interval(mere, mere - mere_by, mere + mere_by),
+            Interval(sqnr, sqnr - sqnr_by, sqnr + sqnr_by),
+            16,
+        )
+
+    return make
+
+
+def _operand(operand: Operand, amax: float) -> OperandSummary:
+    counts = [0] * MAGNITUDE_BINS
+    for exponent, count in ((-6, 1), (-3, 1000), (0, 10)):  # halves of [2^-6, 2^-5), [2^-3, 2^-2) and [1, 2)
+        counts[2 * (exponent - LOWEST[operand])] = count
+    weight = operand is Operand.WEIGHT
+    return OperandSummary(
+        operand=operand,
+        width=2048,
+        calls=0 if weight else 40,
+        rows=1024 if weight else 163840,
+        sampled=1024 if weight else 20480,
+        nonfinite=0,
+        nonfinite_calls=0,
+        zeros=0.125,
+        amax=amax,
+        usual_amax=amax / 2,
+        rms=0.25,
+        magnitudes=tuple(counts),
+        shares=() if weight else (Shares(View.ROWWISE, Format.E4M3, 0.01, 0.02),),
+        row_spread=Quantiles(1.0, 2.0, 3.0, 4.0, 5.0),
+        block_spread=None,
+        covariance_error=0.0,
+    )
+
+
+@pytest.fixture
+def make_known() -> MakeKnown:
+    """A profile of some sites, each given as its name and estimates, or with its own operands."""
+
+    def make(
+        sites: dict[str, tuple[Estimate, ...]],
+        amax: float = 3.5,
+        seen: tuple[Operand, ...] = tuple(Operand),
+        findings: tuple[Finding, ...] = (),
+        k: int = 2048,
+        n: int = 1024,
+    ) -> Known:
+        operands = tuple(_operand(operand, amax) for operand in seen)
+        profile = Profile(
+            name="ranker",
+            model="pkg:build",
+            loka_version="0.1.0",
+            created="2026-01-01T00:00:00Z",
+            steps=4000,
+            every=100,
+            samples=40,
+            batch_size=4096,
+            sites=tuple(SiteProfile(name, k, n, 4096, operands, estimates) for name, estimates in sites.items()),
+            findings=findings,
+        )
+        return Known.of(profile, "profiles/ranker.safetensors", "b" * 64, "ranker.yaml:9:10")
 
     return make

@@ -210,6 +210,12 @@ def test_contradictions_are_refused_at_the_offending_assignment(
     assert len(resolve(HEAD + control, SITES)) == len(SITES)
 
 
+def test_a_static_range_without_amax_waits_for_the_profile_that_is_named(resolve: Resolve) -> None:
+    text = HEAD + "profile: nowhere.safetensors\ndefaults: {fprop: {weight: {range: static}}}\n"
+    recipe = resolve(text, SITES)[0].gemms[Gemm.FPROP].operands[1]
+    assert (recipe.range, recipe.amax) == (Range.STATIC, None)
+
+
 def test_a_contradiction_is_reported_once_for_all_its_sites(resolve: Resolve) -> None:
     with pytest.raises(PolicyError) as caught:
         resolve(

@@ -37,6 +37,19 @@ def test_mappings_merge_and_rules_of_the_base_come_first(resolve: Callable[..., 
     assert [each.file for each in settings.history["budget.mere"]] == ["", "policies/ranker.yaml"]
 
 
+def test_a_profile_lies_relative_to_the_file_that_names_it(load: Callable[..., Policy]) -> None:
+    files = {
+        "policies/ranker.yaml": "extends: ../shared/base.yaml\nname: child\n",
+        "shared/base.yaml": HEAD + "profile: profiles/a.safetensors\n",
+    }
+    named = load(files)
+    assert named.profile == "profiles/a.safetensors"
+    assert named.profile_file == Path("shared/profiles/a.safetensors")
+    files["policies/ranker.yaml"] += "profile: own.safetensors\n"
+    assert load(files).profile_file == Path("policies/own.safetensors")
+    assert load({"policies/ranker.yaml": HEAD}).profile_file is None
+
+
 def test_files_are_named_from_the_policy_wherever_it_lies(write: Callable[..., Path], tmp_path: Path) -> None:
     base = HEAD + "rules: [{match: a}]\n"
     write(

@@ -323,7 +323,8 @@ def test_control_loads(case: str, load: Callable[..., Policy]) -> None:
 def test_all_problems_come_in_one_run_in_order(write: Callable[..., object]) -> None:
     path = write(
         "version: 2\nname: my-ranker\nmodel: {factory: nowhere}\ntarget: no\ndefaults:\n  compute: fp9\n"
-        "  budget: {mere: -1, sqnr: 3}\nrules:\n  - match: 3\n    fprop: {format: e4m3, format: e5m2}\nmeasurements: p\n"
+        "  budget: {mere: -1, sqnr: 3}\nrules:\n  - match: 3\n    fprop: {format: e4m3, format: e5m2}\n"
+        "measurements: p\n"
     )
     with pytest.raises(PolicyError) as caught:
         load_policy(str(path))

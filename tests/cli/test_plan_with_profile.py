@@ -1,0 +1,283 @@
+"""The verbs on a policy that names a profile."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from loka.numerics.names import Format, Gemm, Operand
+from loka.plan.serial import from_json
+from loka.policy.settings import OperandRecipe
+from loka.probe.bins import MAGNITUDE_BINS, View
+from loka.probe.file import save
+from loka.probe.profile import (
+    Estimate,
+    Finding,
+    Interval,
+    OperandSummary,
+    Profile,
+    Quantiles,
+    Shares,
+    SiteProfile,
+)
+
+SIZES = {"dense": (13, 32), "layers.0.up": (24, 32), "layers.1.up": (24, 32), "layers.0.down": (32, 24)}
+FILE = "policies/profiles/shop.safetensors"
+POLICY = """\
+version: 1
+name: shop
+model: {factory: "shopmodel:build", inputs: "shopmodel:inputs", batch_size: 64}
+profile: profiles/shop.safetensors
+defaults: {compute: COMPUTE}
+"""
+
+
+def policy(compute: str = "auto", more: str = "") -> str:
+    return POLICY.replace("COMPUTE", compute) + more
+
+
+def operand(which: Operand, width: int) -> OperandSummary:
+    counts = [0] * MAGNITUDE_BINS
+    counts[60:70] = [1, 5, 20, 100, 300, 300, 100, 20, 5, 1]
+    weight = which is Operand.WEIGHT
+    shares = () if weight else tuple(Shares(view, format, 0.015, 0.25) for view in View for format in Format)
+    spread = Quantiles(1.0, 1.5, 2.0, 2.5, 3.0)
+    return OperandSummary(
+        which, width, 0 if weight else 20, 1280, 1280, 0, 0, 0.125, 2.5, 1.25, 0.5, tuple(counts), shares, spread,
+        None, 0.0,
+    )  # fmt: skip
+
+
+def profile_of(mere: dict[str, float], sites: dict[str, tuple[int, int]] = SIZES) -> Profile:
+    """A profile in which every GEMM of a site has the MERE that is given for it, else 0.03."""
+
+    def estimates(name: str) -> tuple[Estimate, ...]:
+        mean = mere.get(name, 0.03)
+        around = Interval(mean, mean - 0.01, mean + 0.01)
+        pair = (OperandRecipe(), OperandRecipe())
+        return tuple(Estimate(gemm, pair, around, Interval(30.0, 29.5, 30.5), 16) for gemm in Gemm)
+
+    found = tuple(
+        SiteProfile(name, k, n, 64, tuple(operand(each, k) for each in Operand), estimates(name))
+        for name, (k, n) in sites.items()
+    )
+    findings = (Finding("dense", "row_dominates", "one row has 40 times the rest", "scaling: rowwise"),)
+    return Profile("shop", "shopmodel:build", "0.1.0", "2026-01-01T00:00:00Z", 200, 10, 20, 64, found, findings)
+
+
+@pytest.fixture
+def learned(shop) -> Callable[..., None]:
+    """Writes the profile and the policy."""
+
+    def write(compute: str = "auto", more: str = "", **mere: float) -> None:
+        save(shop.folder / FILE, profile_of({name.replace("__", "."): value for name, value in mere.items()}))
+        shop.write_policy(policy(compute, more))
+
+    return write
+
+
+def line_of(text: str, site: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith(f"{site} "))
+
+
+def test_plan_shows_figures_and_steps_and_takes_what_is_safe(shop, loka, learned):
+    learned(**{"layers__0__up": 0.3})
+    ran = loka("plan", shop.policy)
+    assert (ran.status, ran.err) == (0, "")
+    dense = line_of(ran.out, "dense")
+    assert dense.count("e4m3 rowwise") == 2
+    assert "0.03 [0.02, 0.04] fprop" in dense
+    assert "30.0 [29.5, 30.5] fprop" in dense
+    assert "20/200" in dense
+    assert "unsafe: MERE 0.3 [0.29, 0.31] over the budget 0.2" in line_of(ran.out, "layers.0.up")
+    assert "no evidence for this site in profiles/shop.safetensors" in line_of(ran.out, "head")
+    assert line_of(ran.out, "head").split()[10:13] == ["-", "-", "-"]
+
+
+def test_plan_as_json_has_all_the_evidence(shop, loka, learned):
+    learned()
+    data = json.loads(loka("plan", shop.policy, "--json").out)
+    assert data["over_budget"] == []
+    plan = from_json(json.dumps(data["plan"]))
+    assert plan.profile[0] == "profiles/shop.safetensors"
+    found = {site.site.name: site for site in plan.sites}
+    assert {gemm.evidence.mere.mean for gemm in found["dense"].gemms} == {0.03}
+    assert {gemm.evidence for gemm in found["head"].gemms} == {None}
+
+
+def test_without_a_profile_the_columns_are_not_there(shop, loka):
+    assert "MERE" not in loka("plan", shop.policy).out
+
+
+@pytest.mark.parametrize("arguments", [(), ("--json",)])
+def test_forced_over_budget_prints_the_plan_and_leaves_with_1(arguments, shop, loka, learned):
+    learned("fp8", **{"layers__0__up": 0.3})
+    ran = loka("plan", shop.policy, *arguments)
+    assert ran.status == 1
+    assert ran.err.startswith("3 GEMMs are over budget by profiles/shop.safetensors")
+    for gemm in Gemm:
+        assert f"  layers.0.up {gemm.value}: MERE 0.3 [0.29, 0.31] over the budget 0.2\n" in ran.err
+    if arguments:
+        assert len(json.loads(ran.out)["over_budget"]) == 3
+    else:
+        assert "over budget: MERE 0.3" in line_of(ran.out, "layers.0.up")
+
+
+def test_generate_and_validate_warn_of_what_is_over_budget(shop, loka, learned):
+    learned("fp8", **{"layers__0__up": 0.3})
+    for verb in ("generate", "validate"):
+        ran = loka(verb, shop.policy)
+        assert ran.status == 0
+        assert ran.err.startswith("warning: 3 GEMMs are over budget")
+    assert (shop.folder / "generated/shop/manifest.json").is_file()
+    learned("fp8")
+    assert loka("validate", shop.policy).err == ""
+
+
+def test_a_package_is_stale_when_its_profile_changed(shop, loka, learned):
+    learned("fp8")
+    assert loka("generate", shop.policy).status == 0
+    assert loka("generate", shop.policy, "--check").status == 0
+    manifest = json.loads((shop.folder / "generated/shop/manifest.json").read_text())
+    assert "profile profiles/shop.safetensors" in manifest["inputs"]
+    changed = profile_of({})
+    save(shop.folder / FILE, replace(changed, findings=()))  # nothing that decides
+    stale = loka("generate", shop.policy, "--check")
+    assert stale.status == 1
+    assert "manifest.json: stale: the policy, its profile, the model or LoKA changed since" in stale.err
+
+
+def test_the_same_profile_gives_the_same_bytes_from_any_directory(shop, loka, learned, monkeypatch):
+    learned()
+    assert loka("generate", shop.policy, "--out", "one").status == 0
+    monkeypatch.chdir(shop.folder / "policies")
+    monkeypatch.syspath_prepend(str(shop.folder))
+    assert loka("generate", "shop.yaml", "--out", str(shop.folder / "two")).status == 0
+    assert loka("generate", str(shop.folder / shop.policy), "--out", str(shop.folder / "three")).status == 0
+    for file in (shop.folder / "one").iterdir():
+        assert file.read_bytes() == (shop.folder / "two" / file.name).read_bytes()
+        assert file.read_bytes() == (shop.folder / "three" / file.name).read_bytes()
+
+
+def test_diff_tells_the_evidence_behind_a_change(shop, loka, learned):
+    learned(**{"layers__0__up": 0.3})
+    assert loka("generate", shop.policy).status == 0
+    learned()
+    ran = loka("diff", "generated/shop/plan.json", shop.policy)
+    assert ran.status == 0
+    line = line_of(ran.out, "layers.0.up")
+    assert "unsafe, MERE 0.3 [0.29, 0.31]" in line
+    assert "-> safe, MERE 0.03 [0.02, 0.04]" in line
+
+
+@pytest.mark.parametrize("verb", ["plan", "validate", "generate", "explain"])
+def test_a_missing_profile_is_an_error_at_its_field(verb, shop, loka):
+    shop.write_policy(policy())
+    ran = loka(verb, shop.policy, *(("dense",) if verb == "explain" else ()))
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.startswith("policies/shop.yaml:4:10: profile: policies/profiles/shop.safetensors is not there")
+    assert "run loka probe policies/shop.yaml" in ran.err
+
+
+def test_what_is_no_profile_is_an_error_at_its_field(shop, loka):
+    shop.write_policy(policy())
+    path = shop.folder / FILE
+    path.parent.mkdir()
+    path.write_bytes(b"not a profile at all")
+    ran = loka("plan", shop.policy)
+    assert ran.status == 2
+    assert ran.err.startswith(f"policies/shop.yaml:4:10: profile: {FILE}: ")
+    path.unlink()
+    path.mkdir()
+    assert loka("plan", shop.policy).status == 2
+
+
+def test_a_profile_of_another_model_is_refused(shop, loka, learned):
+    learned()
+    save(shop.folder / FILE, replace(profile_of({}), model="other:build"))
+    ran = loka("plan", shop.policy)
+    assert ran.status == 2
+    assert "policies/shop.yaml:4:10: profile: " in ran.err
+    assert "was learned of other:build, and this policy is for shopmodel:build" in ran.err
+
+
+def test_a_site_that_changed_its_shape_is_refused_with_both(shop, loka, learned):
+    learned()
+    save(shop.folder / FILE, profile_of({}, SIZES | {"layers.1.up": (48, 32)}))
+    ran = loka("plan", shop.policy)
+    assert ran.status == 2
+    assert (
+        "site 'layers.1.up' has K = 48, N = 32 in profiles/shop.safetensors and K = 24, N = 32 in the model" in ran.err
+    )
+
+
+def test_the_profile_of_a_base_is_found_beside_the_base(shop, loka, learned):
+    learned()
+    (shop.folder / "mine.yaml").write_text("version: 1\nname: mine\nextends: policies/shop.yaml\n")
+    ran = loka("plan", "mine.yaml")
+    assert ran.status == 0
+    assert "safe by evidence" in line_of(ran.out, "dense")
+
+
+def test_without_the_model_a_policy_is_valid_before_its_profile_is_there(shop, loka):
+    shop.write_policy(policy(more="rules:\n- {match: dense, fprop: {input: {range: static}}}\n"))
+    assert loka("validate", shop.policy, "--no-model").status == 0
+
+
+def test_a_static_range_comes_from_the_profile_into_the_code(shop, loka, learned):
+    learned("fp8", "rules:\n- {match: '*.up', range: static}\n")
+    assert loka("generate", shop.policy).status == 0
+    assert "2.5" in (shop.folder / "generated/shop/kernels.py").read_text()
+    explained = loka("explain", shop.policy, "layers.0.up").out
+    line = line_of(explained, "fprop.input.amax")
+    assert "the largest |x| seen in profiles/shop.safetensors" in line
+
+
+def test_explain_shows_distributions_recipes_and_findings(shop, loka, learned):
+    learned(dense=0.3)
+    ran = loka("explain", shop.policy, "dense")
+    assert ran.status == 0
+    lines = ran.out.splitlines()
+    assert "evidence: profiles/shop.safetensors, 20 samples in 200 steps, made 2026-01-01T00:00:00Z" in lines
+    at = next(number for number, line in enumerate(lines) if line.startswith("input: "))
+    assert set(lines[at + 1].strip()) <= set("▁▂▃▄▅▆▇█")
+    assert "█" in lines[at + 1]
+    assert lines[at + 2].split() == ["2^-16", "2^-8", "2^0"]
+    assert "amax 2.5, usually 1.25" in lines[at + 3]
+    assert "zeros 12.5 %" in lines[at + 3]
+    assert "within a row 2.0 (1.0 to 3.0)" in lines[at + 4]
+    shares = next(line for line in lines if line.startswith("grad_output") and "columnwise" in line)
+    assert shares.split()[2:] == ["1.5", "%", "25.0", "%"] * 2
+    assert "unsafe: MERE 0.3 [0.29, 0.31] over the budget 0.2" in ran.out
+    assert "budget: MERE 0.2, SQNR 24 dB; speed not judged" in ran.out
+    assert "finding row_dominates: one row has 40 times the rest; scaling: rowwise" in lines
+    data = json.loads(loka("explain", shop.policy, "dense", "--json").out)
+    assert len(data["evidence"]["operands"][0]["magnitudes"]) == MAGNITUDE_BINS
+
+
+def test_explain_draws_in_plain_characters_where_blocks_cannot_be_shown(shop, loka, learned, monkeypatch):
+    from loka.cli import seen
+
+    learned()
+    monkeypatch.setattr(seen, "_shows", lambda text: False)
+    lines = loka("explain", shop.policy, "dense").out.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("input: "))
+    assert "@" in lines[at + 1]
+    assert lines[at + 1].isascii()
+
+
+@pytest.mark.parametrize(("encoding", "shows"), [("utf-8", True), ("ascii", False), ("latin-1", False), (None, False)])
+def test_what_a_terminal_shows_goes_by_its_encoding(encoding, shows, monkeypatch):
+    from loka.cli.seen import _shows
+
+    class Out:
+        pass
+
+    out = Out()
+    out.encoding = encoding
+    monkeypatch.setattr(sys, "stdout", out)
+    assert _shows("▁█") is shows
