@@ -53,7 +53,8 @@ class MomentsTracker:
 
     def __init__(self, width: int, device: torch.device | str, seed: int = TEST_SEED) -> None:
         self.width = width
-        self._count = torch.zeros((), dtype=torch.float64, device=device)
+        # Never quite zero, so that nothing is divided by it; gone with the first row, as 1e-300 + 1 is 1.
+        self._count = torch.full((), 1e-300, dtype=torch.float64, device=device)
         self._mean = torch.zeros(width, device=device)
         self._test = sketch_matrix(width, seed).to(device) if width > FULL_WIDTH else None
         self._comoment = torch.zeros((width, width if self._test is None else SKETCH + CHECKS), device=device)
@@ -79,17 +80,17 @@ class MomentsTracker:
         kept = rows * usable
         batch_mean = kept.sum(0) / batch.clamp(min=1.0)
         shift = batch_mean - self._mean
-        count = self._count + batch
-        share = batch / count.clamp(min=1.0)
+        share = batch / (self._count + batch)
         between = torch.sqrt(self._count * share) * shift
         # One row more than came in: the deviations from the batch's mean, and the step between the means.
-        deviations = torch.cat((torch.addcmul(kept, usable.to(kept.dtype), batch_mean, value=-1.0), between[None]))
+        deviations = torch.cat((torch.addcmul(kept, usable, batch_mean, value=-1.0), between[None]))
         if self._test is None:
             self._comoment.addmm_(deviations.t(), deviations)
         else:
             self._comoment.addmm_(deviations.t(), deviations @ self._test)
-            self._diagonal += deviations.square().sum(0)
-        self._mean += share * shift
+            norms = torch.linalg.vector_norm(deviations, dim=0)
+            self._diagonal.addcmul_(norms, norms)
+        self._mean.addcmul_(shift, share)
         self._count += batch
 
     def snapshot(self) -> Snapshot:

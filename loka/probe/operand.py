@@ -39,6 +39,7 @@ BLOCK = 128
 E4M3_MAX = 448.0
 LANES = 256
 TOGETHER = 2**20  # elements of a call up to which the views are binned at once; more go view by view, to save memory
+PENDING = 256  # maxima of calls that are kept until they are binned
 OPERANDS = tuple(Operand)
 
 _BIAS = 127  # of float32's exponent
@@ -46,20 +47,29 @@ _FIRST = _BIAS + RELATIVE_LOWEST - 1  # exponent field of the lowest bin that is
 _LAST = _FIRST + RELATIVE_BINS - 2
 
 
-def count_values(values: Tensor, columns: Tensor, table: Tensor, lowest: int) -> None:
-    """Count `values`, (R, C) finite float32, in `table`, (VALUE_BINS, W) integers, at `columns`, (C,) int64 below W.
+def zero_places(columns: Tensor, width: int) -> Tensor:
+    """Where `count_values` counts a zero of each column, in a table of `width` columns: made once, on the device."""
+    return columns + ZERO_BIN * width
 
-    `lowest` is the exponent of the lowest octave.
+
+def count_values(values: Tensor, magnitude: Tensor, zero_places: Tensor, table: Tensor, lowest: int) -> None:
+    """Count `values`, (R, C) finite float32 with absolute values `magnitude`, in `table`, (VALUE_BINS, W) integers.
+
+    Column c counts in the column of the table that `zero_places`, (C,), is of. `lowest` is the exponent of the lowest
+    octave.
     """
     smallest = math.ldexp(1.0, lowest)
     largest = math.ldexp(2.0 - 2.0**-23, lowest + OCTAVES - 1)
-    half_octave = values.abs().clamp_(smallest, largest).view(torch.int32)
+    half_octave = magnitude.clamp(smallest, largest).view(torch.int32)
     half_octave.bitwise_right_shift_(22).sub_(2 * (_BIAS + lowest) - 1)  # counted from 1
     sign = values.sign().to(torch.int32)  # 0 for zeros, which makes the zero bin of any half octave
-    width = table.shape[1]
-    index = torch.addcmul(columns + ZERO_BIN * width, sign, half_octave, value=width)
-    flat = table.view(-1)
-    flat.scatter_add_(0, index.view(-1), flat.new_ones(1).expand(index.numel()))
+    index = torch.addcmul(zero_places, sign, half_octave, value=table.shape[1])
+    count_at(table.view(-1), index)
+
+
+def count_at(counts: Tensor, index: Tensor) -> None:
+    """Add one to `counts`, (L,) integers, at every element of `index`, int64 of any shape."""
+    counts.scatter_add_(0, index.view(-1), counts.new_ones(1).expand(index.numel()))
 
 
 class OperandTracker:
@@ -79,8 +89,10 @@ class OperandTracker:
         # Sampled rows of a site stay far below 2^31, so counts by feature fit into int32; sums over features do not.
         self._values = zeros((VALUE_BINS, self._padded), dtype=torch.int32, device=device)
         self._relative = zeros((len(VIEWS), RELATIVE_BINS), dtype=torch.int64, device=device)
-        self._spread = zeros(ROW_RMS_BINS + 2 * SPREAD_BINS, dtype=torch.int64, device=device)
+        self._spread = zeros(1 + ROW_RMS_BINS + 2 * SPREAD_BINS, dtype=torch.int64, device=device)
         self._call_amax_counts = zeros(ROW_RMS_BINS, dtype=torch.int64, device=device)
+        self._pending = zeros(PENDING, device=device)
+        self._kept = 0
         self._nonfinite = zeros(width, dtype=torch.int64, device=device)
         self._finite_calls = zeros((), dtype=torch.int64, device=device)
         self._column_amax = zeros(width, device=device)
@@ -90,18 +102,21 @@ class OperandTracker:
     def _place_constants(self, device: torch.device | str) -> None:
         """What updates look up, made once so that no update copies anything to the device."""
         column = torch.arange(self._padded)
-        self._columns = column.to(device)
+        self._zero_places = zero_places(column, self._padded).to(device)
         lane = (torch.arange(len(VIEWS))[:, None] * RELATIVE_BINS + 1 - _FIRST) * LANES + column % LANES
         self._lanes = lane[:, None, :].to(device)  # (views, 1, columns); LANES times the exponent field is added
         sizes = torch.full((self._blocks,), float(self._block))
         sizes[-1] = self.width - (self._blocks - 1) * self._block
-        # Each row has its own rms and spread, then its blocks' spreads; log2 of 448 * sqrt(size) / norm(u).
+        # log2 of 448 * sqrt(size) / norm(u) is the spread: of the row, then of each of its blocks.
         self._log_sizes = torch.cat((torch.tensor([float(self.width)]), sizes)).sqrt().mul(E4M3_MAX).log2().to(device)
-        kinds = 1 + self._blocks
-        highest = torch.full((1 + kinds,), float(SPREAD_BINS - 2))  # of a bin, bin 0 (zeros) not counted
-        highest[0] = ROW_RMS_BINS - 2
-        start = torch.full((1 + kinds,), ROW_RMS_BINS + SPREAD_BINS)
-        start[0], start[1] = 0, ROW_RMS_BINS
+        # Spread counts are [unusable rows, row_rms, row_spread, block_spread]; a row gives its rms, then its spreads.
+        kinds = 2 + self._blocks
+        offset, highest = torch.ones(kinds), torch.full((kinds,), float(SPREAD_BINS - 1))
+        offset[0] -= SPREAD_STEPS * LOWEST[self.operand]
+        highest[0] = ROW_RMS_BINS - 1
+        start = torch.full((kinds,), 1 + ROW_RMS_BINS + SPREAD_BINS)
+        start[0], start[1] = 1, 1 + ROW_RMS_BINS
+        self._offset, self._first = offset.to(device), torch.ones(kinds, device=device)
         self._highest, self._start = highest.to(device), start.to(device)
 
     @torch.no_grad()
@@ -122,30 +137,40 @@ class OperandTracker:
 
     def _take(self, rows: Tensor, column_amax: Tensor) -> None:
         clean = rows.nan_to_num(0.0, 0.0, 0.0)
-        bad = clean != rows
+        self._nonfinite += (clean != rows).sum(0)
         padded = F.pad(clean, (0, self._padded - self.width)) if self._padded > self.width else clean
         magnitude = padded.abs()
-        row_count = rows.shape[0]
-        block_amax = magnitude.view(row_count, self._blocks, self._block).amax(2)
-        row_amax = block_amax.amax(1, keepdim=True)
-        usable = ~bad.any(1, keepdim=True)
-        self._nonfinite += bad.sum(0)
         amax, columns = self._call_amax(magnitude[:, : self.width], column_amax)
-        count_values(padded, self._columns, self._values, LOWEST[self.operand])
+        self._remember(amax)
+        if rows.shape[0] == 0:
+            return
+        largest = torch.linalg.vector_norm(rows, math.inf, dim=1, keepdim=True)  # NaN or infinite where an element is
+        block_amax = magnitude.view(rows.shape[0], self._blocks, self._block).amax(2)
+        row_amax = block_amax.amax(1, keepdim=True)
+        count_values(padded, magnitude, self._zero_places, self._values, LOWEST[self.operand])
         norms = self._count_relative(magnitude, amax, row_amax, columns, block_amax)
-        self._count_spread(norms, torch.cat((row_amax, block_amax), 1), amax, usable)
-        self._moments.update_usable(clean, usable & (row_amax < LARGEST))
+        self._count_spread(norms, torch.cat((row_amax, row_amax, block_amax), 1), largest < math.inf)
+        self._moments.update_usable(clean, largest < LARGEST)
+
+    def _remember(self, amax: Tensor) -> None:
+        """Keep a call's amax; many are binned at once, since that takes as many launches as for one."""
+        if self._kept == PENDING:
+            _count_amax(self._call_amax_counts, self._pending, LOWEST[self.operand])
+            self._kept = 0
+        self._pending[self._kept].copy_(amax)
+        self._kept += 1
 
     def _call_amax(self, magnitude: Tensor, column_amax: Tensor) -> tuple[Tensor, Tensor]:
         """Largest |x| of the call, (), and of each feature, (C,); of the sampled rows where it has non-finites."""
-        highest = column_amax.amax()
-        finite = highest < math.inf  # False for NaN
-        self._finite_calls += finite
-        torch.maximum(self._column_amax, torch.where(finite, column_amax, self._zero), out=self._column_amax)
-        if magnitude.shape[0] == 0:
-            return torch.where(finite, highest, self._zero), column_amax
-        sampled = magnitude.amax(0)
-        return torch.where(finite, highest, sampled.amax()), torch.where(column_amax < math.inf, column_amax, sampled)
+        finite = column_amax < math.inf  # False for NaN
+        if magnitude.shape[0] > 0:
+            columns = torch.where(finite, column_amax, magnitude.amax(0))
+        else:
+            columns = torch.where(finite, column_amax, self._zero)
+        throughout = finite.all()
+        self._finite_calls += throughout
+        torch.maximum(self._column_amax, torch.where(throughout, columns, self._zero), out=self._column_amax)
+        return columns.amax(), columns
 
     def _count_relative(
         self, magnitude: Tensor, amax: Tensor, row_amax: Tensor, columns: Tensor, block_amax: Tensor
@@ -180,30 +205,26 @@ class OperandTracker:
                     norms[view] = torch.linalg.vector_norm(place.view(shape), dim=2)
             exponent = scaled.view(torch.int32).bitwise_right_shift_(23).clamp_(_FIRST, _LAST)
             index = torch.add(self._lanes[start : start + step], exponent, alpha=LANES)
-            flat = counts.view(-1)
-            flat.scatter_add_(0, index.view(-1), flat.new_ones(1).expand(index.numel()))
+            count_at(counts.view(-1), index)
         self._relative += counts.sum(1).view(len(VIEWS), RELATIVE_BINS)
         return torch.cat((norms[View.ROWWISE], norms[View.BLOCKWISE]), 1)
 
-    def _count_spread(self, norms: Tensor, amax: Tensor, call_amax: Tensor, usable: Tensor) -> None:
-        """Count log2 of the rms of rows, of amax / rms of rows and of blocks, and of the call's amax.
+    def _count_spread(self, norms: Tensor, amax: Tensor, usable: Tensor) -> None:
+        """Count log2 of the rms of rows, and of amax / rms of rows and of blocks; only rows with `usable` (R, 1) bool.
 
-        `norms` and `amax` are (R, 1 + blocks): of each row, then of each of its blocks.
+        `norms` is (R, 1 + blocks): of each row, then of each of its blocks. `amax`, (R, 2 + blocks), has the row twice.
+        A row or block whose maximum is below AMAX_FLOOR comes out with too large a spread, under the floor's scale.
         """
-        rms = amax.clamp(min=AMAX_FLOOR).log2_() + (norms.log2() - self._log_sizes)
-        octaves = torch.cat((rms[:, :1] - LOWEST[self.operand], amax.log2() - rms), 1)
-        seen = torch.cat((amax[:, :1], amax), 1) > 0
-        bins = octaves.mul_(SPREAD_STEPS).clamp_(min=0.0).minimum(self._highest).to(torch.int64).add_(1)
-        index = bins.mul_(seen).add_(self._start)
-        weights = usable.to(torch.int64).expand_as(index).reshape(-1)
-        self._spread.scatter_add_(0, index.view(-1), weights)
-        octave = (call_amax.view(1).log2() - LOWEST[self.operand]).mul_(SPREAD_STEPS)
-        place = octave.clamp_(0.0, ROW_RMS_BINS - 2).to(torch.int64).add_(1).mul_(call_amax > 0)
-        self._call_amax_counts.scatter_add_(0, place, place.new_ones(1))
+        spread = self._log_sizes - norms.log2()
+        octaves = torch.cat((amax[:, :1].log2() - spread[:, :1], spread), 1)
+        bins = torch.add(self._offset, octaves, alpha=SPREAD_STEPS).clamp_(self._first, self._highest).to(torch.int64)
+        count_at(self._spread, bins.mul_(amax > 0).add_(self._start).mul_(usable))
 
     def snapshot(self) -> Snapshot:
         """What was learned so far."""
         held = self._moments.snapshot()
+        call_amax = self._call_amax_counts.clone()
+        _count_amax(call_amax, self._pending[: self._kept], LOWEST[self.operand])
         ints = {
             "operand": OPERANDS.index(self.operand),
             "width": self.width,
@@ -215,12 +236,18 @@ class OperandTracker:
             "values": self._values,
             "relative": self._relative,
             "spread": self._spread,
-            "call_amax": self._call_amax_counts,
             "nonfinite": self._nonfinite,
             "finite_calls": self._finite_calls,
             "column_amax": self._column_amax,
         }
-        return Snapshot(ints, {**held.tensors, **{name: tensor.clone() for name, tensor in tensors.items()}})
+        clones = {name: tensor.clone() for name, tensor in tensors.items()}
+        return Snapshot(ints, {**held.tensors, **clones, "call_amax": call_amax})
+
+
+def _count_amax(counts: Tensor, amax: Tensor, lowest: int) -> None:
+    """Count log2 of maxima, (P,) float32, in the bins of row_rms."""
+    octaves = (amax.log2() - lowest).mul_(SPREAD_STEPS)
+    count_at(counts, octaves.clamp_(0.0, ROW_RMS_BINS - 2).to(torch.int64).add_(1).mul_(amax > 0))
 
 
 def operand_stats(snapshot: Snapshot) -> OperandStats:
@@ -237,7 +264,7 @@ def operand_stats(snapshot: Snapshot) -> OperandStats:
     filling = int(relative[0].sum()) - sampled * width
     relative[:, 0] = zeros
     relative[:, 1] -= zeros + int(nonfinite.sum()) + filling
-    row_rms, row_spread, block_spread = torch.split(tensors["spread"], [ROW_RMS_BINS, SPREAD_BINS, SPREAD_BINS])
+    row_rms, row_spread, block_spread = torch.split(tensors["spread"][1:], [ROW_RMS_BINS, SPREAD_BINS, SPREAD_BINS])
     return OperandStats(
         operand=OPERANDS[ints["operand"]],
         calls=ints["calls"],

@@ -32,7 +32,7 @@ from loka.numerics.names import Operand
 from loka.probe.bins import LOWEST, VALUE_BINS
 from loka.probe.joint import subset
 from loka.probe.moments import Snapshot, low_rank, sketch_matrix
-from loka.probe.operand import LANES, count_values
+from loka.probe.operand import LANES, count_values, zero_places
 from loka.probe.stats import FULL_WIDTH, SKETCH, WEIGHT_ROWS, LowRank, WeightStats
 
 MOMENTUM = 0.95
@@ -151,7 +151,7 @@ class WeightTracker:
         self._u_basis, self._v_basis = _basis(n, device), _basis(k, device)
         self._u, self._v = _identity(n, self._u_basis, device), _identity(k, self._v_basis, device)
         self._row_index, self._column_index = subset(n, WEIGHT_ROWS).to(device), subset(k, WEIGHT_ROWS).to(device)
-        self._lanes = (torch.arange(k) % LANES).to(device)
+        self._zero_places = zero_places(torch.arange(k) % LANES, LANES).to(device)
         self._seen: dict[str, Tensor] = {}
 
     @torch.no_grad()
@@ -171,7 +171,7 @@ class WeightTracker:
         column_mean = clean.mean(0, dtype=self._dtype) - row_mean.mean()
         magnitude = clean.abs()
         counts = torch.zeros((VALUE_BINS, LANES), dtype=torch.int64, device=clean.device)
-        count_values(clean, self._lanes, counts, LOWEST[Operand.WEIGHT])
+        count_values(clean, magnitude, self._zero_places, counts, LOWEST[Operand.WEIGHT])
         self._seen = {
             "amax": magnitude.amax(),
             "nonfinite": (clean != values).sum(),

@@ -58,8 +58,8 @@ def test_known_row_and_column_covariances_are_recovered_from_many_draws() -> Non
     assert gap(many.v, centred(v)) < 0.08
     assert gap(many.u, centred(u)) < 0.5 * gap(few.u, centred(u))
     assert float(dense(many.u).trace()) == pytest.approx(12.0, rel=1e-5)
-    # With trace(U) = N, V carries the scale: its mean diagonal is the variance of an element, of which the additive mean
-    # takes some. Dividing by N where W_c has N - 1 free rows takes the rest.
+    # With trace(U) = N, V carries the scale: its mean diagonal is the variance of an element, of which the additive
+    # mean takes some. Dividing by N where W_c has N - 1 free rows takes the rest.
     kept = float(centred(u).trace() / 12 * centred(v).trace() / 20) * 11 / 12
     assert float(dense(many.v).trace()) / 20 == pytest.approx(0.02**2 * kept, rel=0.04)
     assert (many.updates, many.step, many.u.error, many.v.error) == (600, 599, 0.0, 0.0)
