@@ -47,6 +47,7 @@ Say = Callable[[str], None]
 Errors = tuple[float, float]  # MERE, SQNR in dB
 Key = tuple[str, Gemm, OperandRecipe]
 
+NOTES = "<!-- notes: what follows is written by hand, and kept when the tables are made anew -->"
 RECIPES = tuple(
     OperandRecipe(format=format, scaling=scaling)
     for format in (Format.E4M3, Format.E5M2)
@@ -134,14 +135,15 @@ def real_errors(
     return found
 
 
-def gemm_errors(a: Tensor, b: Tensor, recipe: OperandRecipe) -> Errors:
-    """MERE and SQNR of a @ b.T, a (R, C) and b (S, C), with both quantised so, in float64."""
-    quantised = [
-        dequantize(quantize(x, format=recipe.format, scaling=recipe.scaling, power_of_two=recipe.power_of_two)).double()
-        for x in (a, b)
-    ]
-    out, reference = quantised[0] @ quantised[1].t(), a.double() @ b.double().t()
-    return mere(out, reference).value, sqnr(out, reference)
+def gemm_errors(a: Tensor, b: Tensor, recipes: Sequence[OperandRecipe]) -> list[Errors]:
+    """MERE and SQNR of a @ b.T, a (R, C) and b (S, C), with both quantised by each recipe in turn, in float64."""
+    reference = a.double() @ b.double().t()
+    found = []
+    for recipe in recipes:
+        left, right = (dequantize(quantize(x, format=recipe.format, scaling=recipe.scaling)).double() for x in (a, b))
+        out = left @ right.t()
+        found.append((mere(out, reference).value, sqnr(out, reference)))
+    return found
 
 
 def predicted_errors(
@@ -179,6 +181,13 @@ def save(judged: Sequence[Judged], sizes: Sizes, path: Path) -> None:
     path.write_text(json.dumps({"sizes": asdict(sizes), "cases": cases, "rows": rows}, indent=1), encoding="utf-8")
 
 
+def write_table(text: str, path: Path) -> None:
+    """Write the tables; what stands in the file from the line NOTES on, written by hand, stays as it is."""
+    notes = path.read_text(encoding="utf-8").partition(NOTES)[2] if path.is_file() else ""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{text}\n{NOTES}{notes or chr(10)}", encoding="utf-8")
+
+
 class _Clock:
     """Tells the wall time of each part, and keeps it."""
 
@@ -196,8 +205,8 @@ class _Clock:
 def _add_errors(found: dict[Key, list[Errors]], name: str, gemms: Sequence[Gemm], operands: Operands) -> None:
     for gemm in gemms:
         a, b = operands.of(gemm)
-        for recipe in RECIPES:
-            found.setdefault((name, gemm, recipe), []).append(gemm_errors(a, b, recipe))
+        for recipe, pair in zip(RECIPES, gemm_errors(a, b, RECIPES), strict=True):
+            found.setdefault((name, gemm, recipe), []).append(pair)
 
 
 def _rows(
@@ -285,8 +294,7 @@ def main(arguments: list[str] | None = None) -> int:
         save(judged, sizes, options.out)
     text = markdown(" ".join(["python -m loka.bench.held_out", *given]), judged, sizes)
     if options.table is not None:
-        options.table.parent.mkdir(parents=True, exist_ok=True)
-        options.table.write_text(text, encoding="utf-8")
+        write_table(text, options.table)
     print(text)
     return 0
 

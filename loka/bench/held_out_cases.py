@@ -72,7 +72,7 @@ class Sizes:
 
     watched: int = 64  # last training steps that are watched
     every: int = 2  # one of so many watched steps is sampled
-    batches: int = 16  # held-out batches
+    batches: int = 32  # held-out batches
     draws: int = 32  # sampled pairs of operands for each GEMM
     seed: int = 0
 
