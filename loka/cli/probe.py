@@ -30,7 +30,7 @@ def command(
         list[str] | None, typer.Argument(metavar="FILE", help="More profiles for --from.", show_default=False)
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Training steps. Default: the policy's, or 200, or one pass.")
+        int | None, typer.Option(min=1, help="Training steps. Default: the policy's, or 80, or one pass.")
     ] = None,
     every: Annotated[
         int | None, typer.Option(min=1, help="Sample one step in so many. Default: what gives 20 samples.")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from loka.probe.biases import BiasTrack
     from loka.probe.stats import Recorded
 
-STEPS = 200  # where neither the command line nor the policy gives their number
+STEPS = 80  # where neither the command line nor the policy gives their number
 SAMPLES = 20  # at the least, where --every is left out
 
 

@@ -7,12 +7,12 @@ import sys
 import pytest
 import torch
 import yaml
-from loka.probe.probe import Probe
 
 from loka.plan.make import examine
 from loka.policy.load import load_policy
 from loka.probe.biases import read_biases, track_biases
 from loka.probe.learn import finish
+from loka.probe.probe import Probe
 
 MODEL = """\
 import torch
@@ -27,16 +27,18 @@ class Tower(nn.Module):
         self.norm = nn.LayerNorm(1024)
         self.second = nn.Linear(1024, 32)
         self.out = nn.Linear(32, 4)
-        self.unused = nn.Linear(16, 8)
+        self.unused = nn.Linear(16, 4)
+        self.branch = True  # off where it trains: the policy's model calls unused, the live one does not
         self.feature = 1.0  # factor of the input's feature 3
         self.spike = 0.0  # added to one feature after the norm
         self.lost = 1.0  # factor of the gradients of most rows
 
     def forward(self, x):
+        side = self.unused(x) if self.branch else 0.0
         x = torch.cat([x[:, :3], self.feature * x[:, 3:4], x[:, 4:]], 1)
         x = self.norm(self.first(x))
         x = torch.nn.functional.silu(torch.cat([x[:, :1] + self.spike, x[:, 1:]], 1))
-        x = self.out(self.second(x))
+        x = self.out(self.second(x)) + side
         if x.requires_grad:
             x.register_hook(self.fade)
         return x
@@ -76,6 +78,7 @@ def learn(tmp_path, monkeypatch):
         import towermodel
 
         model = towermodel.build()
+        model.branch = False
         if plant is not None:
             plant(model)
         before = read_biases(model, examined.sites)
