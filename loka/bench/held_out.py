@@ -5,8 +5,9 @@
 Trains each model, watches the last part of training with `loka.probe.probe.Probe`, freezes the weights, and takes every
 site's operands from forward and backward passes over rows that were never trained on. Each GEMM under each recipe then
 has an actual MERE and SQNR; beside them stand what three samplers predict from what was learned: N(0,1), the paper's
-Gaussian, and the copula. The same error on batches of *training* rows, under the same frozen weights, is told too: what
-it misses is the difference between the rows, which no sampler can know.
+Gaussian, and the copula. Two more predictions are made of real data, to tell what limits the samplers: batches of
+*training* rows under the same frozen weights (what they miss is the difference between the rows), and operands put
+together from single real rows of the watched part of training (what they miss, no profile of rows holds).
 """
 
 from __future__ import annotations
@@ -25,8 +26,19 @@ from torch import Tensor, nn
 
 from loka.bench.held_out_capture import Operands, capture
 from loka.bench.held_out_cases import CASES, Case, Sizes, held_out_batches, training_batches
+from loka.bench.held_out_pool import RowPool
 from loka.bench.held_out_report import markdown
-from loka.bench.held_out_rows import COPULA, GAUSSIAN, NORMAL, TRAINING_ROWS, WHOLE_RUN, Judged, Row, interval
+from loka.bench.held_out_rows import (
+    COPULA,
+    GAUSSIAN,
+    NORMAL,
+    POOLED_ROWS,
+    TRAINING_ROWS,
+    WHOLE_RUN,
+    Judged,
+    Row,
+    interval,
+)
 from loka.bench.job import Job
 from loka.bench.training import build, call
 from loka.errors import CheckFailedError, InputError, LokaError
@@ -70,7 +82,8 @@ def judge(case: Case, sizes: Sizes, *, whole_run: bool = False, say: Say = print
     clock = _Clock(say, f"{case.model} on {case.data}")
     job = case.job()
     sites = _sites(case)
-    model, late = train(case, job, sizes, first=max(0, case.steps - sizes.watched), every=sizes.every)
+    pool = RowPool(sites, job.batch_size, sizes.seed)
+    model, late = train(case, job, sizes, first=max(0, case.steps - sizes.watched), every=sizes.every, pool=pool)
     profiles = {"": late}
     clock.tick("train and learn")
     if whole_run:
@@ -81,7 +94,8 @@ def judge(case: Case, sizes: Sizes, *, whole_run: bool = False, say: Say = print
     actual = real_errors(model, sites, held_out_batches(job, sizes.batches, sizes.seed), job)
     seen = real_errors(model, sites, training_batches(job, sizes.batches, sizes.seed), job)
     clock.tick("real errors")
-    predicted = {TRAINING_ROWS: seen}
+    predicted = {TRAINING_ROWS: seen, POOLED_ROWS: pooled_errors(pool, model, sites, job, sizes)}
+    clock.tick("errors of pooled rows")
     for suffix, stats in profiles.items():
         for name, make in SAMPLERS:
             if suffix and name == NORMAL:
@@ -92,15 +106,22 @@ def judge(case: Case, sizes: Sizes, *, whole_run: bool = False, say: Say = print
     return Judged(case, rows, clock.seconds)
 
 
-def train(case: Case, job: Job, sizes: Sizes, first: int, every: int) -> tuple[nn.Module, dict[str, SiteStats]]:
-    """Train from the weights of `sizes.seed`, watched from step `first` on: the model and what was learned by site."""
+def train(
+    case: Case, job: Job, sizes: Sizes, first: int, every: int, pool: RowPool | None = None
+) -> tuple[nn.Module, dict[str, SiteStats]]:
+    """Train from the weights of `sizes.seed`, watched from step `first` on: the model and what was learned by site.
+
+    `pool` takes rows of as many steps between those that are sampled (`every` at least 2), from a pass of its own.
+    """
     model = build(job, sizes.seed)
     optimizer = job.make_optimizer(model)
     batches = iter(job.batches(job.batch_size, sizes.seed))
     model.train()
 
-    def step(number: int) -> None:
+    def step(number: int, keep: bool = False) -> None:
         inputs, target = _next(batches, number, case)
+        if pool is not None and keep:
+            pool.add(capture(model, pool.sites, inputs, target, job.loss))
         for group in optimizer.param_groups:
             group["lr"] = job.rate(number)
         optimizer.zero_grad(set_to_none=True)
@@ -117,7 +138,7 @@ def train(case: Case, job: Job, sizes: Sizes, first: int, every: int) -> tuple[n
         path.write_text(case.policy, encoding="utf-8")
         with Probe(model, load_policy(path), every=every) as probe:
             for number in range(first + 1, case.steps + 1):
-                step(number)
+                step(number, keep=(number - first) % every == 1)  # never a step that Probe samples
                 probe.step()
             stats = probe.stats()
     return model, {site.name: site for site in stats}
@@ -165,6 +186,19 @@ def predicted_errors(
                 drawn = sampler.draw(gemm, generator)
                 for recipe in RECIPES:
                     found.setdefault((site.name, gemm, recipe), []).append(errors(drawn, (recipe, recipe)))
+    return found
+
+
+def pooled_errors(
+    pool: RowPool, model: nn.Module, sites: Sequence[Site], job: Job, sizes: Sizes
+) -> dict[Key, list[Errors]]:
+    """MERE and SQNR of operands made of single real rows of the watched steps, with the weights as they are now."""
+    ((inputs, target),) = training_batches(job, 1, sizes.seed)
+    now = capture(model, sites, inputs, target, job.loss)
+    found: dict[Key, list[Errors]] = {}
+    for operands in pool.draws({name: calls[0].weight for name, calls in now.items()}, sizes.pooled):
+        for name, one in operands.items():
+            _add_errors(found, name, gemms_of(_named(sites, name)), one)
     return found
 
 
@@ -283,9 +317,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=Sizes().seed, help="of weights, order and draws (%(default)s)")
     given = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(given)
-    sizes = replace(Sizes(), batches=options.batches, draws=options.draws, seed=options.seed)
     torch.set_num_threads(1)  # the order of sums, and so the last digits, depend on the number of threads
     try:
+        sizes = replace(Sizes(), batches=options.batches, draws=options.draws, seed=options.seed)
         judged = [judge(CASES[name], sizes, whole_run=options.whole_run) for name in options.model or CASES]
     except LokaError as error:
         print(error, file=sys.stderr)

@@ -73,8 +73,15 @@ class Sizes:
     watched: int = 64  # last training steps that are watched
     every: int = 2  # one of so many watched steps is sampled
     batches: int = 32  # held-out batches
-    draws: int = 32  # sampled pairs of operands for each GEMM
+    draws: int = 24  # sampled pairs of operands for each GEMM
+    pooled: int = 8  # operands put together from single real rows
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("watched", 2), ("every", 2), ("batches", 1), ("draws", 1), ("pooled", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if value < least:
+                raise InputError(f"held-out comparison: {name} must be at least {least}, not {value}")
 
 
 CASES = {

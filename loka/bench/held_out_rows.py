@@ -19,6 +19,7 @@ K = TypeVar("K")
 EXACT_DB = 90.0  # SQNR above which quantisation is exact but for float32's own rounding: there is no error to predict
 NORMAL, GAUSSIAN, COPULA = "N(0,1)", "gaussian", "copula"
 TRAINING_ROWS = "training rows"  # not a sampler: the actual error on training rows
+POOLED_ROWS = "pooled rows"  # not a sampler either: single real rows of the watched steps, put together at random
 WHOLE_RUN = " (whole run)"  # after a sampler's name: the profile is of all steps instead of the last
 Z95 = 1.959963984540054
 

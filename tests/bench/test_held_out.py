@@ -13,12 +13,16 @@ from torch import Tensor
 from loka import zoo
 from loka.bench import held_out
 from loka.bench.held_out import NOTES, RECIPES, gemm_errors, judge, main, write_table
+from loka.bench.held_out_capture import Operands
 from loka.bench.held_out_cases import CASES, Case, Sizes, held_out_batches, training_batches
-from loka.bench.held_out_rows import COPULA, GAUSSIAN, NORMAL, TRAINING_ROWS, WHOLE_RUN
+from loka.bench.held_out_pool import RowPool
+from loka.bench.held_out_rows import COPULA, GAUSSIAN, NORMAL, POOLED_ROWS, TRAINING_ROWS, WHOLE_RUN
 from loka.errors import InputError
 from loka.numerics.names import Gemm
 from loka.probe.estimate import errors
 from loka.probe.samplers import Drawn
+
+FEATURES = 8
 
 TINY = Case(
     model="tiny",
@@ -88,12 +92,12 @@ def test_real_errors_are_those_that_the_estimate_makes_of_whole_operands() -> No
 def test_from_end_to_end_on_a_tiny_model_twice_with_the_same_numbers() -> None:
     judged = judge(TINY, SIZES, whole_run=True, say=lambda line: None)
     assert {row.sampler for row in judged.rows} == {
-        NORMAL, GAUSSIAN, COPULA, GAUSSIAN + WHOLE_RUN, COPULA + WHOLE_RUN, TRAINING_ROWS,
+        NORMAL, GAUSSIAN, COPULA, GAUSSIAN + WHOLE_RUN, COPULA + WHOLE_RUN, POOLED_ROWS, TRAINING_ROWS,
     }  # fmt: skip
     gemms = {(row.site, row.gemm) for row in judged.rows}
     inside = {(site, gemm) for site in ("mix", "last") for gemm in Gemm}
     assert gemms == inside | {("first", Gemm.FPROP), ("first", Gemm.WGRAD)}
-    assert len(judged.rows) == len(gemms) * len(RECIPES) * 6
+    assert len(judged.rows) == len(gemms) * len(RECIPES) * 7
     for row in judged.rows:
         assert row.actual_sqnr.low <= row.actual_sqnr.mean <= row.actual_sqnr.high
         assert row.actual_sqnr.mean > 0
@@ -102,6 +106,29 @@ def test_from_end_to_end_on_a_tiny_model_twice_with_the_same_numbers() -> None:
     assert all(abs(row.gap_db) < 6 for row in ours)
     again = judge(TINY, SIZES, whole_run=True, say=lambda line: None)
     assert again.rows == judged.rows
+
+
+def test_pooled_rows_are_real_rows_with_their_own_gradients() -> None:
+    def step(start: int) -> dict[str, tuple[Operands, ...]]:
+        x = torch.arange(start, start + 16.0)[:, None].expand(16, FEATURES)
+        return {"first": (Operands(x, torch.zeros(12, FEATURES), -x[:, :1].expand(16, 12)),)}
+
+    (site,) = (site for site in held_out._sites(TINY) if site.name == "first")
+    pool = RowPool((site,), batch_size=16, seed=0)
+    pool.add(step(0))
+    pool.add(step(100))
+    weight = torch.ones(12, FEATURES)
+    drawn = [one["first"] for one in pool.draws({"first": weight}, 20)]
+    assert {one.input.shape for one in drawn} == {(16, FEATURES)}
+    assert all(torch.equal(one.input[:, 0], -one.grad_output[:, 0]) for one in drawn)
+    assert all(one.weight is weight for one in drawn)
+    assert {float(value) for one in drawn for value in one.input[:, 0]} == {*range(16), *range(100, 116)}
+
+
+@pytest.mark.parametrize("name", ["every", "watched", "batches", "draws", "pooled"])
+def test_sizes_out_of_range_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match=f"{name} must be at least"):
+        replace(SIZES, **{name: 0})
 
 
 def test_training_that_ends_early_is_told() -> None:
