@@ -28,7 +28,7 @@ GRID = 1024  # points of a normal score at which a marginal is looked at
 HERMITE = 6  # terms of Mehler's series; the rest of a marginal's variance counts as one more
 BISECTIONS = 20
 STRETCH = 1.3  # at most, of one side of a marginal
-TURNS = 2  # row scale and marginals, in turn
+TURNS = 4  # row scale and marginals, in turn
 TINY = 1e-30
 
 
