@@ -17,7 +17,7 @@ from loka.probe.stats import Recorded, SiteStats
 from loka.probe.summary import summarise
 from loka.sites.site import Site
 
-LIMIT = 32  # sampled pairs of operands for each GEMM, at most
+LIMIT = 16  # sampled pairs of operands for each GEMM, at most
 
 Progress = Callable[[int, int], None]  # (sites done, sites in all)
 Pair = tuple[OperandRecipe, OperandRecipe]
