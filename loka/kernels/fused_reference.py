@@ -1,0 +1,168 @@
+"""What the generated kernels compute, in torch: their CPU implementation, and what they are checked against.
+
+Everything is float32 inside, whatever the dtypes of the arguments. Sums over rows come as partial sums with one part,
+(1, width).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from loka.errors import InputError
+from loka.numerics.names import Format, Scaling
+from loka.numerics.quantize import Quantized, quantize
+from loka.numerics.turn import turn as turn_quantized
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A forward's float32 result (M, width) and the statistics of its norm (M,); they are empty where it has none."""
+
+    y: Tensor
+    mean: Tensor
+    rstd: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """Gradients in float32: of x (M, width), and of weight, bias and add, summed over all rows (1, width).
+
+    `weight` and `bias` are those of a norm that had them (weight is empty without a norm).
+    """
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor
+    add: Tensor
+
+
+def norm_forward(
+    x: Tensor,
+    *,
+    add: Tensor | None = None,
+    norm: str | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    activation: str | None = None,
+) -> Forward:
+    """x (M, width) -> [+ add] -> [norm over width] -> [activation]; add, weight, bias (width,)."""
+    x = x.float()
+    if add is not None:
+        x = x + add.float()
+    mean, rstd = x.new_empty(0), x.new_empty(0)
+    if norm == "layer_norm":
+        mean = x.mean(1)
+        x = x - mean[:, None]
+    if norm is not None:
+        rstd = torch.rsqrt((x * x).mean(1) + eps)
+        x = _affine(x * rstd[:, None], weight, bias)
+    return Forward(_activate(x, activation), mean, rstd)
+
+
+def norm_backward(
+    grad: Tensor,
+    *,
+    x: Tensor | None = None,
+    add: Tensor | None = None,
+    norm: str | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    mean: Tensor | None = None,
+    rstd: Tensor | None = None,
+    activation: str | None = None,
+) -> Backward:
+    """The gradient of `norm_forward`: grad (M, width) is its result's; x, add, mean and rstd as it had or gave them.
+
+    Raises InputError where a norm or an activation lacks x, or a norm its statistics.
+    """
+    dz = grad.float()
+    if norm is None and activation is None:
+        total = dz.sum(0, keepdim=True)
+        return Backward(dz, dz.new_empty(0), total, total)
+    if x is None:
+        raise InputError("norm_backward: a norm or an activation needs x, the forward's input")
+    z = x.float() if add is None else x.float() + add.float()
+    if norm is None:
+        dz = _activation_backward(dz, z, activation)
+        total = dz.sum(0, keepdim=True)
+        return Backward(dz, dz.new_empty(0), total, total)
+    if rstd is None or (norm == "layer_norm" and mean is None):
+        raise InputError(f"norm_backward: {norm} needs the statistics that the forward saved")
+    n = (z if mean is None else z - mean[:, None]) * rstd[:, None]
+    dz = _activation_backward(dz, _affine(n, weight, bias), activation)
+    dn = dz if weight is None else dz * weight.float()
+    dx = dn - n * (dn * n).mean(1, keepdim=True)
+    if norm == "layer_norm":
+        dx = dx - dn.mean(1, keepdim=True)
+    dx = dx * rstd[:, None]
+    return Backward(dx, (dz * n).sum(0, keepdim=True), dz.sum(0, keepdim=True), dx.sum(0, keepdim=True))
+
+
+def quantise_rows(y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows (M, width) in e4m3, one power-of-two scale each: values (M, width), scale (M, 1), largest (1,).
+
+    `largest` is the largest scale, zero without rows.
+    """
+    rows = quantize(y, format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True)
+    largest = rows.scale.amax().view(1) if y.shape[0] else rows.scale.new_zeros(1)
+    return rows.values, rows.scale, largest
+
+
+def turn(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """`numerics.turn`: values (R, C) and scale (R, 1) -> values (C, R) and scale (C, 1)."""
+    turned = turn_quantized(Quantized(values, scale))
+    return turned.values, turned.scale
+
+
+def reduce(partial: Tensor, dtype: torch.dtype) -> Tensor:
+    """Column sums of partial sums: (P, N) float32 -> (N,) of `dtype`."""
+    return partial.sum(0).to(dtype)
+
+
+def _affine(n: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    z = n if weight is None else n * weight.float()
+    return z if bias is None else z + bias.float()
+
+
+def _activate(z: Tensor, activation: str | None) -> Tensor:
+    match activation:
+        case None:
+            return z
+        case "relu":
+            return torch.where(z < 0.0, 0.0, z)
+        case "silu":
+            return z * torch.sigmoid(z)
+        case "sigmoid":
+            return torch.sigmoid(z)
+        case "hardswish":
+            return F.hardswish(z)
+        case "gelu":
+            return F.gelu(z)
+    raise InputError(f"no kernel has an activation {activation!r}")
+
+
+def _activation_backward(grad: Tensor, z: Tensor, activation: str | None) -> Tensor:
+    """grad times the activation's derivative at z."""
+    sigmoid = torch.sigmoid(z)
+    match activation:
+        case None:
+            return grad
+        case "relu":
+            return torch.where(z <= 0.0, 0.0, grad)
+        case "silu":
+            return grad * sigmoid * (1.0 + z * (1.0 - sigmoid))
+        case "sigmoid":
+            return grad * sigmoid * (1.0 - sigmoid)
+        case "hardswish":
+            slope = torch.where(z < 3.0, grad * (z / 3.0 + 0.5), grad)
+            return torch.where(z <= -3.0, 0.0, slope)
+        case "gelu":
+            density = torch.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
+            return grad * (0.5 * (1.0 + torch.erf(z * math.sqrt(0.5))) + z * density)
+    raise InputError(f"no kernel has an activation {activation!r}")

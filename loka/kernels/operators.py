@@ -1,0 +1,105 @@
+"""Registration of generated kernels as operators `loka_generated::NAME`, and what their host functions ask of a device.
+
+Imported by generated packages; needs torch and the standard library only.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loka.errors import InputError
+
+NAMESPACE = "loka_generated"
+
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+_cuda: dict[str, Callable[..., Any]] = {}  # what each operator runs on a GPU, by name
+
+
+def operator(
+    name: str, cuda: Callable[..., Any], reference: Callable[..., Any], fake: Callable[..., Any]
+) -> torch._ops.OpOverload:
+    """The operator `loka_generated::NAME`, registered on its first call.
+
+    `reference` is the typed function that the schema is inferred from and that runs on the CPU; `cuda` launches the
+    kernel; `fake` gives shapes and dtypes. None of them changes an argument or returns one. A name carries a digest of
+    the kernel's text, so that two packages with one name mean the same kernel: the operator stays, and the last `cuda`
+    is used, for the package of an earlier one may be gone. The operator has no derivative: it is called inside a
+    torch.autograd.Function.
+    """
+    _cuda[name] = cuda
+    packet = torch.ops.loka_generated
+    if not hasattr(packet, name):
+        schema = torch.library.infer_schema(reference, mutates_args=())
+        _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
+        _library.impl(name, reference, "CPU")  # type: ignore[no-untyped-call]
+        _library.impl(name, _on_its_device(name), "CUDA")  # type: ignore[no-untyped-call]
+    overload: torch._ops.OpOverload = getattr(packet, name).default
+    return overload
+
+
+def deferred(package: str, function: str) -> Callable[..., Any]:
+    """The function of that name in `package`.triton_kernels, which is imported, and Triton with it, on the first call.
+
+    So a generated package can be imported, and run by its reference, where there is no Triton.
+    """
+
+    @cache
+    def load() -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(importlib.import_module(f"{package}.triton_kernels"), function)
+        return found
+
+    def launch(*arguments: Any) -> Any:
+        return load()(*arguments)
+
+    return launch
+
+
+def programs(x: Tensor, rows: int, per_multiprocessor: int) -> int:
+    """How many programs take the rows of x (M, ...), `rows` at a step: as many as have a step, at most so many a SM.
+
+    At least one, so that without rows there is still a program that writes the (zero) sums; one on the CPU, where the
+    reference runs. M may be symbolic.
+    """
+    if x.device.type != "cuda":
+        return 1
+    steps = (x.shape[0] + rows - 1) // rows
+    most = torch.sym_min(steps, per_multiprocessor * multiprocessors(x.device.index))  # type: ignore[no-untyped-call]
+    count: int = torch.sym_max(most, 1)  # type: ignore[no-untyped-call]
+    return count
+
+
+@cache
+def multiprocessors(device: int | None) -> int:
+    """Multiprocessors of a CUDA device, asked once."""
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
+
+
+def check_rows(x: Tensor, width: int) -> None:
+    """Raises InputError unless x is a floating matrix of (M, width)."""
+    if x.dim() != 2 or x.shape[1] != width or not x.dtype.is_floating_point:
+        raise InputError(
+            f"a kernel for floating rows of {width} elements got {x.dtype} of shape {tuple(x.shape)}; the model is "
+            "not the one that the package was generated for, generate it again"
+        )
+
+
+def _on_its_device(name: str) -> Callable[..., Any]:
+    """The CUDA implementation: a launch goes to the current device, so that has to be the first argument's."""
+
+    def run(*arguments: Any) -> Any:
+        launch = _cuda[name]
+        device = arguments[0].device.index
+        if device == torch.cuda.current_device():
+            return launch(*arguments)
+        with torch.cuda.device(device):
+            return launch(*arguments)
+
+    return run

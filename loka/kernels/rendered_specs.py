@@ -1,0 +1,231 @@
+"""What a kernel is rendered for: the families, and everything about one of them that its text is specialised to.
+
+Every family works on rows: a matrix x of (M, width), M free at run time, width fixed in the text. Statistics and sums
+are float32 whatever the dtype of x. Scales are powers of two, one a row, as `numerics.quantize` finds them with
+`power_of_two=True`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loka.errors import InputError
+
+NORMS = ("layer_norm", "rms_norm")
+ACTIVATIONS = ("relu", "silu", "sigmoid", "hardswish", "gelu")  # gelu is the exact one, by erf
+LARGEST_WIDTH = 16384  # elements of a row that a program holds in registers
+LARGEST_COUNT = {"turn": 3, "reduce": 6}  # operands in one launch
+
+
+@dataclass(frozen=True, slots=True)
+class NormForward:
+    """[+ add] -> [norm] -> [activation] -> e4m3 rows or a plain matrix.
+
+    Parameters of the host function, in this order, those that the spec has: x (M, width), then add, weight, bias
+    (width,), all of any floating dtype; and, unless `quantise`, `dtype: torch.dtype | None = None` of the result (None:
+    that of x). Results, in this order: values (M, width) e4m3, scale (M, 1), largest (P,) where `quantise`, else out
+    (M, width); then mean (M,) and rstd (M,) where they are saved. P is the number of programs launched (1 on the CPU);
+    `largest` is the largest scale that each of them wrote, zero where it had no row.
+    """
+
+    width: int  # of the last dimension, which the norm is over
+    norm: str | None  # one of NORMS
+    weight: bool  # whether the norm has a weight
+    bias: bool  # whether the norm has a bias
+    eps: float  # of the norm
+    activation: str | None  # one of ACTIVATIONS
+    add: bool  # whether a vector (a linear's bias) is added to x first
+    quantise: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
+    save: bool  # whether the statistics of the norm are returned, for the backward: mean and rstd, rms_norm rstd only
+
+    def __post_init__(self) -> None:
+        _check_norm(self)
+        if self.norm is None and self.activation is None and not self.add and not self.quantise:
+            raise InputError("a forward kernel without add, norm, activation and quantisation would copy its input")
+
+    @property
+    def function(self) -> str:
+        """The host function's name."""
+        unsaved = "_unsaved" if self.norm is not None and not self.save else ""
+        what = _what(self) or ("e4m3" if self.add else "quantise_e4m3")
+        if _what(self) and self.quantise:
+            what += "_e4m3"
+        return f"{'add_' if self.add else ''}{what}_{self.width}{_eps(self)}{unsaved}"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The host function's tensor parameters."""
+        return ("x", *_named(add=self.add, weight=self.weight, bias=self.bias))
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the host function returns."""
+        out = ("values", "scale", "largest") if self.quantise else ("out",)
+        return out + _statistics(self, saved=self.save)
+
+
+@dataclass(frozen=True, slots=True)
+class NormBackward:
+    """The gradient of [+ add] -> [norm] -> [activation] with respect to x, as e4m3 rows or a plain matrix.
+
+    Parameters, in this order, those that the spec needs: grad (M, width), the output's gradient; x (M, width), the
+    forward's input, before `add`; add, weight, bias (width,); mean (M,) and rstd (M,) as the forward saved them. x and
+    add are not read where neither norm nor activation is there, nor bias without an activation. Results: values (M,
+    width) e4m3, scale (M, 1), largest (P,) where `quantise`, else dx (M, width) in the dtype of grad; then dweight,
+    dbias, dadd, those that exist: partial sums (P, width) in float32, which `Reduce` adds up.
+    """
+
+    width: int  # of the last dimension, which the norm is over
+    norm: str | None  # one of NORMS
+    weight: bool  # whether the norm has a weight
+    bias: bool  # whether the norm has a bias
+    eps: float  # of the norm; not in the text: it is in rstd
+    activation: str | None  # one of ACTIVATIONS
+    add: bool  # whether a vector was added to x first
+    quantise: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
+
+    def __post_init__(self) -> None:
+        _check_norm(self)
+        if self.norm is None and self.activation is None and not self.quantise:
+            raise InputError("a backward kernel without norm, activation and quantisation would copy its input")
+
+    @property
+    def function(self) -> str:
+        """The host function's name."""
+        what = "_".join(_named(add=self.add, **{_what(self) or "none": bool(_what(self))}, backward=True))
+        return f"{what}{'_e4m3' if self.quantise else ''}_{self.width}"
+
+    @property
+    def reads_x(self) -> bool:
+        """Whether the gradient depends on x."""
+        return self.norm is not None or self.activation is not None
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The host function's parameters, all tensors."""
+        vectors = _named(
+            x=self.reads_x, add=self.add and self.reads_x, weight=self.weight, bias=self.bias and bool(self.activation)
+        )
+        return ("grad", *vectors, *_statistics(self, saved=True))
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the host function returns."""
+        out = ("values", "scale", "largest") if self.quantise else ("dx",)
+        return out + _named(dweight=self.weight, dbias=self.bias, dadd=self.add)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """`numerics.turn` of e4m3 matrices, up to three in one launch.
+
+    Parameters: values (R, C) e4m3, scale (R, 1), largest (P,), the largest of the scales in P parts; results: turned
+    (C, R) e4m3, spread (C, 1), filled with the one scale. With more than one operand the names end in _0, _1, _2, and
+    all three of an operand stand together.
+    """
+
+    count: int  # operands
+
+    def __post_init__(self) -> None:
+        _check_count("turn", self.count)
+
+    @property
+    def function(self) -> str:
+        """The host function's name."""
+        return f"turn_{self.count}"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The host function's parameters, all tensors."""
+        return numbered(("values", "scale", "largest"), self.count)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the host function returns."""
+        return numbered(("turned", "spread"), self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Column sums of float32 matrices in one launch, in the same order of additions each time.
+
+    Parameters: partial (P, N) float32 and `dtype: torch.dtype` of its sum; results: total (N,). With more than one
+    operand the names end in _0, _1, ..., and both of an operand stand together.
+    """
+
+    count: int  # operands
+
+    def __post_init__(self) -> None:
+        _check_count("reduce", self.count)
+
+    @property
+    def function(self) -> str:
+        """The host function's name."""
+        return f"reduce_{self.count}"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The host function's parameters: a tensor and a dtype for each operand."""
+        return numbered(("partial", "dtype"), self.count)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the host function returns."""
+        return numbered(("total",), self.count)
+
+
+Spec = NormForward | NormBackward | Turn | Reduce
+
+
+def numbered(names: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """Names for each operand in turn, with its number where there are several."""
+    if count == 1:
+        return names
+    return tuple(f"{name}_{index}" for index in range(count) for name in names)
+
+
+def _named(**present: bool) -> tuple[str, ...]:
+    return tuple(name for name, there in present.items() if there)
+
+
+def _statistics(spec: NormForward | NormBackward, saved: bool) -> tuple[str, ...]:
+    return _named(mean=saved and spec.norm == "layer_norm", rstd=saved and spec.norm is not None)
+
+
+def _what(spec: NormForward | NormBackward) -> str:
+    """layer_norm_silu; a norm that has other parameters than it usually has is named after the difference."""
+    parts = []
+    if spec.norm is not None:
+        parts.append(spec.norm)
+        if not spec.weight:
+            parts.append("unweighted")
+        if spec.bias != (spec.norm == "layer_norm"):
+            parts.append("biased" if spec.bias else "unbiased")
+    if spec.activation is not None:
+        parts.append(spec.activation)
+    return "_".join(parts)
+
+
+def _eps(spec: NormForward) -> str:
+    """Of the names of kernels that differ in eps alone: `_eps_1e_06`; nothing for the usual 1e-05."""
+    if spec.norm is None or spec.eps == 1e-5:
+        return ""
+    return "_eps_" + "".join(c if c.isalnum() else "_" for c in repr(spec.eps))
+
+
+def _check_norm(spec: NormForward | NormBackward) -> None:
+    if not 1 <= spec.width <= LARGEST_WIDTH:
+        raise InputError(f"no kernel is {spec.width} wide; rows have 1 to {LARGEST_WIDTH} elements")
+    if spec.norm is not None and spec.norm not in NORMS:
+        raise InputError(f"no kernel has a norm {spec.norm!r}; it can be {', '.join(NORMS)} or None")
+    if spec.activation is not None and spec.activation not in ACTIVATIONS:
+        raise InputError(f"no kernel has an activation {spec.activation!r}; it can be {', '.join(ACTIVATIONS)} or None")
+    if spec.norm is None and (spec.weight or spec.bias):
+        raise InputError("a kernel without a norm has neither weight nor bias; a linear's bias is `add`")
+    if spec.norm is not None and not 0.0 <= spec.eps < float("inf"):
+        raise InputError(f"the eps of a norm must be finite, zero or above, not {spec.eps}")
+
+
+def _check_count(family: str, count: int) -> None:
+    if not 1 <= count <= LARGEST_COUNT[family]:
+        raise InputError(f"a {family} kernel takes 1 to {LARGEST_COUNT[family]} operands, not {count}")

@@ -1,0 +1,305 @@
+"""What the templates of kernels are given: headers, allocations and launches laid out as ruff lays them out."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loka.kernels import configs
+from loka.kernels.configs import Configuration
+from loka.kernels.rendered_specs import NormBackward, NormForward, Reduce, Spec, Turn, numbered
+
+WIDTH = 120  # of a line
+
+_TITLES = {
+    "layer_norm": "LayerNorm",
+    "rms_norm": "RMSNorm",
+    "relu": "ReLU",
+    "silu": "SiLU",
+    "sigmoid": "sigmoid",
+    "hardswish": "Hard Swish",
+    "gelu": "GELU",
+}
+_SHAPES = {
+    "add": "({w},)", "weight": "({w},)", "bias": "({w},)", "x": "(M, {w})", "grad": "(M, {w})", "out": "(M, {w})",
+    "dx": "(M, {w})", "values": "(M, {w})", "scale": "(M, 1)", "largest": "(P,)", "mean": "(M,)", "rstd": "(M,)",
+    "dweight": "(P, {w})", "dbias": "(P, {w})", "dadd": "(P, {w})",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """The values of a family's template, and of the operator's."""
+
+    kernel: dict[str, object]
+    operator: dict[str, object]
+
+
+def opened(before: str, items: Sequence[str], after: str, indent: int = 0) -> str:
+    """`before(items)after` at `indent` columns, opened where it is longer than a line; no final newline."""
+    margin = " " * indent
+    inside = ", ".join(items)
+    line = f"{margin}{before}({inside}){after}"
+    if len(line) <= WIDTH:
+        return line
+    if len(margin) + 4 + len(inside) <= WIDTH:
+        return f"{margin}{before}(\n{margin}    {inside}\n{margin}){after}"
+    lines = "".join(f"{margin}    {item},\n" for item in items)
+    return f"{margin}{before}(\n{lines}{margin}){after}"
+
+
+def registration(spec: Spec, name: str) -> str:
+    """The statement that makes the operator."""
+    arguments = [
+        f'"{name}"',
+        f'operators.deferred(__package__, "{spec.function}")',
+        f"_{spec.function}_reference",
+        f"_{spec.function}_shapes",
+    ]
+    return opened(f"{spec.function} = operators.operator", arguments, "")
+
+
+def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Views:
+    """Views of a norm's forward or backward."""
+    padded = configs.padded_width(spec.width)
+    masked, several = padded != spec.width, launched.rows > 1
+    matrices = ("x",) if isinstance(spec, NormForward) else ("grad", "x")
+    statistics = [name for name in ("mean", "rstd") if name in spec.parameters + spec.results]
+    allocations = _norm_allocations(spec, matrices[0], launched)
+    pointers = [f"{name}_ptr" for name in (*spec.parameters, *spec.results)]
+    passed = [name if name in statistics else f"{name}.contiguous()" for name in spec.parameters]
+    arguments = [*passed, *spec.results, "m", f"num_warps={launched.warps}"]
+    plain_forward = isinstance(spec, NormForward) and not spec.quantise
+    parameters = [f"{name}: Tensor" for name in spec.parameters]
+    if plain_forward:
+        parameters.append("dtype: torch.dtype | None = None")
+    mask = {(False, False): "", (False, True): "inside", (True, False): "valid[:, None]", (True, True): "mask"}
+    by_element = mask[several, masked]
+    kernel: dict[str, object] = {
+        "spec": spec,
+        "rows": launched.rows,
+        "padded": padded,
+        "masked": masked,
+        "load_mask": f", mask={by_element}, other=0.0" if by_element else "",
+        "store_mask": f", mask={by_element}" if by_element else "",
+        "vectors": [name for name in spec.parameters if name in ("add", "weight", "bias")],
+        "statistics": statistics,
+        "sums": [name for name in spec.results if name in ("dweight", "dbias", "dadd")],
+        "title": norm_title(spec),
+        "shapes": _indented(_norm_shapes(spec)),
+        "kernel_header": opened(f"def _{spec.function}", [*pointers, "m"], ":"),
+        "host_header": _header(spec.function, parameters, len(spec.results)),
+        "allocations": allocations,
+        "launch": opened(f"_{spec.function}[(programs,)]", arguments, "", 4),
+        "results": ", ".join(spec.results),
+    }
+    reference = _forward_reference(spec) if isinstance(spec, NormForward) else _backward_reference(spec)
+    checks = [f"operators.check_rows({name}, {spec.width})" for name in matrices if name in spec.parameters]
+    uses_programs = any(_SHAPES[name].startswith("(P") for name in spec.results)
+    shapes = [line for line in allocations if uses_programs or not line.startswith("programs = ")]
+    return Views(kernel, _operator_views(spec, parameters, [*checks, *reference], shapes, checks))
+
+
+def turn_views(spec: Turn) -> Views:
+    """Views of transpositions."""
+    names = [numbered(("values", "scale", "largest", "turned", "spread", "m", "n", "parts"), spec.count)]
+    operands = [names[0][8 * i : 8 * i + 8] for i in range(spec.count)]
+    tiles = numbered(("tiles",), spec.count)
+    allocations, tile_lines, shapes = [], [], []
+    for (values, scale, largest, turned, spread, m, n, _), count in zip(operands, tiles, strict=True):
+        allocations += [
+            f"{m}, {n} = {values}.shape",
+            f"{turned} = {values}.new_empty(({n}, {m}))",
+            f"{spread} = {values}.new_empty(({n}, 1), dtype=torch.float32)",
+        ]
+        side = configs.TURN_TILE
+        tile_lines.append(f"{count} = max(triton.cdiv({m}, {side}), 1) * max(triton.cdiv({n}, {side}), 1)")
+        shapes.append(f"{values} (R, C) e4m3, {scale} (R, 1), {largest} (P,) -> {turned} (C, R), {spread} (C, 1)")
+    inside = [[*(f"{name}_ptr" for name in operand[:5]), *operand[5:]] for operand in operands]
+    passed = [[f"{operand[0]}.contiguous()", *operand[1:7], f"{operand[2]}.shape[0]"] for operand in operands]
+    reference = [
+        f"{turned}, {spread} = fused_reference.turn({values}, {scale})"
+        for values, scale, _, turned, spread, *_ in operands
+    ]
+    title = "The transposed copy of an e4m3 matrix"
+    if spec.count > 1:
+        title = f"Transposed copies of {spec.count} e4m3 matrices"
+    parts = _Parts("tile", title, shapes, tiles, allocations, tile_lines, inside, passed, reference)
+    kernel, operator = _counted(spec, parts, [f"{name}: Tensor" for name in spec.parameters], configs.TURN_WARPS)
+    return Views({**kernel, "tile": configs.TURN_TILE, "chunk": configs.TURN_PARTS}, operator)
+
+
+def reduce_views(spec: Reduce) -> Views:
+    """Views of column sums."""
+    names = numbered(("partial", "dtype", "total", "p", "n"), spec.count)
+    operands = [names[5 * i : 5 * i + 5] for i in range(spec.count)]
+    blocks = numbered(("blocks",), spec.count)
+    allocations, block_lines, shapes, parameters, reference = [], [], [], [], []
+    for (partial, dtype, total, *_), count in zip(operands, blocks, strict=True):
+        allocations.append(f"{total} = {partial}.new_empty(({partial}.shape[1],), dtype={dtype})")
+        block_lines.append(f"{count} = triton.cdiv({partial}.shape[1], {configs.REDUCE_COLUMNS})")
+        shapes.append(f"{partial} (P, N) float32 -> {total} (N,) of {dtype}")
+        parameters += [f"{partial}: Tensor", f"{dtype}: torch.dtype"]
+        reference.append(f"{total} = fused_reference.reduce({partial}, {dtype})")
+    inside = [[f"{partial}_ptr", f"{total}_ptr", p, n] for partial, _, total, p, n in operands]
+    passed = [[f"{partial}.contiguous()", total, f"*{partial}.shape"] for partial, _, total, *_ in operands]
+    title = f"Column sums of {spec.count} matrices" if spec.count > 1 else "Column sums of a matrix"
+    parts = _Parts("block", title, shapes, blocks, allocations, block_lines, inside, passed, reference)
+    kernel, operator = _counted(spec, parts, parameters, configs.REDUCE_WARPS)
+    return Views({**kernel, "rows": configs.REDUCE_ROWS, "columns": configs.REDUCE_COLUMNS}, operator)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What `turn` and `reduce` have in common: several operands, each with its share of the programs."""
+
+    program: str  # what a program takes: a tile or a block
+    title: str
+    shapes: list[str]  # of each operand
+    counts: Sequence[str]  # the names of how many programs each operand has
+    allocations: list[str]
+    count_lines: list[str]
+    inside: Sequence[Sequence[str]]  # each operand's parameters in the kernel
+    passed: Sequence[Sequence[str]]  # each operand's arguments
+    reference: list[str]
+
+
+def _counted(
+    spec: Turn | Reduce, parts: _Parts, parameters: list[str], warps: int
+) -> tuple[dict[str, object], dict[str, object]]:
+    function = f"_{spec.function}_{'tile' if isinstance(spec, Turn) else 'columns'}"
+    counts = parts.counts[: spec.count - 1]
+    indent = 4 if spec.count == 1 else 8
+    calls = [
+        opened(function, [" - ".join([parts.program, *parts.counts[:i]]), *operand], "", indent)
+        for i, operand in enumerate(parts.inside)
+    ]
+    grid = f"({parts.counts[0]},)" if spec.count == 1 else f"({' + '.join(parts.counts)},)"
+    arguments = [name for operand in parts.passed for name in operand] + [*counts, f"num_warps={warps}"]
+    returned = f"    return {', '.join(spec.results)}"
+    kernel: dict[str, object] = {
+        "spec": spec,
+        "title": parts.title,
+        "shapes": _indented([f"{line}." if i + 1 == spec.count else f"{line};" for i, line in enumerate(parts.shapes)]),
+        "kernel_header": opened(f"def _{spec.function}", [n for o in parts.inside for n in o] + [*counts], ":"),
+        "host_header": _header(spec.function, parameters, len(spec.results)),
+        "allocations": parts.allocations,
+        "tile_lines": parts.count_lines,
+        "tile_calls": calls,
+        "tile_counts": counts,
+        "launch": opened(f"_{spec.function}[{grid}]", arguments, "", 4),
+        "returned": returned,
+    }
+    reference = [*parts.reference, f"return {', '.join(spec.results)}"]
+    operator = _operator_views(spec, parameters, reference, parts.allocations, [])
+    return kernel, {**operator, "title": parts.title, "comment": parts.shapes}
+
+
+def _operator_views(
+    spec: Spec, parameters: list[str], reference: list[str], allocations: list[str], checks: list[str]
+) -> dict[str, object]:
+    count = len(spec.results)
+    shown: dict[str, object] = {}
+    if isinstance(spec, NormForward | NormBackward):
+        shown = {"title": norm_title(spec), "comment": _norm_shapes(spec)}
+    return {
+        "reference_header": _header(f"_{spec.function}_reference", parameters, count),
+        "fake_header": _header(f"_{spec.function}_shapes", parameters, count),
+        "reference": reference,
+        "allocations": [*checks, *allocations],
+        "returned": f"    return {', '.join(spec.results)}",
+        **shown,
+    }
+
+
+def _header(function: str, parameters: Sequence[str], results: int) -> str:
+    gives = "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
+    return opened(f"def {function}", parameters, f" -> {gives}:")
+
+
+def norm_title(spec: NormForward | NormBackward) -> str:
+    """What a kernel does, in words."""
+    steps = ["addition"] if spec.add else []
+    if spec.norm is not None:
+        eps = f" (eps {spec.eps})" if isinstance(spec, NormForward) else ""
+        steps.append(_TITLES[spec.norm] + eps)
+    if spec.activation is not None:
+        steps.append(_TITLES[spec.activation])
+    rows = ["e4m3 with one power-of-two scale a row"] if spec.quantise else []
+    if isinstance(spec, NormForward):
+        said = " -> ".join(steps + rows)
+    else:
+        said = " -> ".join([f"Gradient of {', '.join(steps)}" if steps else "Gradient", *rows])
+    return said[0].upper() + said[1:] if not said.startswith("e4m3") else f"To {said}"
+
+
+def _norm_shapes(spec: NormForward | NormBackward) -> list[str]:
+    takes = ", ".join(f"{name} {_SHAPES[name].format(w=spec.width)}" for name in spec.parameters)
+    gives = ", ".join(f"{name} {_SHAPES[name].format(w=spec.width)}" for name in spec.results)
+    return textwrap.wrap(f"{takes} -> {gives}.", WIDTH - 4)
+
+
+def _indented(lines: Sequence[str]) -> str:
+    return "\n".join(f"    {line}" for line in lines)
+
+
+def _norm_allocations(spec: NormForward | NormBackward, matrix: str, launched: Configuration) -> list[str]:
+    """Lines that make a norm's outputs, from the matrix that comes first."""
+    width = spec.width
+    if isinstance(spec, NormBackward):
+        out = f"{matrix}.new_empty((m, {width}))"
+    else:
+        out = f"{matrix}.new_empty((m, {width}), dtype={matrix}.dtype if dtype is None else dtype)"
+    makers = {
+        "values": f"{matrix}.new_empty((m, {width}), dtype=torch.float8_e4m3fn)",
+        "scale": f"{matrix}.new_empty((m, 1), dtype=torch.float32)",
+        "largest": f"{matrix}.new_empty((programs,), dtype=torch.float32)",
+        "out": out,
+        "dx": out,
+        "mean": f"{matrix}.new_empty((m,), dtype=torch.float32)",
+        "rstd": f"{matrix}.new_empty((m,), dtype=torch.float32)",
+    }
+    sums = f"{matrix}.new_empty((programs, {width}), dtype=torch.float32)"
+    limits = f"rows={launched.rows}, per_multiprocessor={launched.programs}"
+    return [
+        f"m = {matrix}.shape[0]",
+        f"programs = operators.programs({matrix}, {limits})",
+        *(f"{name} = {makers.get(name, sums)}" for name in spec.results),
+    ]
+
+
+def _keywords(spec: NormForward | NormBackward, names: Sequence[str]) -> list[str]:
+    keywords = [f"{name}={name}" for name in names]
+    if spec.norm is not None:
+        keywords.append(f'norm="{spec.norm}"')
+        if isinstance(spec, NormForward):
+            keywords.append(f"eps={spec.eps}")
+    if spec.activation is not None:
+        keywords.append(f'activation="{spec.activation}"')
+    return keywords
+
+
+def _forward_reference(spec: NormForward) -> list[str]:
+    items = ["x", *_keywords(spec, spec.parameters[1:])]
+    lines = _body_line("forward = fused_reference.norm_forward", items)
+    saved = [f"forward.{name}" for name in spec.results if name in ("mean", "rstd")]
+    if spec.quantise:
+        lines.append("values, scale, largest = fused_reference.quantise_rows(forward.y)")
+        return [*lines, f"return {', '.join(['values', 'scale', 'largest', *saved])}"]
+    return [*lines, f"return {', '.join(['forward.y.to(x.dtype if dtype is None else dtype)', *saved])}"]
+
+
+def _backward_reference(spec: NormBackward) -> list[str]:
+    items = ["grad", *_keywords(spec, spec.parameters[1:])]
+    lines = _body_line("backward = fused_reference.norm_backward", items)
+    sums = [f"backward.{name[1:]}" for name in spec.results if name in ("dweight", "dbias", "dadd")]
+    if spec.quantise:
+        lines.append("values, scale, largest = fused_reference.quantise_rows(backward.x)")
+        return [*lines, f"return {', '.join(['values', 'scale', 'largest', *sums])}"]
+    return [*lines, f"return {', '.join(['backward.x.to(grad.dtype)', *sums])}"]
+
+
+def _body_line(before: str, items: Sequence[str]) -> list[str]:
+    """A call as a function's body has it, without the indentation that the template gives each line."""
+    return [line[4:] for line in opened(before, items, "", 4).split("\n")]

@@ -1,0 +1,127 @@
+"""Specs in, the text of Triton kernels and of the operators around them out: formatted, the same bytes on any machine.
+
+Two files of a generated package come of it. `triton_kernels.py` holds the kernels and their host functions and imports
+Triton; `fused.py` holds the operators and imports it not: each operator runs its reference on the CPU, and loads
+`triton_kernels` when it is first called on a GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+import jinja2
+
+from loka.errors import InputError
+from loka.kernels import rendered_text
+from loka.kernels.configs import Configuration, configuration
+from loka.kernels.rendered_specs import NormBackward, NormForward, Reduce, Spec, Turn
+
+KERNELS_FILE = "triton_kernels.py"
+OPERATORS_FILE = "fused.py"
+
+_SUFFIX = ".j2"
+_FOLDER = "triton"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTemplates:
+    """The kernels' templates, by file name, with the environment that renders them."""
+
+    texts: tuple[tuple[str, str], ...]
+    environment: jinja2.Environment
+
+    def render(self, template: str, values: Mapping[str, object]) -> str:
+        """One template's text; a name that it reads and was not given is an error."""
+        return self.environment.get_template(template).render(values)
+
+    def hashes(self) -> dict[str, str]:
+        """sha256 of each template."""
+        return {f"{_FOLDER}/{name}": hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts}
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """One kernel as text."""
+
+    function: str  # name in `fused` and in `triton_kernels`
+    name: str  # of the operator: the function's with a digest of the text
+    text: str  # the Triton kernel and its host function; no imports
+    operator: str  # reference, shapes and registration of the operator; no imports
+    digest: str  # sha256 of `text`
+    parameters: tuple[str, ...]  # of the operator, in order; a plain forward and `Reduce` take dtypes as well
+    results: tuple[str, ...]  # of the operator, in order; one is no tuple
+
+
+@cache
+def load_kernel_templates() -> KernelTemplates:
+    """All templates of kernels: of a wheel, or beside the package in a checkout. Raises InputError where they miss."""
+    package = resources.files("loka")
+    places = [package.joinpath("_share", "templates", _FOLDER), package.joinpath("..", "templates", _FOLDER)]
+    for place in places:
+        if place.joinpath(KERNELS_FILE + _SUFFIX).is_file():
+            break
+    else:
+        raise InputError(
+            f"LoKA's templates of kernels are missing: there is neither {places[0]} nor {places[1]}; install LoKA "
+            "again, or run it from a whole checkout"
+        )
+    found = sorted((item for item in place.iterdir() if item.name.endswith(_SUFFIX)), key=lambda item: item.name)
+    texts = tuple((item.name, item.read_text(encoding="utf-8").replace("\r\n", "\n")) for item in found)
+    return KernelTemplates(texts, _environment(dict(texts)))
+
+
+def render(spec: Spec, templates: KernelTemplates, launched: Configuration | None = None) -> Rendered:
+    """A kernel for `spec`. `launched` overrides how it is launched, for a norm: to measure other choices."""
+    match spec:
+        case NormForward() | NormBackward():
+            chosen = configuration(spec) if launched is None else launched
+            family, views = "norm_forward", rendered_text.norm_views(spec, chosen)
+            if isinstance(spec, NormBackward):
+                family = "norm_backward"
+        case Turn():
+            family, views = "turn", rendered_text.turn_views(spec)
+        case Reduce():
+            family, views = "reduce", rendered_text.reduce_views(spec)
+    text = templates.render(family + ".py" + _SUFFIX, views.kernel)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    name = f"{spec.function}_{digest[:8]}"
+    registration = rendered_text.registration(spec, name)
+    operator = templates.render("operator.py" + _SUFFIX, {**views.operator, "registration": registration})
+    return Rendered(spec.function, name, text, operator, digest, spec.parameters, spec.results)
+
+
+def render_files(
+    kernels: Sequence[Rendered], templates: KernelTemplates, subject: str, stamp: str = ""
+) -> dict[str, str]:
+    """The two files of a package, by name. `subject` is what their docstrings name; a `stamp` becomes STAMP.
+
+    Kernels of one function are written once; they come sorted by that name. Raises InputError where two texts claim
+    one name.
+    """
+    by_function = {kernel.function: kernel for kernel in kernels}
+    for kernel in kernels:
+        if by_function[kernel.function] != kernel:
+            raise InputError(f"two different kernels are called {kernel.function}; render them in one configuration")
+    ordered = [by_function[function] for function in sorted(by_function)]
+    texts = {KERNELS_FILE: [k.text for k in ordered], OPERATORS_FILE: [k.operator for k in ordered]}
+    return {
+        file: templates.render(file + _SUFFIX, {"texts": texts[file], "subject": subject, "stamp": stamp})
+        for file in texts
+    }
+
+
+def _environment(texts: dict[str, str]) -> jinja2.Environment:
+    # What is rendered is Python, not HTML, and every value in it comes from a checked spec.
+    return jinja2.Environment(
+        loader=jinja2.DictLoader(texts),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+        newline_sequence="\n",
+    )
