@@ -11,7 +11,10 @@ Counts are added with one scatter over a table that has a column for each featur
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +53,11 @@ _LAST = _FIRST + RELATIVE_BINS - 2
 def zero_places(columns: Tensor, width: int) -> Tensor:
     """Where `count_values` counts a zero of each column, in a table of `width` columns: made once, on the device."""
     return columns + ZERO_BIN * width
+
+
+def value_limits(lowest: int) -> tuple[float, float, int]:
+    """The smallest and largest magnitude that bins tell apart, and what turns the top bits into a number from 1."""
+    return math.ldexp(1.0, lowest), math.ldexp(2.0 - 2.0**-23, lowest + OCTAVES - 1), 2 * (_BIAS + lowest) - 1
 
 
 def count_values(values: Tensor, magnitude: Tensor, zero_places: Tensor, table: Tensor, lowest: int) -> None:
@@ -98,6 +106,7 @@ class OperandTracker:
         self._column_amax = zeros(width, device=device)
         self._zero = zeros((), device=device)
         self._place_constants(device)
+        self._kernel = _kernel_for(torch.device(device))
 
     def _place_constants(self, device: torch.device | str) -> None:
         """What updates look up, made once so that no update copies anything to the device."""
@@ -248,6 +257,13 @@ def _count_amax(counts: Tensor, amax: Tensor, lowest: int) -> None:
     """Count log2 of maxima, (P,) float32, in the bins of row_rms."""
     octaves = (amax.log2() - lowest).mul_(SPREAD_STEPS)
     count_at(counts, octaves.clamp_(0.0, ROW_RMS_BINS - 2).to(torch.int64).add_(1).mul_(amax > 0))
+
+
+def _kernel_for(device: torch.device) -> ModuleType | None:
+    """What counts in one launch, on a GPU where Triton is installed."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    return importlib.import_module("loka.probe.counting")
 
 
 def operand_stats(snapshot: Snapshot) -> OperandStats:
