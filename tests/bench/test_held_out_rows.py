@@ -123,11 +123,12 @@ def test_the_report_holds_the_figures_and_says_what_is_missed() -> None:
     )
     judged = Judged(CASES["ranker"], rows, {"train": 1.4, "draw": 2.0})
     text = markdown("python -m loka.bench.held_out --model ranker", [judged], Sizes(seed=7))
-    assert "| median gap in SQNR at most 0.3 dB | 0.25 dB | 2.00 dB | yes |" in text
-    assert "| median gap in MERE at most 5 % | 1.0 % | 100.0 % | yes |" in text
+    figures = "0.25 (2.00) | yes | 1.0 (100.0) | yes | 0.12 (100 % of 1) | yes | 0.01 (100 % of 1) | yes |"
+    assert f"| all | {figures}" in text
+    assert f"| fprop | {figures}" in text
     assert "| gaussian | 1 | 2.00 | 2.00 | 100.0 | 100.0 | +2.00 |" in text
     assert "| Wukong | embedded clicks | 512 | 400 | 0.001 | 2 | 3 |" in text
     assert "Seed 7" in text
     assert "1 x fprop e4m3 rowwise of `exact`" in text
     worse = markdown("x", [replace(judged, rows=(rows[0], replace(rows[1], predicted_sqnr=exactly(31.5))))], Sizes())
-    assert "| median gap in SQNR at most 0.3 dB | 1.50 dB | 2.00 dB | **no** |" in worse
+    assert "| all | 1.50 (2.00) | **no** | 1.0 (100.0) | yes | 0.75 (0 % of 1) | **no** |" in worse
