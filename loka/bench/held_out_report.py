@@ -109,7 +109,7 @@ def rows_of(judged: Iterable[Judged]) -> list[Row]:
 def _target(rows: Sequence[Row]) -> str:
     """Whether each part of the target is met, for all GEMMs and for each, in words and numbers."""
     lines = [
-        f"Medians over sites and recipes of |gap|, at most {TARGET_DB} dB in SQNR and {TARGET_MERE_PERCENT:g} % in MERE; "
+        f"Medians over sites and recipes of |gap|, at most {TARGET_DB} dB in SQNR, {TARGET_MERE_PERCENT:g} % in MERE; "
         "and where the actual value is outside the Gaussian's interval, of our |gap| over the Gaussian's, at most "
         f"{TARGET_RATIO:g}. In brackets: the Gaussian's own gap, and in how many of those places ours is at most half.",
         "",
