@@ -2,8 +2,12 @@
 
 From docs/results/LOG.md, "kernels for the FP8 region": below 2048 wide, one warp for each row or more, since with two
 the sums of a row cross warps (the backward at (16384, 512) then took about 100 us more for the region); from 2048 on
-four warps and two rows a step. Programs loop over rows, 4 to 16 of them on a multiprocessor, so that the partial sums
-of weights' gradients are few. The wrong choice costs up to ten times the time, by spilling registers.
+four warps. Programs loop over rows, 4 to 16 of them on a multiprocessor, so that the partial sums of weights' gradients
+are few. What is too large for the registers costs up to ten times the time.
+
+So a thread has 16 or 32 elements of a row. With 32 of one row, reading weight and bias again at each step halves the
+registers of a forward (79 against 153 at 1024 wide), and keeps a backward with an activation from spilling 30 of them
+(up to 14 are left, of a few hundred instructions; tests/kernels/test_rendered_compile.py).
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ class Configuration:
     rows: int  # that a program takes at a step, a power of two
     warps: int  # of a program
     programs: int  # on each multiprocessor, at most
+    held: bool = True  # weight, bias and add stay in registers, or are read again (from the L1 cache) at each step
 
 
 def configuration(spec: NormForward | NormBackward) -> Configuration:
@@ -34,14 +39,18 @@ def configuration(spec: NormForward | NormBackward) -> Configuration:
     padded = padded_width(spec.width)
     forward = isinstance(spec, NormForward)
     if padded <= 256:  # several short rows for a warp
-        return Configuration(rows=min(64, 2048 // padded), warps=1, programs=16)
-    if padded < 2048:
-        return Configuration(rows=2 if forward and padded <= 512 else 1, warps=1, programs=16)
-    if padded < 8192:
-        return Configuration(rows=2 if forward and padded == 2048 else 1, warps=4, programs=4)
+        return Configuration(rows=1024 // max(padded, 16), warps=1, programs=16)
+    if padded == 512:
+        return Configuration(rows=2 if forward else 1, warps=1, programs=16)
+    if padded == 1024:
+        return Configuration(rows=1, warps=1, programs=16 if forward else 8, held=False)
+    if padded == 2048:
+        return Configuration(rows=2 if forward else 1, warps=4, programs=4)
+    if padded == 4096:
+        return Configuration(rows=1, warps=4, programs=4, held=False)
     if padded == 8192:
-        return Configuration(rows=1, warps=8, programs=2)
-    return Configuration(rows=1, warps=16, programs=1)
+        return Configuration(rows=1, warps=8, programs=2, held=False)
+    return Configuration(rows=1, warps=16, programs=1, held=False)
 
 
 def padded_width(width: int) -> int:

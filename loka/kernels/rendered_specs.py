@@ -46,11 +46,10 @@ class NormForward:
     @property
     def function(self) -> str:
         """The host function's name."""
-        unsaved = "_unsaved" if self.norm is not None and not self.save else ""
-        what = _what(self) or ("e4m3" if self.add else "quantise_e4m3")
-        if _what(self) and self.quantise:
-            what += "_e4m3"
-        return f"{'add_' if self.add else ''}{what}_{self.width}{_eps(self)}{unsaved}"
+        unsaved = "unsaved" if self.norm is not None and not self.save else ""
+        what = _what(self) or ("" if self.add else "quantise")
+        parts = ("add" if self.add else "", what, "e4m3" if self.quantise else "", str(self.width), _eps(self), unsaved)
+        return "_".join(part for part in parts if part)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -92,8 +91,8 @@ class NormBackward:
     @property
     def function(self) -> str:
         """The host function's name."""
-        what = "_".join(_named(add=self.add, **{_what(self) or "none": bool(_what(self))}, backward=True))
-        return f"{what}{'_e4m3' if self.quantise else ''}_{self.width}"
+        parts = ("add" if self.add else "", _what(self), "backward", "e4m3" if self.quantise else "", str(self.width))
+        return "_".join(part for part in parts if part)
 
     @property
     def reads_x(self) -> bool:
@@ -207,10 +206,10 @@ def _what(spec: NormForward | NormBackward) -> str:
 
 
 def _eps(spec: NormForward) -> str:
-    """Of the names of kernels that differ in eps alone: `_eps_1e_06`; nothing for the usual 1e-05."""
+    """Of the names of kernels that differ in eps alone: `eps_1e_06`; nothing for the usual 1e-05."""
     if spec.norm is None or spec.eps == 1e-5:
         return ""
-    return "_eps_" + "".join(c if c.isalnum() else "_" for c in repr(spec.eps))
+    return "eps_" + "".join(c if c.isalnum() else "_" for c in repr(spec.eps))
 
 
 def _check_norm(spec: NormForward | NormBackward) -> None:

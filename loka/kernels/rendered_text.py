@@ -43,7 +43,8 @@ def opened(before: str, items: Sequence[str], after: str, indent: int = 0) -> st
     line = f"{margin}{before}({inside}){after}"
     if len(line) <= WIDTH:
         return line
-    if len(margin) + 4 + len(inside) <= WIDTH:
+    alone = before.startswith("def ") and len(items) == 1  # ruff gives the only parameter of a function a comma
+    if len(margin) + 4 + len(inside) <= WIDTH and not alone:
         return f"{margin}{before}(\n{margin}    {inside}\n{margin}){after}"
     lines = "".join(f"{margin}    {item},\n" for item in items)
     return f"{margin}{before}(\n{lines}{margin}){after}"
@@ -83,7 +84,12 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
         "masked": masked,
         "load_mask": f", mask={by_element}, other=0.0" if by_element else "",
         "store_mask": f", mask={by_element}" if by_element else "",
-        "vectors": [name for name in spec.parameters if name in ("add", "weight", "bias")],
+        "held": launched.held,
+        "vector_loads": [
+            f"{name} = tl.load({name}_ptr + columns{', mask=inside, other=0.0' if masked else ''}).to(tl.float32)"
+            for name in spec.parameters
+            if name in ("add", "weight", "bias")
+        ],
         "statistics": statistics,
         "sums": [name for name in spec.results if name in ("dweight", "dbias", "dadd")],
         "title": norm_title(spec),

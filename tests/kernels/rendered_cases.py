@@ -1,0 +1,155 @@
+"""What the tests of rendered kernels share: specs, packages of them, data, and a float64 oracle by autograd."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from loka.kernels.configs import Configuration
+from loka.kernels.rendered_specs import NormBackward, NormForward, Spec
+from loka.kernels.rendering import Rendered, load_kernel_templates, render, render_files
+
+# norm, weight, bias, activation, add
+PARTS = [
+    ("layer_norm", True, True, None, False),
+    ("layer_norm", True, True, "silu", True),
+    ("layer_norm", True, True, "sigmoid", False),
+    ("layer_norm", True, False, "gelu", True),
+    ("layer_norm", False, False, "hardswish", False),
+    ("rms_norm", True, False, None, False),
+    ("rms_norm", True, True, "sigmoid", True),
+    ("rms_norm", False, False, "relu", False),
+    (None, False, False, "silu", True),
+    (None, False, False, "sigmoid", False),
+    (None, False, False, "relu", True),
+    (None, False, False, None, True),
+    (None, False, False, None, False),
+]
+
+
+def norm_specs(width: int, parts: Sequence[tuple[str | None, bool, bool, str | None, bool]]) -> list[Spec]:
+    """Every forward and backward of these parts, quantised and not, that has something to compute."""
+    specs: list[Spec] = []
+    for norm, weight, bias, activation, add in parts:
+        for quantise in (True, False):
+            if norm or activation or add or quantise:
+                specs.append(NormForward(width, norm, weight, bias, 1e-5, activation, add, quantise, save=True))
+            if norm or activation or quantise:
+                specs.append(NormBackward(width, norm, weight, bias, 1e-5, activation, add, quantise))
+    return specs
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package of rendered kernels, imported."""
+
+    fused: ModuleType
+    kernels: dict[str, Rendered]  # by function
+
+    @property
+    def triton_kernels(self) -> ModuleType:
+        """The file that imports Triton, imported now."""
+        return importlib.import_module(self.fused.__package__ + ".triton_kernels")
+
+    def run(self, spec: Spec, *arguments: object) -> dict[str, Tensor]:
+        """The operator's results by name."""
+        results = getattr(self.fused, spec.function)(*arguments)
+        return dict(zip(spec.results, results if isinstance(results, tuple | list) else (results,), strict=True))
+
+
+def write_package(folder: Path, specs: Sequence[Spec], launched: Configuration | None = None) -> Package:
+    """Render `specs` into a package in `folder`, whose last part names it, and import that."""
+    templates = load_kernel_templates()
+    kernels = [
+        render(spec, templates, launched if isinstance(spec, NormForward | NormBackward) else None) for spec in specs
+    ]
+    folder.mkdir(parents=True)
+    for name, text in {**render_files(kernels, templates, "a test"), "__init__.py": ""}.items():
+        (folder / name).write_text(text)
+    sys.path.insert(0, str(folder.parent))
+    try:
+        importlib.invalidate_caches()
+        fused = importlib.import_module(f"{folder.name}.fused")
+    finally:
+        sys.path.remove(str(folder.parent))
+    return Package(fused, {kernel.function: kernel for kernel in kernels})
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A norm's arguments in some dtype, by name, and its output's gradient."""
+
+    tensors: dict[str, Tensor]
+    grad: Tensor
+
+
+def random_inputs(
+    rows: int, width: int, dtype: torch.dtype, device: str = "cpu", heavy: bool = False, seed: int = 0
+) -> Inputs:
+    """x (rows, width), add, weight, bias (width,), grad; rows differ in size, `heavy` ones have far outliers."""
+    generator = torch.Generator().manual_seed(seed + 7919 * rows + width)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    sizes = torch.logspace(-3, 3, max(rows, 1))[torch.randperm(max(rows, 1), generator=generator)][:rows, None]
+    x, grad = normal(rows, width) * sizes + normal(rows, 1), normal(rows, width) * sizes.flip(0)
+    if heavy:  # the square root of a Cauchy's size: tails of a Student t with two degrees of freedom
+        x, grad = (m * (normal(rows, width) / normal(rows, width)).abs().sqrt().clamp(max=1e3) for m in (x, grad))
+    tensors = {"x": x, "add": normal(width), "weight": 0.5 + normal(width).abs(), "bias": 0.3 * normal(width)}
+    moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
+    return Inputs(moved, grad.to(device, dtype))
+
+
+def exact_forward(spec: NormForward | NormBackward, tensors: dict[str, Tensor], eps: float = 1e-5) -> Tensor:
+    """The output in float64, by torch's own functions; differentiable."""
+    y = tensors["x"]
+    if spec.add:
+        y = y + tensors["add"]
+    weight, bias = (tensors[name] if getattr(spec, name) else None for name in ("weight", "bias"))
+    if spec.norm == "layer_norm":
+        y = F.layer_norm(y, (spec.width,), weight, bias, eps)
+    elif spec.norm == "rms_norm":
+        y = F.rms_norm(y, (spec.width,), weight, eps)
+        y = y if bias is None else y + bias
+    activations = {
+        "relu": F.relu, "silu": F.silu, "sigmoid": torch.sigmoid, "hardswish": F.hardswish, "gelu": F.gelu
+    }  # fmt: skip
+    return activations[spec.activation](y) if spec.activation else y
+
+
+def exact_gradients(spec: NormBackward, inputs: Inputs, eps: float = 1e-5) -> dict[str, Tensor]:
+    """dx, dweight, dbias, dadd in float64, by autograd."""
+    leaves = {name: tensor.double().requires_grad_() for name, tensor in inputs.tensors.items()}
+    output = exact_forward(spec, leaves, eps)
+    names = ["x", *(name for name in ("weight", "bias", "add") if getattr(spec, name))]
+    gradients = torch.autograd.grad(output, [leaves[name] for name in names], inputs.grad.double())
+    return {f"d{name}": gradient for name, gradient in zip(names, gradients, strict=True)}
+
+
+def exact_statistics(
+    spec: NormForward | NormBackward, tensors: dict[str, Tensor], eps: float = 1e-5
+) -> dict[str, Tensor]:
+    """mean and rstd in float64, those that the spec's norm has."""
+    x = tensors["x"].double()
+    if spec.add:
+        x = x + tensors["add"].double()
+    if spec.norm == "layer_norm":
+        variance = x.var(1, unbiased=False)
+        return {"mean": x.mean(1), "rstd": (variance + eps).rsqrt()}
+    return {"rstd": (x.square().mean(1) + eps).rsqrt()} if spec.norm else {}
+
+
+def arguments_of(spec: NormForward | NormBackward, inputs: Inputs, eps: float = 1e-5) -> list[Tensor]:
+    """The operator's tensor arguments."""
+    statistics = {name: t.float() for name, t in exact_statistics(spec, inputs.tensors, eps).items()}
+    known = {**inputs.tensors, **statistics, "grad": inputs.grad}
+    return [known[name] for name in spec.parameters]
