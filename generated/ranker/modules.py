@@ -15,7 +15,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "865d79a47bd37094993b21bae8d9ce195a8f9c00b9f1bc02f11634af6d726cf2"
+STAMP = "62b74a2132c39153bd2ece08a167601ce57f04471b6f8314330f1336c3376909"
 
 
 class EmbedDense3(dispatch.Bound):

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from loka.codegen import straight
+from loka.codegen.chain_calls import PlannedChain, chain_arguments, planned_chains, site_call
+from loka.codegen.chains import Chains
 from loka.codegen.layout import Code, call, code_of, lay_out, parse
 from loka.codegen.prose import shown, wrapped
 from loka.codegen.recipes import SiteRecipe, site_recipe
@@ -28,6 +30,10 @@ class Writer(Protocol):
     @property
     def regions(self) -> Regions:
         """The package's outlined functions."""
+
+    @property
+    def chains(self) -> Chains:
+        """The package's chains."""
 
     def kernel_name(self, recipe: SiteRecipe, has_bias: bool, frozen: bool) -> str:
         """The wrapper in kernels.py for one more call, without the module."""
@@ -58,6 +64,7 @@ class ForwardBody:
         self._scope = straight.Scope(argument.name for argument in self.arguments if argument.name)
         self._used = straight.used_later(forward.statements, forward.result)
         self._index = _site_indices(forward, sites)
+        self._chains = planned_chains(forward, self._index, plans)
         self.frozen_weights: list[tuple[SitePlan, str | None]] = [(plan, None) for plan in plans]
         self.imports: set[str] = set()
         self.lines: list[str] = []
@@ -71,7 +78,10 @@ class ForwardBody:
         regions = {region.first: region for region in self._forward.regions}
         while position < len(statements):
             region = regions.get(position)
-            if region is not None and self._outlined(region):
+            if position in self._chains:
+                self._chain(self._chains[position])
+                position = self._chains[position].chain.last + 1
+            elif region is not None and self._outlined(region):
                 self._region(region)
                 position = region.last + 1
             else:
@@ -82,6 +92,21 @@ class ForwardBody:
         result = straight.renamed(self._forward.result, self._scope)
         self._import(result)
         self.lines += lay_out("return ", result, "", INDENT).split("\n")
+
+    @property
+    def fuses(self) -> bool:
+        """Whether kernels take along what stands around a GEMM in the model's dtype."""
+        return any(not planned.shape.fp8 for planned in self._chains.values())
+
+    def _chain(self, planned: PlannedChain) -> None:
+        chain, shape = planned.chain, planned.shape
+        linears = [stage.linear for stage in chain.stages]
+        frozen = self._frozen and (not shape.fp8 or self._freeze_all(linears))
+        arguments = chain_arguments(self._forward, planned, self._scope, frozen)
+        name = f"{self._writer.kernels}.{self._writer.chains.function(shape, frozen)}"
+        code = call(name, [code_of(parse(argument)) for argument in arguments])
+        self._comment_notes(range(chain.first, chain.last + 1))
+        self._assign_product(chain.last, code, self._call_at(linears[-1]).out)
 
     def _runs_fp8(self, position: int) -> bool:
         """Whether the statement is a GEMM of which something runs in FP8 here."""
@@ -103,18 +128,17 @@ class ForwardBody:
         numbers = range(region.first, region.last + 1)
         statements = [self._forward.statements[number] for number in numbers]
         position = next(number for number in numbers if self._forward.statements[number].call is not None)
-        index, site_call = self._index[position], self._call_at(position)
+        index, gemm = self._index[position], self._call_at(position)
         recipe = site_recipe(self._plans[index])
         frozen = self._freeze(position)
-        function = self._writer.kernel_name(recipe, site_call.bias is not None, frozen)
+        function = self._writer.kernel_name(recipe, gemm.bias is not None, frozen)
         linear = Linear(function, frozen, function.replace("_", " "))
         name, reads = self._writer.regions.function(region, statements, linear)
         operands = [self._scope.read(ref.text) if ref.kind is RefKind.LOCAL else ref.text for ref in reads]
         weight = [f"self.loka_weight_{index}", f"self.loka_scale_{index}"] if frozen else []
         arguments = [*operands, *weight, f"self.loka.tick({index})"]
         code = call(f"{self._writer.kernels}.{name}", [code_of(parse(argument)) for argument in arguments])
-        notes = dict.fromkeys(statement.note for statement in statements if statement.note)
-        self._comment(", ".join(shown(note) for note in notes))
+        self._comment_notes(numbers)
         self._assign(region.last, code)
 
     def _statement(self, position: int) -> None:
@@ -126,43 +150,54 @@ class ForwardBody:
             self._import(code)
             self._assign(position, code)
             return
-        index, site_call = self._index[position], self._call_at(position)
+        index, gemm = self._index[position], self._call_at(position)
         frozen = self._freeze(position)
         recipe = site_recipe(self._plans[index])
-        parts = straight.linear_call(site_call, texts)
+        parts = straight.linear_call(gemm, texts)
         name = self._writer.kernel_name(recipe, parts.bias is not None, frozen)
         weight = [f"self.loka_weight_{index}", f"self.loka_scale_{index}"] if frozen else [parts.weight]
         operands = [parts.x, *weight, parts.bias or "None", f"self.loka.tick({index})"]
-        function = f"{self._writer.kernels}.{name}"
-        if parts.out == "{0}":
-            self._assign(position, call(function, [code_of(parse(operand)) for operand in operands]))
+        code = call(f"{self._writer.kernels}.{name}", [code_of(parse(operand)) for operand in operands])
+        self._assign_product(position, code, parts.out)
+
+    def _assign_product(self, position: int, code: Code, out: str) -> None:
+        """Give a GEMM's statement its value: the product, in the view that the model takes of it."""
+        if out == "{0}":
+            self._assign(position, code)
             return
         product = self._scope.names.unique("product")
-        self.lines += straight.assignment(
-            product, call(function, [code_of(parse(operand)) for operand in operands]), INDENT, self._scope
-        )
-        self._assign(position, straight.checked(parts.out.format(product), [product]))
+        self.lines += straight.assignment(product, code, INDENT, self._scope)
+        self._assign(position, straight.checked(out.format(product), [product]))
 
     def _call_at(self, position: int) -> SiteCall:
-        site_call = self._forward.statements[position].call
-        if site_call is None:
-            raise LokaError(f"statement {position} is no GEMM. This is a fault in LoKA: please report it.")
-        return site_call
+        return site_call(self._forward, position)
 
     def _freeze(self, position: int) -> bool:
         """Whether the weight of a GEMM is frozen here; a weight that the forward computes is quantised in each call."""
-        if not self._frozen:
-            return False
-        statement, site_call = self._forward.statements[position], self._call_at(position)
-        read = [ref for index, ref in enumerate(statement.operands) if f"{{{index}}}" in site_call.weight]
-        if any(ref.kind is RefKind.LOCAL for ref in read):
-            return False
-        index = self._index[position]
-        weight = site_call.weight.format(*(ref.text for ref in statement.operands))
-        if self.frozen_weights[index][1] not in (None, weight):  # a site that is called twice, in two views
-            return False
-        self.frozen_weights[index] = (self._plans[index], weight)
+        return self._frozen and self._freeze_all([position])
+
+    def _freeze_all(self, positions: Sequence[int]) -> bool:
+        """Freeze the weights of several GEMMs, or of none."""
+        weights = {position: self._frozen_weight(position) for position in positions}
+        for position, weight in weights.items():
+            if weight is None:
+                return False
+            index = self._index[position]
+            others = [other for p, other in weights.items() if self._index[p] == index]
+            if any(other != weight for other in (*others, self.frozen_weights[index][1] or weight)):
+                return False  # a site that is called twice, in two views
+        for position, weight in weights.items():
+            index = self._index[position]
+            self.frozen_weights[index] = (self._plans[index], weight)
         return True
+
+    def _frozen_weight(self, position: int) -> str | None:
+        """The expression for a weight that no call computes, None for one that the forward does."""
+        statement, gemm = self._forward.statements[position], self._call_at(position)
+        read = [ref for index, ref in enumerate(statement.operands) if f"{{{index}}}" in gemm.weight]
+        if any(ref.kind is RefKind.LOCAL for ref in read):
+            return None
+        return gemm.weight.format(*(ref.text for ref in statement.operands))
 
     def _target(self, target: str) -> str | None:
         return self._scope.define(target) if target in self._used else None
@@ -182,6 +217,10 @@ class ForwardBody:
 
     def _import(self, code: Code) -> None:
         self.imports |= straight.globals_of(code.flat())
+
+    def _comment_notes(self, numbers: range) -> None:
+        notes = dict.fromkeys(self._forward.statements[number].note for number in numbers)
+        self._comment(", ".join(shown(note) for note in notes if note))
 
     def _comment(self, notes: str) -> None:
         """Say where statements come from when that changes."""

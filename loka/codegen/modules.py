@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from loka.codegen.chain_shapes import ChainShape, StageShape, fits
+from loka.codegen.chains import Chains
 from loka.codegen.forwards import INDENT, ForwardBody
 from loka.codegen.layout import Code, call, code_of, lay_out, parse
 from loka.codegen.names import Names, class_name
@@ -33,7 +35,7 @@ class BoundView:
 
     binding: Binding
     train: ModuleView
-    infer: ModuleView | None  # None where no fprop runs in FP8
+    infer: ModuleView | None  # None where no fprop runs in FP8, and no kernel takes anything along
     gemms: tuple[tuple[str, ...], ...]
 
 
@@ -46,6 +48,7 @@ class ModuleWriter:
     kernels: str  # the name under which the module of kernels is imported
     recipes: Recipes
     regions: Regions
+    chains: Chains
     class_names: Names = field(default_factory=Names)
     imports: set[str] = field(default_factory=set)
 
@@ -55,9 +58,10 @@ class ModuleWriter:
         plans = self._site_plans(binding)
         gemms = tuple(tuple(gemm.gemm.value for gemm in plan.gemms if gemm.fp8) for plan in plans)
         write = self._linear if binding.kind is BindingKind.LINEAR else self._forward
-        train = write(binding, name, plans, False)
-        frozen = any("fprop" in names for names in gemms)
-        return BoundView(binding, train, write(binding, f"{name}Frozen", plans, True) if frozen else None, gemms)
+        train, fuses = write(binding, name, plans, False)
+        frozen = fuses or any("fprop" in names for names in gemms)
+        infer = write(binding, f"{name}Frozen", plans, True)[0] if frozen else None
+        return BoundView(binding, train, infer, gemms)
 
     def _site_plans(self, binding: Binding) -> tuple[SitePlan, ...]:
         """The plans of the first module's sites; every other module's must run the same."""
@@ -79,34 +83,45 @@ class ModuleWriter:
             raise LokaError(f"the binding {binding.name!r} mixes recipes. This is a fault in LoKA: please report it.")
         return found[0]
 
-    def _linear(self, binding: Binding, name: str, plans: tuple[SitePlan, ...], frozen: bool) -> ModuleView:
+    def _linear(
+        self, binding: Binding, name: str, plans: tuple[SitePlan, ...], frozen: bool
+    ) -> tuple[ModuleView, bool]:
+        """The class of a plain linear; it takes nothing along."""
         (plan,) = plans
         recipe = site_recipe(plan)
         bias = "self.bias" if any(path == "bias" for path, _ in binding.shapes) else None
         weight = ("self.loka_weight_0", "self.loka_scale_0") if frozen else ("self.weight",)
-        operands = ("x", *weight, bias or "None", "self.loka.tick(0)")
-        product = call(self._kernel(recipe, bias is not None, frozen), [Code(operand) for operand in operands])
-        docstring = self._docstring(binding, plans, frozen)
-        return ModuleView(
+        if recipe.turned and fits(plan):
+            shape = ChainShape((StageShape(plan.site.k, plan.site.n, bias is not None, recipe),))
+            kernel, biases = f"{self.kernels}.{self.chains.function(shape, frozen)}", (bias,) if bias else ()
+        else:
+            kernel, biases = self._kernel(recipe, bias is not None, frozen), (bias or "None",)
+        product = call(kernel, [Code(operand) for operand in ("x", *weight, *biases, "self.loka.tick(0)")])
+        view = ModuleView(
             name,
-            docstring,
+            self._docstring(binding, plans, frozen),
             "def forward(self, x: Tensor) -> Tensor:",
             tuple(lay_out("return ", product, "", INDENT).split("\n")),
             self._quantize_lines(((plan, "self.weight"),)) if frozen else (),
         )
+        return view, False
 
-    def _forward(self, binding: Binding, name: str, plans: tuple[SitePlan, ...], frozen: bool) -> ModuleView:
+    def _forward(
+        self, binding: Binding, name: str, plans: tuple[SitePlan, ...], frozen: bool
+    ) -> tuple[ModuleView, bool]:
+        """The class of a straight-line forward, and whether kernels take anything along in the model's dtype."""
         if binding.forward is None:
             raise LokaError(f"the binding {binding.name!r} has no forward. This is a fault in LoKA: please report it.")
         body = ForwardBody(self, binding.forward, binding.sites[0], plans, frozen)
         self.imports |= body.imports
-        return ModuleView(
+        view = ModuleView(
             name,
             self._docstring(binding, plans, frozen),
             forward_header(binding.forward, body.arguments),
             tuple(body.lines),
             self._quantize_lines(body.frozen_weights) if frozen else (),
         )
+        return view, body.fuses
 
     def kernel_name(self, recipe: SiteRecipe, has_bias: bool, frozen: bool) -> str:
         """The wrapper in kernels.py for one more call, without the module."""

@@ -21,6 +21,7 @@ RESERVED = frozenset(
         "dispatch",
         "kernels",
         "fp8_kernels",
+        "fused",
         "modules",
         "self",
         "Any",

@@ -63,6 +63,36 @@ class SiteRecipe:
         """Whether any GEMM runs in FP8."""
         return any(recipe is not None for _, recipe in self.items())
 
+    @property
+    def turned(self) -> bool:
+        """Whether the recipe is that of a chain of kernels (`loka.codegen.chains`).
+
+        fprop and dgrad take e4m3 with measured power-of-two scales for each row; dgrad's weight and both operands of
+        wgrad are the transposed copies of what the others quantised.
+        """
+        if self.fprop is None or self.dgrad is None or self.wgrad is None:
+            return False
+        turned = (self.dgrad.operands[1], *self.wgrad.operands)
+        rows = (*self.fprop.operands, self.dgrad.operands[0])
+        return (
+            all(_is_e4m3_rows(operand) for operand in rows)
+            and all(is_turned(operand) and operand.format is Format.E4M3 for operand in turned)
+            and turned[0].scaling is Scaling.ROWWISE
+            and turned[1].scaling is turned[2].scaling
+            and turned[1].scaling in (Scaling.ROWWISE, Scaling.TENSORWISE)
+        )
+
+
+def is_turned(operand: OperandRecipe) -> bool:
+    """Whether an operand is the transposed copy of the FP8 matrix that another GEMM of its site reads."""
+    return bool(getattr(operand, "turned", False))
+
+
+def _is_e4m3_rows(operand: OperandRecipe) -> bool:
+    """Whether an operand is quantised as the kernels of a chain do it."""
+    form = (operand.format, operand.scaling, operand.range, operand.power_of_two)
+    return form == (Format.E4M3, Scaling.ROWWISE, Range.DYNAMIC, True) and not is_turned(operand)
+
 
 def site_recipe(plan: SitePlan) -> SiteRecipe:
     """The recipe of a planned site.
@@ -86,10 +116,10 @@ def _gemm_recipe(plan: GemmPlan) -> GemmRecipe | None:
 
 def describe(plan: SitePlan) -> str:
     """What each planned GEMM runs in: "fprop, dgrad in e4m3 rowwise; wgrad in the model's dtype"."""
-    return _said((gemm.gemm, _gemm_recipe(gemm)) for gemm in plan.gemms)
+    return said((gemm.gemm, _gemm_recipe(gemm)) for gemm in plan.gemms)
 
 
-def _said(gemms: Iterable[tuple[Gemm, GemmRecipe | None]]) -> str:
+def said(gemms: Iterable[tuple[Gemm, GemmRecipe | None]]) -> str:
     groups: dict[str, list[str]] = {}
     for gemm, recipe in gemms:
         said = "the model's dtype" if recipe is None else _recipe_said(recipe)
@@ -98,12 +128,21 @@ def _said(gemms: Iterable[tuple[Gemm, GemmRecipe | None]]) -> str:
 
 
 def _recipe_said(recipe: GemmRecipe) -> str:
-    """The name as prose: "e5m2 by e4m3 rowwise with fast accumulation"."""
+    """The name as prose: "e5m2 by e4m3 rowwise with fast accumulation"; `turned` is said of transposed copies."""
+    first, second = recipe.operands
+    if is_turned(first) and is_turned(second):
+        return f"turned copies, {_SCALING[first.scaling]}" + _fast_said(recipe)
+    if is_turned(second):
+        return _recipe_said(GemmRecipe((first, first), recipe.accumulation)) + " by a turned copy"
     said = _gemm_name(recipe).removesuffix("_fast").replace("_", " ").replace(" pow2", " with power-of-two scales")
     for operand in recipe.operands:
         if operand.range == Range.STATIC:
             said = said.replace(f"amax {_number_name(_amax(operand))}", f"for |x| up to {_amax(operand)!r}")
-    return said + (" with fast accumulation" if recipe.accumulation == Accumulation.FAST else "")
+    return said + _fast_said(recipe)
+
+
+def _fast_said(recipe: GemmRecipe) -> str:
+    return " with fast accumulation" if recipe.accumulation == Accumulation.FAST else ""
 
 
 def operand_name(recipe: OperandRecipe) -> str:
@@ -244,7 +283,7 @@ class Recipes:
             LinearView(
                 function,
                 _header(name, ("weight",), self._bias_of(name)),
-                wrapped(f"y = x @ weight.T for x (M, K) and weight (N, K): {_said(recipe.items())}.", 4, first=6),
+                wrapped(f"y = x @ weight.T for x (M, K) and weight (N, K): {said(recipe.items())}.", 4, first=6),
                 self._lines(Gemm.FPROP, recipe.fprop, "return ", "dtype", "tick", 8),
                 self._lines(Gemm.DGRAD, recipe.dgrad, "dx = ", "x.dtype", "ctx.tick + 1", 12),
                 self._lines(Gemm.WGRAD, recipe.wgrad, "dw = ", "weight.dtype", "ctx.tick + 2", 12),

@@ -10,6 +10,7 @@ from pathlib import PurePath, PurePosixPath
 
 import loka
 from loka.codegen.bindings import binding_text
+from loka.codegen.chains import Chains
 from loka.codegen.layout import WIDTH, quoted
 from loka.codegen.modules import BoundView, ModuleWriter
 from loka.codegen.names import RESERVED, Names
@@ -19,6 +20,7 @@ from loka.codegen.regions import Regions
 from loka.codegen.resources import Templates, load_templates
 from loka.codegen.signature import outside_names
 from loka.errors import InputError
+from loka.kernels.rendering import KERNELS_FILE, load_kernel_templates, render, render_files
 from loka.plan.plan import Plan
 from loka.plan.serial import to_json
 
@@ -40,7 +42,7 @@ def render_package(plan: Plan, plan_json: str | None = None) -> dict[str, str]:
     templates = load_templates()
     text = to_json(plan) if plan_json is None else plan_json
     files = _render_code(plan, templates)
-    inputs = _inputs(plan, text, templates)
+    inputs = _inputs(plan, text, templates, KERNELS_FILE in files)
     # Over the inputs and what came of them, so that two generations with one stamp have the same files.
     stamp = _sha256(json.dumps([inputs, files], sort_keys=True))
     stamped = {name: code.replace(_UNSTAMPED, stamp, 1) for name, code in files.items()}
@@ -58,15 +60,27 @@ def _render_code(plan: Plan, templates: Templates) -> dict[str, str]:
         kernels="fp8_kernels" if "kernels" in arguments else "kernels",
         recipes=Recipes(kernel_names),
         regions=Regions(kernel_names),
+        chains=Chains(kernel_names),
     )
     views = [writer.bound(binding) for binding in plan.bindings]
     common = {"name": plan.name, "policy": shown(policy_name(plan)), "stamp": _UNSTAMPED, "target": quoted(plan.target)}
+    fused = _fused_files(writer, common["policy"])
     files = {
+        **fused,
         "kernels.py": _kernels(templates, writer, common),
         "modules.py": _modules(templates, writer, views, common),
-        "__init__.py": templates.render("init.py.j2", {"bindings": [binding_text(view) for view in views], **common}),
+        "__init__.py": templates.render(
+            "init.py.j2", {"bindings": [binding_text(view) for view in views], "fused": bool(fused), **common}
+        ),
     }
     return {name: _with_exemptions(code, arguments if name == "modules.py" else ()) for name, code in files.items()}
+
+
+def _fused_files(writer: ModuleWriter, policy: str) -> dict[str, str]:
+    """The files of Triton kernels and of their operators, none where no chain calls any."""
+    templates = load_kernel_templates()
+    kernels = [render(spec, templates) for spec in writer.chains.specs()]
+    return render_files(kernels, templates, policy, _UNSTAMPED) if kernels else {}
 
 
 def _kernels(templates: Templates, writer: ModuleWriter, common: dict[str, str]) -> str:
@@ -78,6 +92,8 @@ def _kernels(templates: Templates, writer: ModuleWriter, common: dict[str, str])
             "frozens": frozens,
             "quantisers": writer.recipes.quantisers(),
             "formats": writer.recipes.formats(),
+            "chains": writer.chains.views(),
+            "frozen_chains": writer.chains.frozen_views(),
             "regions": writer.regions.views,
             "imports": sorted(writer.regions.imports),
             **common,
@@ -127,12 +143,14 @@ def _portable(file: str) -> str:
     return path.name if path.is_absolute() else PurePosixPath(*path.parts).as_posix()
 
 
-def _inputs(plan: Plan, plan_json: str, templates: Templates) -> dict[str, str]:
+def _inputs(plan: Plan, plan_json: str, templates: Templates, has_kernels: bool) -> dict[str, str]:
     """What the package was made from: sha256 by name."""
     inputs = {f"policy {_portable(file)}": digest for file, digest in plan.policy_files}
     if plan.profile is not None:
         inputs[f"profile {_portable(plan.profile[0])}"] = plan.profile[1]
     inputs |= {f"template {name}": digest for name, digest in templates.hashes().items()}
+    if has_kernels:
+        inputs |= {f"template {name}": digest for name, digest in load_kernel_templates().hashes().items()}
     return {**inputs, PLAN: _sha256(plan_json), "loka": loka.__version__}
 
 

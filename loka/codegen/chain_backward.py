@@ -1,0 +1,161 @@
+"""The backward of a chain, as straight-line text: stage by stage from the last to the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loka.codegen import chain_shapes as shapes
+from loka.codegen.chain_names import INDENT, ChainNames, Kernels, product, reduced, statement, unpacked
+from loka.codegen.chain_shapes import ChainShape, StageShape
+from loka.kernels.rendered_specs import NormBackward, Turn
+from loka.numerics.names import Gemm
+
+
+def backward_lines(shape: ChainShape, kernels: Kernels) -> list[str]:
+    """The body of backward, which is given `grad`."""
+    return _Backward(shape, kernels).lines
+
+
+class _Backward:
+    """Writes the lines; partial sums are gathered on the way, and added up in the end."""
+
+    def __init__(self, shape: ChainShape, kernels: Kernels) -> None:
+        self._shape, self._kernels = shape, kernels
+        self._names = ChainNames(shape)
+        self._inputs = self._names.tensors()
+        self._sums: list[tuple[str, str]] = []  # a partial sum, and the vector whose gradient it is
+        self._known: dict[str, str] = {}  # gradients that are no partial sums
+        self.lines: list[str] = []
+        self._write()
+
+    def _write(self) -> None:
+        self._unpack()
+        weights = [f"weight{self._names.suffix(index)}" for index in range(len(self._shape.stages))]
+        none = [f"d{name}" for name in weights] if self._ends_with_x else ["dx", *(f"d{name}" for name in weights)]
+        self._add(f"{' = '.join(none)} = None")
+        for index in reversed(range(len(self._shape.stages))):
+            (self._fp8_stage if self._shape.fp8 else self._plain_stage)(index)
+        if self._ends_with_x:
+            self._before(INDENT)
+        partials, vectors = [partial for partial, _ in self._sums], [vector for _, vector in self._sums]
+        dtypes, totals = [f"{vector}.dtype" for vector in vectors], [f"d{vector}" for vector in vectors]
+        self.lines += reduced(self._kernels, partials, dtypes, totals, INDENT)
+        nothing = ["None"] * (1 + len(self._names.ticks()))
+        self._return([*(f"d{name}" for name in self._inputs), *nothing])
+
+    @property
+    def _ends_with_x(self) -> bool:
+        """Whether the input's gradient is always computed: a norm with parameters before the first linear needs it."""
+        return bool(self._names.pre_vectors())
+
+    def _add(self, line: str, indent: int = INDENT) -> None:
+        self.lines.append(" " * indent + line)
+
+    def _unpack(self) -> None:
+        self.lines += unpacked(self._names.saved(), "ctx.saved_tensors", INDENT)
+        dtypes = [name for _, name in self._names.kept_dtypes()]
+        if dtypes:
+            self.lines += unpacked(dtypes, "ctx.dtypes", INDENT)
+        ticks = self._names.ticks()
+        if len(ticks) > 1:
+            self.lines += unpacked(ticks, "ctx.ticks", INDENT)
+
+    def _return(self, values: Sequence[str]) -> None:
+        line = f"return {', '.join(values)}"
+        if INDENT + len(line) <= 120:
+            self._add(line)
+            return
+        self._add("return (")
+        for value in values:
+            self._add(f"{value},", INDENT + 4)
+        self._add(")")
+
+    def _tick(self, index: int) -> str:
+        return "ctx.tick" if len(self._shape.stages) == 1 else f"tick{self._names.suffix(index)}"
+
+    def _needs(self, name: str) -> str:
+        return f"if ctx.needs_input_grad[{self._inputs.index(name)}]:"
+
+    def _through_after(self, index: int, stage: StageShape, results: dict[str, str]) -> bool:
+        """From the gradient of a stage's result to that of its product; False where no kernel is needed for that."""
+        spec = shapes.backward_after(stage, self._shape.fp8)
+        if spec is None:
+            return False
+        s, vectors = self._names.suffix(index), self._names.after(index)
+        known = {**vectors, "mean": f"mean{s}", "rstd": f"rstd{s}"}
+        arguments = {"grad": "grad", "x": f"y{s}", **known} if isinstance(spec, NormBackward) else {"x": "grad"}
+        sums = {f"d{key}": f"{vector}_sums" for key, vector in vectors.items()}
+        self.lines += statement(self._kernels, spec, arguments, {**results, **sums}, INDENT)
+        self._sums += [(sums[f"d{key}"], vectors[key]) for key in vectors if f"d{key}" in spec.results]
+        return True
+
+    def _fp8_stage(self, index: int) -> None:
+        stage, s = self._shape.stages[index], self._names.suffix(index)
+        self._through_after(index, stage, {"values": "dy_fp8", "scale": "dy_scale", "largest": "dy_largest"})
+        always = index > 0 or self._ends_with_x
+        if always:
+            self._turn(index, ("dy", "x", "weight"), INDENT)
+        else:
+            self._add(self._needs("x"))
+            self._turn(index, ("dy", "x", "weight"), INDENT + 4)
+        target, dtype = ("grad", "dtype") if index or stage.before is not None else ("dx", "x_dtype")
+        operands = ("dy_fp8", "dy_scale", "weight_turned", "weight_spread")
+        dgrad = product(
+            stage.recipe,
+            Gemm.DGRAD,
+            operands,
+            target,
+            dtype,
+            f"{self._tick(index)} + 1",
+            INDENT if always else INDENT + 4,
+        )
+        self.lines += dgrad
+        if not always:
+            if stage.before is not None:
+                self._before(INDENT + 4)
+            self._add("else:")
+            self._turn(index, ("dy", "x"), INDENT + 4)
+        self._add(self._needs(f"weight{s}"))
+        operands = ("dy_turned", "dy_spread", "x_turned", "x_spread")
+        tick, dtype = f"{self._tick(index)} + 2", f"weight_dtype{s}"
+        self.lines += product(stage.recipe, Gemm.WGRAD, operands, f"dweight{s}", dtype, tick, INDENT + 4)
+
+    def _turn(self, index: int, operands: Sequence[str], indent: int) -> None:
+        """The transposed copies of a stage's operands, in one launch."""
+        s = self._names.suffix(index)
+        arguments: dict[str, str] = {}
+        results: dict[str, str] = {}
+        for place, operand in enumerate(operands):
+            own = "" if operand == "dy" else s
+            for name, values in (("values", "fp8"), ("scale", "scale"), ("largest", "largest")):
+                arguments[f"{name}_{place}"] = f"{operand}_{values}{own}"
+            for name in ("turned", "spread"):
+                results[f"{name}_{place}"] = f"{operand}_{name}"
+        self.lines += statement(self._kernels, Turn(len(operands)), arguments, results, indent)
+
+    def _plain_stage(self, index: int) -> None:
+        stage, s = self._shape.stages[index], self._names.suffix(index)
+        dy = "dy" if self._through_after(index, stage, {"dx": "dy"}) else "grad"
+        if stage.bias and not stage.followed:
+            self._add(f"dbias{s} = {dy}.sum(0).to(bias{s}.dtype)")
+        self._add(self._needs(f"weight{s}"))
+        self._add(f"dweight{s} = ({dy}.t() @ {self._names.hidden(index)}).to(weight{s}.dtype)", INDENT + 4)
+        if index or self._ends_with_x:
+            self._add(f"grad = {dy} @ weight{s}.to({dy}.dtype)")
+            return
+        self._add(self._needs("x"))
+        if stage.before is None:
+            self._add(f"dx = ({dy} @ weight{s}.to({dy}.dtype)).to(x_dtype)", INDENT + 4)
+        else:
+            self._add(f"grad = {dy} @ weight{s}.to({dy}.dtype)", INDENT + 4)
+            self._before(INDENT + 4)
+
+    def _before(self, indent: int) -> None:
+        """Through the norm before the first linear."""
+        spec = shapes.backward_before(self._shape.stages[0])
+        vectors = {"weight": "pre_norm_weight", "bias": "pre_norm_bias"}
+        arguments = {"grad": "grad", "x": "x", "mean": "pre_mean", "rstd": "pre_rstd", **vectors}
+        sums = {f"d{key}": f"{vector}_sums" for key, vector in vectors.items()}
+        self.lines += statement(self._kernels, spec, arguments, {"dx": "dx", **sums}, indent)
+        self._add("dx = dx.to(x.dtype)", indent)
+        self._sums += [(sums[f"d{key}"], vectors[key]) for key in vectors if f"d{key}" in spec.results]

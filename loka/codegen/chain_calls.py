@@ -1,0 +1,89 @@
+"""Which chains a forward has, and what their functions are called with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from loka.codegen import straight
+from loka.codegen.chain_shapes import KNOWN, ChainShape, chain_shape, fits
+from loka.codegen.recipes import site_recipe
+from loka.errors import LokaError
+from loka.plan.plan import SitePlan
+from loka.sites.chains import Chain, ChainNorm, find_chains
+from loka.sites.straight import Ref, RefKind, Region, SiteCall, StraightForward
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedChain:
+    """A chain of a forward and what is rendered for it; `sites` numbers its linears' sites in the binding."""
+
+    chain: Chain
+    shape: ChainShape
+    sites: tuple[int, ...]
+
+
+def planned_chains(
+    forward: StraightForward, index: Mapping[int, int], plans: Sequence[SitePlan]
+) -> dict[int, PlannedChain]:
+    """The chains of GEMMs that are alike, by their first statement.
+
+    These are GEMMs in FP8 with transposed copies (`SiteRecipe.turned`), wherever they stand, and GEMMs in the model's
+    dtype whose region the plan replaces. `index` gives the site's number for each statement that is a GEMM.
+    """
+    around = {place: region for region in forward.regions for place in range(region.first, region.last + 1)}
+    kinds: dict[str, str] = {}
+    regions: list[Region] = []
+    for place, number in sorted(index.items()):
+        recipe, site = site_recipe(plans[number]), site_call(forward, place).site
+        kind = "fp8" if recipe.turned else "plain" if not recipe.fp8 and place in around else ""
+        if kind and fits(plans[number]):
+            kinds[site] = kind
+            regions.append(around.get(place, Region(site, place, place, ("linear",))))
+    found = {}
+    for chain in find_chains(forward, regions, KNOWN, lambda site, other: kinds[site] == kinds[other]):
+        sites = tuple(index[stage.linear] for stage in chain.stages)
+        biases = [site_call(forward, stage.linear).bias is not None for stage in chain.stages]
+        own = [plans[number] for number in sites]
+        shape = chain_shape(chain, own, biases, [site_recipe(plan) for plan in own])
+        if shape.worthwhile:
+            found[chain.first] = PlannedChain(chain, shape, sites)
+    return found
+
+
+def site_call(forward: StraightForward, place: int) -> SiteCall:
+    """The GEMM that a statement is."""
+    found = forward.statements[place].call
+    if found is None:
+        raise LokaError(f"statement {place} is no GEMM. This is a fault in LoKA: please report it.")
+    return found
+
+
+def chain_arguments(forward: StraightForward, planned: PlannedChain, scope: straight.Scope, frozen: bool) -> list[str]:
+    """What a chain's function is called with; with `frozen` weights they come from the module's buffers."""
+    chain, shape = planned.chain, planned.shape
+    arguments: list[str] = []
+    for stage, number in zip(chain.stages, planned.sites, strict=True):
+        operands = forward.statements[stage.linear].operands
+        # A local that is not known here is the chain's own: the input of a linear, which no argument below reads.
+        known = [ref.kind is RefKind.ATTRIBUTE or ref.text in scope.local for ref in operands]
+        texts = [_text(ref, scope) if there else "_" for ref, there in zip(operands, known, strict=True)]
+        parts = straight.linear_call(site_call(forward, stage.linear), texts)
+        if not arguments:
+            x = parts.x if stage.before is None else _text(forward.statements[chain.first].operands[0], scope)
+            arguments += [x, *_norm_texts(stage.before, scope)]
+        kept = frozen and shape.fp8
+        arguments += [f"self.loka_weight_{number}", f"self.loka_scale_{number}"] if kept else [parts.weight]
+        arguments += [parts.bias] if parts.bias is not None else []
+        arguments += _norm_texts(stage.after, scope)
+    ticks = planned.sites if shape.fp8 else ()
+    return [*arguments, *(f"self.loka.tick({number})" for number in ticks)]
+
+
+def _text(ref: Ref, scope: straight.Scope) -> str:
+    return scope.read(ref.text) if ref.kind is RefKind.LOCAL else ref.text
+
+
+def _norm_texts(norm: ChainNorm | None, scope: straight.Scope) -> list[str]:
+    refs = () if norm is None else (norm.weight, norm.bias)
+    return [_text(ref, scope) for ref in refs if ref is not None]

@@ -1,0 +1,195 @@
+"""The names in a chain's text, and its statements: calls of kernels and FP8 products."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from loka.codegen import chain_shapes as shapes
+from loka.codegen.chain_shapes import ChainShape
+from loka.codegen.layout import WIDTH, Code, call, lay_out, quoted
+from loka.codegen.recipes import SiteRecipe
+from loka.errors import LokaError
+from loka.kernels.rendered_specs import NormForward, Reduce, Spec
+from loka.numerics.names import Accumulation, Gemm, Scaling
+
+INDENT = 8
+
+
+class Kernels:
+    """The kernels that a text calls, each once, in order."""
+
+    def __init__(self) -> None:
+        self._specs: dict[Spec, None] = {}
+
+    def call(self, spec: Spec, arguments: Sequence[str]) -> Code:
+        """`fused.NAME(arguments)`."""
+        self._specs.setdefault(spec)
+        return call(f"fused.{spec.function}", [Code(argument) for argument in arguments])
+
+    def specs(self) -> tuple[Spec, ...]:
+        """All that were called."""
+        return tuple(self._specs)
+
+
+class ChainNames:
+    """What a chain's function calls its arguments and intermediate results; stages are told apart by number."""
+
+    def __init__(self, shape: ChainShape) -> None:
+        self._shape = shape
+
+    @property
+    def result(self) -> str:
+        """What forward returns."""
+        stage = self._shape.stages[-1]
+        added = stage.bias and self._shape.fp8
+        return "out" if stage.followed or added else f"y{self.suffix(len(self._shape.stages) - 1)}"
+
+    def suffix(self, index: int) -> str:
+        """ "_1" of the second stage; "" where there is one stage alone."""
+        return f"_{index}" if len(self._shape.stages) > 1 else ""
+
+    def hidden(self, index: int) -> str:
+        """The input of a linear that runs in the model's dtype: what the kernel before it made, or a plain product."""
+        if index and not self._shape.stages[index - 1].followed:
+            return f"y{self.suffix(index - 1)}"
+        return f"h{self.suffix(index)}"
+
+    def quantised(self, operand: str, index: int, frozen: bool = False) -> dict[str, str]:
+        """The results of a kernel that quantises; frozen weights need no transposed copies later."""
+        s = self.suffix(index)
+        largest = "_" if frozen else f"{operand}_largest{s}"
+        return {"values": f"{operand}_fp8{s}", "scale": f"{operand}_scale{s}", "largest": largest}
+
+    def after(self, index: int) -> dict[str, str]:
+        """The parameters of the kernel behind a linear."""
+        s = self.suffix(index)
+        return {"add": f"bias{s}", "weight": f"norm_weight{s}", "bias": f"norm_bias{s}"}
+
+    def vectors(self, index: int) -> list[str]:
+        """A stage's bias and the parameters of its norm."""
+        stage, names = self._shape.stages[index], self.after(index)
+        norm = stage.after
+        there = (stage.bias, norm is not None and norm.weight, norm is not None and norm.bias)
+        return [names[key] for key, present in zip(("add", "weight", "bias"), there, strict=True) if present]
+
+    def pre_vectors(self) -> list[str]:
+        """The parameters of the norm before the first linear."""
+        norm = self._shape.stages[0].before
+        there = (
+            ("pre_norm_weight", norm is not None and norm.weight),
+            ("pre_norm_bias", norm is not None and norm.bias),
+        )
+        return [name for name, present in there if present]
+
+    def tensors(self) -> list[str]:
+        """forward's tensors."""
+        found = ["x", *self.pre_vectors()]
+        for index in range(len(self._shape.stages)):
+            found += [f"weight{self.suffix(index)}", *self.vectors(index)]
+        return found
+
+    def frozen_tensors(self) -> list[str]:
+        """The frozen function's tensors: each FP8 weight comes with its scales."""
+        found: list[str] = []
+        for name in self.tensors():
+            is_weight = name.startswith("weight") and self._shape.fp8
+            found += [name, name.replace("weight", "scale", 1)] if is_weight else [name]
+        return found
+
+    def ticks(self) -> list[str]:
+        """The numbers under which FP8 GEMMs count."""
+        return [f"tick{self.suffix(index)}" for index in range(len(self._shape.stages))] if self._shape.fp8 else []
+
+    def saved(self) -> list[str]:
+        """What forward keeps for backward."""
+        found: list[str] = []
+        if self._shape.stages[0].before is not None:
+            spec = shapes.backward_before(self._shape.stages[0])
+            statistics = [f"pre_{name}" for name in spec.parameters if name in ("mean", "rstd")]
+            found += ["x", *self.pre_vectors(), *statistics]
+        for index, stage in enumerate(self._shape.stages):
+            s = self.suffix(index)
+            if self._shape.fp8:
+                found += [*self.quantised("x", index).values(), *self.quantised("weight", index).values()]
+            else:
+                found += [self.hidden(index), f"weight{s}"]
+            found += [f"y{s}"] if stage.followed else []
+            found += self.vectors(index)
+            spec_after = shapes.backward_after(stage, self._shape.fp8)
+            parameters = spec_after.parameters if spec_after is not None else ()
+            found += [f"{name}{s}" for name in parameters if name in ("mean", "rstd")]
+        return list(dict.fromkeys(found))
+
+    def kept_dtypes(self) -> list[tuple[str, str]]:
+        """The dtypes that backward cannot read off what is saved: where forward finds each, its name in backward."""
+        found = []
+        if self._shape.fp8 and (len(self._shape.stages) > 1 or self._shape.stages[0].before is not None):
+            found.append(("dtype", "dtype"))
+        if self._shape.stages[0].before is None:
+            found.append(("x.dtype", "x_dtype"))
+        if self._shape.fp8:
+            suffixes = [self.suffix(index) for index in range(len(self._shape.stages))]
+            found += [(f"weight{s}.dtype", f"weight_dtype{s}") for s in suffixes]
+        return found
+
+
+def statement(
+    kernels: Kernels, spec: Spec, arguments: Mapping[str, str], results: Mapping[str, str], indent: int
+) -> list[str]:
+    """`results = fused.kernel(arguments)`, both by the names that the kernel has for them."""
+    parameters = list(spec.parameters)
+    if isinstance(spec, NormForward) and not spec.quantise:
+        parameters.append("dtype")
+    values = kernels.call(spec, [arguments[name] for name in parameters])
+    return assigned([results[name] for name in spec.results], values, indent)
+
+
+def reduced(
+    kernels: Kernels, partials: Sequence[str], dtypes: Sequence[str], totals: Sequence[str], indent: int
+) -> list[str]:
+    """Sums of partial sums, in as few launches as there can be."""
+    lines: list[str] = []
+    done = 0
+    for count in shapes.reductions(len(partials)) if partials else ():
+        span = slice(done, done + count)
+        pairs = zip(partials[span], dtypes[span], strict=True)
+        values = kernels.call(Reduce(count), [argument for pair in pairs for argument in pair])
+        lines += assigned(totals[span], values, indent)
+        done += count
+    return lines
+
+
+def assigned(targets: Sequence[str], value: Code, indent: int) -> list[str]:
+    """`a, b = value`; where that would open the targets instead of the call, the value gets a name first."""
+    before = ", ".join(targets)
+    if indent + len(before) + len(" = ") + len(value.text) <= WIDTH:
+        return lay_out(f"{before} = ", value, "", indent).split("\n")
+    return [*lay_out("results = ", value, "", indent).split("\n"), *unpacked(targets, "results", indent)]
+
+
+def unpacked(targets: Sequence[str], source: str, indent: int) -> list[str]:
+    """`a, b = source`, one target a line where they are many."""
+    margin = " " * indent
+    if len(targets) == 1:
+        return [f"{margin}({targets[0]},) = {source}"]
+    line = f"{margin}{', '.join(targets)} = {source}"
+    if len(line) <= WIDTH:
+        return [line]
+    return [f"{margin}(", *(f"{margin}    {target}," for target in targets), f"{margin}) = {source}"]
+
+
+def product(
+    recipe: SiteRecipe, gemm: Gemm, operands: Sequence[str], result: str, dtype: str, tick: str, indent: int
+) -> list[str]:
+    """`result = dispatch.scaled_mm(...)` for values and scales; of a tensorwise operand's scales the first is all."""
+    found = dict(recipe.items())[gemm]
+    if found is None:
+        raise LokaError(f"a chain's {gemm} has no recipe. This is a fault in LoKA: please report it.")
+    texts = list(operands)
+    for place, operand in enumerate(found.operands):
+        if operand.scaling is Scaling.TENSORWISE:
+            texts[2 * place + 1] += "[:1]"
+    scalings = [quoted(operand.scaling.value) for operand in found.operands]
+    fast = repr(found.accumulation == Accumulation.FAST)
+    value = call("dispatch.scaled_mm", [Code(item) for item in (*texts, *scalings, dtype, fast, tick)])
+    return lay_out(f"{result} = ", value, "", indent).split("\n")

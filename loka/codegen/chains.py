@@ -1,0 +1,248 @@
+"""Chains as text: one autograd function for each shape of chain, its wrapper, and its form for frozen weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loka.codegen import chain_shapes as shapes
+from loka.codegen.chain_backward import backward_lines
+from loka.codegen.chain_names import INDENT, ChainNames, Kernels, product, statement
+from loka.codegen.chain_shapes import ChainShape, NormShape
+from loka.codegen.layout import Code, call, lay_out, literal
+from loka.codegen.names import Names
+from loka.codegen.prose import wrapped
+from loka.codegen.recipes import said
+from loka.kernels.rendered_specs import NormForward, Spec
+from loka.numerics.names import Gemm
+
+
+@dataclass(frozen=True, slots=True)
+class ChainView:
+    """One autograd function and its wrapper, as templates/chain.py.j2 reads it."""
+
+    function: str  # LayerNormLinearSiluE4m3X512x2048
+    said: str
+    forward_header: str
+    forward: tuple[str, ...]
+    backward: tuple[str, ...]
+    header: str
+    docstring: str
+    empty: tuple[str, ...]  # what is computed for a batch without rows
+    body: tuple[str, ...]
+    width: int  # of the result
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenChainView:
+    """The chain for weights that were quantised once, as templates/chain_frozen.py.j2 reads it."""
+
+    header: str
+    docstring: str
+    body: tuple[str, ...]
+
+
+class Chains:
+    """The chains of one package and the kernels that they call, each once, in the order of their first uses."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._trained: dict[ChainShape, tuple[str, str]] = {}
+        self._frozen: dict[ChainShape, str] = {}
+
+    def function(self, shape: ChainShape, frozen: bool) -> str:
+        """The wrapper's name in kernels.py for one more call."""
+        if frozen:
+            if shape not in self._frozen:
+                self._frozen[shape] = self._names.unique(f"{shape.name}_frozen")
+            return self._frozen[shape]
+        if shape not in self._trained:
+            name = self._names.unique(shape.name)
+            self._trained[shape] = (name, self._names.unique(_class_of(name)))
+        return self._trained[shape][0]
+
+    def views(self) -> tuple[ChainView, ...]:
+        """Every chain for training that was asked for."""
+        return tuple(_trained(shape, name, function) for shape, (name, function) in self._trained.items())
+
+    def frozen_views(self) -> tuple[FrozenChainView, ...]:
+        """Every chain for frozen weights that was asked for."""
+        return tuple(_frozen(shape, name) for shape, name in self._frozen.items())
+
+    def specs(self) -> tuple[Spec, ...]:
+        """The kernels that the chains call."""
+        kernels = Kernels()
+        for shape in self._trained:
+            _forward_lines(shape, kernels, frozen=False)
+            backward_lines(shape, kernels)
+        for shape in self._frozen:
+            _forward_lines(shape, kernels, frozen=True)
+        return kernels.specs()
+
+
+def _class_of(name: str) -> str:
+    """layer_norm_linear_e4m3_512x64 as LayerNormLinearE4m3X512x64."""
+    return "".join(f"X{part}" if part[0].isdigit() else part[0].upper() + part[1:] for part in name.split("_"))
+
+
+def _trained(shape: ChainShape, name: str, function: str) -> ChainView:
+    names = ChainNames(shape)
+    typed = [Code("ctx: Any"), *(Code(f"{item}: Tensor") for item in names.tensors()), Code("dtype: torch.dtype")]
+    ticks = [f"{tick}: int" for tick in names.ticks()]
+    inputs = names.tensors()
+    applied = call(f"{function}.apply", [Code(item) for item in ("rows", *inputs[1:], "dtype", *names.ticks())])
+    return ChainView(
+        function,
+        wrapped(f"{_steps(shape)}. {_gemms(shape)}", INDENT // 2, first=3),
+        lay_out("def ", call("forward", [*typed, *map(Code, ticks)]), " -> Tensor:", INDENT // 2),
+        tuple(_forward_lines(shape, Kernels(), frozen=False)),
+        tuple(backward_lines(shape, Kernels())),
+        _header(name, inputs, names.ticks()),
+        wrapped(_docstring(shape, "GEMMs count under their ticks." if shape.fp8 else ""), 4, first=3),
+        tuple(_empty_lines(shape)),
+        tuple(lay_out("y = ", applied, "", 4).split("\n")),
+        shape.stages[-1].n,
+    )
+
+
+def _frozen(shape: ChainShape, name: str) -> FrozenChainView:
+    names = ChainNames(shape)
+    return FrozenChainView(
+        _header(name, names.frozen_tensors(), names.ticks()),
+        wrapped(_docstring(shape, "It gives no gradients."), 4, first=3),
+        (
+            "    dtype = dispatch.output_dtype(x)",
+            "    if x.numel() == 0:",
+            f"        return x.new_zeros((*x.shape[:-1], {shape.stages[-1].n}), dtype=dtype)",
+            *_forward_lines(shape, Kernels(), frozen=True),
+        ),
+    )
+
+
+def _header(name: str, tensors: Sequence[str], ticks: Sequence[str]) -> str:
+    typed = [Code(f"{item}: Tensor") for item in tensors] + [Code(f"{tick}: int") for tick in ticks]
+    return lay_out("def ", call(name, typed), " -> Tensor:", 0)
+
+
+def _steps(shape: ChainShape) -> str:
+    return " -> ".join(shape.ops)
+
+
+def _docstring(shape: ChainShape, last: str) -> str:
+    sizes = ", ".join(
+        f"weight{ChainNames(shape).suffix(i)} ({stage.n}, {stage.k})" for i, stage in enumerate(shape.stages)
+    )
+    first, final = shape.stages[0].k, shape.stages[-1].n
+    return f"{_steps(shape)}: x (..., {first}), {sizes} -> (..., {final}). {last}".strip()
+
+
+def _gemms(shape: ChainShape) -> str:
+    """What the GEMMs run in, said once where all stages agree."""
+    found = dict.fromkeys(said(stage.recipe.items()) for stage in shape.stages)
+    return "; ".join(found) + "."
+
+
+def _forward_lines(shape: ChainShape, kernels: Kernels, frozen: bool) -> list[str]:
+    """The body of forward, or, of the frozen function, what comes after its empty batches."""
+    indent = INDENT // 2 if frozen else INDENT
+    lines = ["    rows = x.reshape(-1, x.shape[-1])"] if frozen else []
+    make = _fp8_stages if shape.fp8 else _plain_stages
+    lines += make(shape, kernels, frozen, "rows" if frozen else "x", indent)
+    names = ChainNames(shape)
+    margin = " " * indent
+    if frozen:
+        return [*lines, f"{margin}return {names.result}.reshape(*x.shape[:-1], {shape.stages[-1].n})"]
+    saved = call("ctx.save_for_backward", [Code(item) for item in names.saved()])
+    lines += lay_out("", saved, "", indent).split("\n")
+    dtypes = [source for source, _ in names.kept_dtypes()]
+    if dtypes:
+        lines += lay_out("ctx.dtypes = ", Code("(", tuple(map(Code, dtypes)), ")", len(dtypes) == 1), "", indent).split(
+            "\n"
+        )
+    if names.ticks():
+        ticks = names.ticks()
+        lines.append(f"{margin}ctx.tick = tick" if len(ticks) == 1 else f"{margin}ctx.ticks = ({', '.join(ticks)})")
+    return [*lines, f"{margin}return {names.result}"]
+
+
+def _fp8_stages(shape: ChainShape, kernels: Kernels, frozen: bool, x: str, indent: int) -> list[str]:
+    names, lines = ChainNames(shape), []
+    first = shapes.forward_before(shape.stages[0], quantise=True, save=not frozen)
+    before = {"x": x, "weight": "pre_norm_weight", "bias": "pre_norm_bias"}
+    results = {**names.quantised("x", 0, frozen), "mean": "pre_mean", "rstd": "pre_rstd"}
+    lines += statement(kernels, first, before, results, indent)
+    for index, stage in enumerate(shape.stages):
+        s, last = names.suffix(index), index == len(shape.stages) - 1
+        if not frozen:
+            quantise = shapes.quantiser(stage.k)
+            lines += statement(kernels, quantise, {"x": f"weight{s}"}, names.quantised("weight", index), indent)
+        weight = (f"weight{s}", f"scale{s}") if frozen else (f"weight_fp8{s}", f"weight_scale{s}")
+        operands = (f"x_fp8{s}", f"x_scale{s}", *weight)
+        lines += product(stage.recipe, Gemm.FPROP, operands, f"y{s}", "dtype", f"tick{s}", indent)
+        if stage.followed or not last:
+            spec = shapes.forward_after(stage, quantise=not last, save=not frozen)
+            results = names.quantised("x", index + 1, frozen) if not last else {"out": "out"}
+            lines += _after(kernels, spec, names, index, results, indent)
+        elif stage.bias:
+            lines.append(f"{' ' * indent}out = y{s} + bias{s}.to(dtype)")
+    return lines
+
+
+def _plain_stages(shape: ChainShape, kernels: Kernels, frozen: bool, x: str, indent: int) -> list[str]:
+    names, lines, margin = ChainNames(shape), [], " " * indent
+    if shape.stages[0].before is None:
+        lines.append(f"{margin}{names.hidden(0)} = {x}.to(dtype)")
+    else:
+        first = shapes.forward_before(shape.stages[0], quantise=False, save=not frozen)
+        before = {"x": x, "weight": "pre_norm_weight", "bias": "pre_norm_bias", "dtype": "dtype"}
+        results = {"out": names.hidden(0), "mean": "pre_mean", "rstd": "pre_rstd"}
+        lines += statement(kernels, first, before, results, indent)
+    for index, stage in enumerate(shape.stages):
+        s, last = names.suffix(index), index == len(shape.stages) - 1
+        bias = [f"bias{s}.to(dtype)"] if stage.bias and not stage.followed else []
+        linear = call("torch.nn.functional.linear", map(Code, [names.hidden(index), f"weight{s}.to(dtype)", *bias]))
+        lines += lay_out(f"y{s} = ", linear, "", indent).split("\n")
+        if stage.followed:
+            spec = shapes.forward_after(stage, quantise=False, save=not frozen)
+            results = {"out": "out" if last else names.hidden(index + 1)}
+            lines += _after(kernels, spec, names, index, results, indent)
+    return lines
+
+
+def _after(
+    kernels: Kernels, spec: NormForward, names: ChainNames, index: int, results: dict[str, str], indent: int
+) -> list[str]:
+    """The kernel on a product; a plain one is told the dtype of its result."""
+    s = names.suffix(index)
+    arguments = {**names.after(index), "x": f"y{s}", "dtype": "dtype"}
+    return statement(kernels, spec, arguments, {**results, "mean": f"mean{s}", "rstd": f"rstd{s}"}, indent)
+
+
+def _empty_lines(shape: ChainShape) -> list[str]:
+    """The chain in torch's own operations, for a batch without rows."""
+    names, lines, value = ChainNames(shape), [], "x"
+    for index, stage in enumerate(shape.stages):
+        s = names.suffix(index)
+        steps = [_norm(value, stage.before, stage.k, "pre_norm", "")] if stage.before is not None else []
+        linear = ["{value}", f"weight{s}", *([f"bias{s}"] if stage.bias else [])]
+        steps.append(call("torch.nn.functional.linear", map(Code, linear)))
+        steps += [_norm("{value}", stage.after, stage.n, "norm", s)] if stage.after is not None else []
+        steps += [call(f"torch.nn.functional.{stage.activation}", [Code("{value}")])] if stage.activation else []
+        for step in steps:
+            lines += lay_out("y = ", _given(step, value), "", 8).split("\n")
+            value = "y"
+    return [*lines, "        return y"]
+
+
+def _given(step: Code, value: str) -> Code:
+    items = tuple(Code(item.text.replace("{value}", value), item.items, item.close, item.comma) for item in step.items)
+    return Code(step.text, items, step.close)
+
+
+def _norm(value: str, norm: NormShape, width: int, name: str, suffix: str) -> Code:
+    """A norm as torch's own operation."""
+    arguments = [Code(value), literal((width,))]
+    arguments += [Code(f"{name}_weight{suffix}" if norm.weight else "None")]
+    if norm.kind == "layer_norm":
+        arguments += [Code(f"{name}_bias{suffix}" if norm.bias else "None")]
+    return call(f"torch.nn.functional.{norm.kind}", [*arguments, literal(norm.eps)])
