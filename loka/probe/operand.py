@@ -36,6 +36,7 @@ from loka.probe.bins import (
     View,
 )
 from loka.probe.moments import LARGEST, MomentsTracker, Snapshot, moments_stats
+from loka.probe.replay import Replay, Replays
 from loka.probe.stats import OperandStats
 
 BLOCK = 128
@@ -107,6 +108,16 @@ class OperandTracker:
         self._zero = zeros((), device=device)
         self._place_constants(device)
         self._kernel = _kernel_for(torch.device(device))
+        self._replay: Replay | None = None
+
+    def capture(self, rows: int, replays: Replays) -> None:
+        """From now on take in calls of so many sampled rows by a CUDA graph. Waits for the device."""
+        device = replays.device
+        rows_like, columns_like = torch.zeros((rows, self.width), device=device), torch.zeros(self.width, device=device)
+        OperandTracker(self.operand, self.width, device).update(
+            rows_like, columns_like, rows
+        )  # compiles, makes handles
+        self._replay = replays.capture(self._take, rows_like, columns_like)
 
     def _place_constants(self, device: torch.device | str) -> None:
         """What updates look up, made once so that no update copies anything to the device."""
@@ -127,6 +138,7 @@ class OperandTracker:
         start[0], start[1] = 1, 1 + ROW_RMS_BINS
         self._offset, self._first = offset.to(device), torch.ones(kinds, device=device)
         self._highest, self._start = highest.to(device), start.to(device)
+        self._amax_bins = torch.arange(ROW_RMS_BINS).to(device)
 
     @torch.no_grad()
     def update(self, rows: Tensor, column_amax: Tensor, total: int) -> None:
@@ -142,7 +154,10 @@ class OperandTracker:
             self._finite_calls += 1
             return
         with torch.autocast(rows.device.type, enabled=False):
-            self._take(rows, column_amax)
+            if self._replay is not None and self._replay.fits(rows, column_amax):
+                self._replay.run(rows, column_amax)
+            else:
+                self._take(rows, column_amax)
 
     def _take(self, rows: Tensor, column_amax: Tensor) -> None:
         clean = rows.nan_to_num(0.0, 0.0, 0.0)
