@@ -1,0 +1,277 @@
+"""The operators on the CPU: references against float64 autograd and the quantiser, shapes, corners, the compiler."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from rendered_cases import (
+    PARTS,
+    Inputs,
+    arguments_of,
+    exact_forward,
+    exact_gradients,
+    exact_statistics,
+    norm_specs,
+    random_inputs,
+    write_package,
+)
+
+from loka.errors import InputError
+from loka.kernels import fused_reference, operators
+from loka.kernels.rendered_specs import NormBackward, NormForward, Reduce, Turn
+from loka.numerics.names import Format, Scaling
+from loka.numerics.quantize import Quantized, dequantize, quantize
+from loka.numerics.turn import turn
+
+SHAPES = [(1, 13), (17, 479), (64, 512), (0, 24), (5, 1)]
+WIDTHS = sorted({width for _, width in SHAPES})
+FORWARDS = {w: [s for s in norm_specs(w, PARTS) if isinstance(s, NormForward)] for w in WIDTHS}
+BACKWARDS = {w: [s for s in norm_specs(w, PARTS) if isinstance(s, NormBackward)] for w in WIDTHS}
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    specs = [spec for width in WIDTHS for spec in norm_specs(width, PARTS)]
+    counted = [*map(Turn, (1, 2, 3)), *map(Reduce, (1, 2))]
+    return write_package(tmp_path_factory.mktemp("reference") / "rendered_reference", [*specs, *counted])
+
+
+def close(actual: Tensor, exact: Tensor, rows: bool = True) -> None:
+    """Within 1e-5 of the largest element of its row (of its matrix or vector, for sums over rows)."""
+    size = exact.abs().amax(-1, keepdim=True) if rows and exact.dim() == 2 and exact.numel() else exact.abs().sum()
+    assert actual.shape == exact.shape
+    assert ((actual.double() - exact).abs() <= 1e-5 * size + 1e-12).all()
+
+
+def quantised_close(got: dict[str, Tensor], exact: Tensor) -> None:
+    """Within half a step of e4m3 (2**-4 of a value, 2**-10 of its scale), under the quantiser's scale or the next."""
+    scale = got["scale"].double()
+    usual = quantize(exact, format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True).scale
+    assert ((scale / usual).log2().abs() <= 1.0).all()
+    value = dequantize(Quantized(got["values"], got["scale"])).double()
+    assert ((value - exact).abs() <= 2.0**-4 * exact.abs() + 2.0**-10 * scale + 1e-5 * exact.abs().amax()).all()
+
+
+@pytest.mark.parametrize(("rows", "width"), SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_forwards_against_float64(package, rows, width, dtype):
+    inputs = random_inputs(rows, width, dtype)
+    for spec in FORWARDS[width]:
+        got = package.run(spec, *(inputs.tensors[name] for name in spec.parameters), *plain_dtype(spec))
+        exact = exact_forward(spec, {name: t.double() for name, t in inputs.tensors.items()})
+        if spec.quantise:
+            assert got["values"].dtype == torch.float8_e4m3fn
+            assert got["largest"].tolist() == ([got["scale"].max().item()] if rows else [0.0])
+            if rows:
+                quantised_close(got, exact)
+        else:
+            close(got["out"], exact)
+        size = inputs.tensors["x"].abs().amax(1) + inputs.tensors["add"].abs().amax()  # what a mean is small beside
+        for name, statistic in exact_statistics(spec, inputs.tensors).items():
+            assert ((got[name] - statistic).abs() <= 1e-5 * statistic.abs() + 1e-6 * size).all()
+
+
+def plain_dtype(spec) -> list[torch.dtype]:
+    """Asks a plain forward for float32, so that rounding to bfloat16 is not in the way."""
+    return [] if spec.quantise else [torch.float32]
+
+
+@pytest.mark.parametrize(("rows", "width"), [shape for shape in SHAPES if shape[1] > 1])
+def test_backwards_against_float64_autograd(package, rows, width):
+    inputs = random_inputs(rows, width, torch.float32)
+    for spec in BACKWARDS[width]:
+        got = package.run(spec, *arguments_of(spec, inputs))
+        exact = exact_gradients(spec, inputs)
+        if spec.quantise and rows:
+            quantised_close(got, exact["dx"])
+        if not spec.quantise:
+            close(got["dx"], exact["dx"])
+        for name in spec.results:
+            if name in ("dweight", "dbias", "dadd"):
+                assert got[name].shape == (1, width)
+                close(got[name][0], exact[name], rows=False)
+
+
+def test_closed_forms():
+    """Of two elements a + d and a - d, LayerNorm makes +-1; SiLU of that is known, and so is the gradient of a sum."""
+    x = torch.tensor([[3.0, 1.0], [-5.0, 7.0]])
+    forward = fused_reference.norm_forward(x, norm="layer_norm", eps=0.0)
+    assert forward.y.tolist() == [[1.0, -1.0], [-1.0, 1.0]]
+    assert forward.mean.tolist() == [2.0, 1.0]
+    assert forward.rstd.tolist() == pytest.approx([1.0, 1 / 6])
+    backward = fused_reference.norm_backward(
+        torch.ones(2, 2), x=x, norm="layer_norm", mean=forward.mean, rstd=forward.rstd
+    )
+    assert backward.x.abs().max() == 0.0  # a shift of all elements changes nothing
+    assert backward.weight.tolist() == [[0.0, 0.0]]
+    assert backward.bias.tolist() == [[2.0, 2.0]]
+    rms = fused_reference.norm_forward(torch.tensor([[3.0, 4.0]]), norm="rms_norm", eps=0.0)
+    assert rms.y[0].tolist() == pytest.approx([3.0 / 12.5**0.5, 4.0 / 12.5**0.5])
+    y = torch.tensor([[-4.0, -3.0, 0.0, 1.5, 3.0, 4.0]])
+    assert fused_reference.norm_forward(y, activation="hardswish").y.tolist() == [[0.0, 0.0, 0.0, 1.125, 3.0, 4.0]]
+    slope = fused_reference.norm_backward(torch.ones_like(y), x=y, activation="hardswish")
+    assert slope.x.tolist() == [[0.0, 0.0, 0.5, 1.0, 1.0, 1.0]]
+    assert slope.add.tolist() == slope.x.tolist()
+
+
+@pytest.mark.parametrize("heavy", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_plain_quantisation_is_the_quantiser(package, dtype, heavy):
+    x = random_inputs(64, 512, dtype, heavy=heavy).tensors["x"]
+    x[3], x[4, 5], x[6, 7], x[8, 9] = 0.0, float("nan"), float("inf"), -float("inf")
+    spec = NormForward(512, None, False, False, 0.0, None, False, True, True)
+    got = package.run(spec, x)
+    expected = quantize(x, format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True)
+    assert torch.equal(got["values"].view(torch.uint8), expected.values.view(torch.uint8))
+    assert torch.equal(got["scale"], expected.scale)
+    assert got["scale"][3].item() == 2.0**-108
+
+
+def test_non_finite_values_stay_in_their_rows(package):
+    inputs = random_inputs(17, 479, torch.float32)
+    clean = inputs.tensors["x"].clone()
+    inputs.tensors["x"][2, 3], inputs.tensors["x"][5, 7] = float("nan"), float("inf")
+    others = [row for row in range(17) if row not in (2, 5)]
+    for spec in FORWARDS[479]:
+        arguments = [inputs.tensors[name] for name in spec.parameters]
+        poisoned = package.run(spec, *arguments, *plain_dtype(spec))
+        whole = package.run(spec, clean, *arguments[1:], *plain_dtype(spec))
+        name = "values" if spec.quantise else "out"
+        assert torch.equal(poisoned[name].float()[others], whole[name].float()[others])
+        row = poisoned[name].float()[2]
+        assert row.isnan().all() if spec.norm else row.isnan().nonzero().flatten().tolist() == [3]
+
+
+def test_turning_is_the_reference(package):
+    generator = torch.Generator().manual_seed(0)
+    operands = []
+    for rows, columns in ((17, 24), (1, 479), (0, 13)):
+        x = torch.randn(rows, columns, generator=generator) * torch.logspace(-6, 6, rows)[:, None]
+        operands.append(fused_reference.quantise_rows(x))
+    for count in (1, 2, 3):
+        got = package.run(Turn(count), *itertools.chain(*operands[:count]))
+        for index, (values, scale, _) in enumerate(operands[:count]):
+            expected = turn(Quantized(values, scale), check=True)
+            suffix = f"_{index}" if count > 1 else ""
+            assert torch.equal(got[f"turned{suffix}"].view(torch.uint8), expected.values.view(torch.uint8))
+            assert torch.equal(got[f"spread{suffix}"], expected.scale)
+
+
+def test_reduction(package):
+    first, second = torch.randn(7, 24), torch.randn(1, 3)
+    got = package.run(Reduce(2), first, torch.bfloat16, second, torch.float32)
+    assert torch.equal(got["total_0"], first.sum(0).bfloat16())
+    assert torch.equal(got["total_1"], second[0])
+
+
+def test_an_activation_or_norm_that_does_not_exist_is_refused():
+    x = torch.zeros(2, 3)
+    with pytest.raises(InputError, match="no kernel has an activation 'tanh'"):
+        fused_reference.norm_forward(x, activation="tanh")
+    with pytest.raises(InputError, match="no kernel has an activation 'tanh'"):
+        fused_reference.norm_backward(x, x=x, activation="tanh")
+    with pytest.raises(InputError, match="needs x"):
+        fused_reference.norm_backward(x, activation="relu")
+    with pytest.raises(InputError, match="layer_norm needs the statistics"):
+        fused_reference.norm_backward(x, x=x, norm="layer_norm", rstd=torch.ones(2))
+
+
+@pytest.mark.parametrize("x", [torch.zeros(3, 512), torch.zeros(479), torch.zeros(3, 479, dtype=torch.int32)])
+def test_rows_of_another_width_are_refused(package, x):
+    spec = FORWARDS[479][0]
+    with pytest.raises(InputError, match="floating rows of 479 elements"):
+        package.run(spec, x, torch.ones(479), torch.ones(479))
+
+
+def test_operators_hold_what_the_compiler_expects(package):
+    inputs = random_inputs(3, 24, torch.float32)
+    checked = [spec for spec in [*FORWARDS[24], *BACKWARDS[24]] if spec.add]
+    assert len(checked) > 12
+    for spec in checked:
+        op = getattr(package.fused, spec.function)
+        known = inputs.tensors if isinstance(spec, NormForward) else {}
+        arguments = [known[name] for name in spec.parameters] if known else arguments_of(spec, inputs)
+        torch.library.opcheck(op, tuple(arguments))
+    # test_schema cannot compare FP8 arguments.
+    values, scale, largest = fused_reference.quantise_rows(inputs.tensors["x"])
+    utils = ("test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(package.fused.turn_1, (values, scale, largest), test_utils=utils)
+    torch.library.opcheck(package.fused.reduce_1, (torch.ones(3, 5), torch.float16), test_utils=utils)
+
+
+def test_fakes_tell_the_number_of_programs_of_a_gpu(package, monkeypatch):
+    monkeypatch.setattr(operators, "multiprocessors", lambda device: 132)
+    backward = next(s for s in BACKWARDS[512] if s.norm == "layer_norm" and s.activation == "silu" and s.quantise)
+    with torch._subclasses.FakeTensorMode():
+        for rows, programs in ((0, 1), (1, 1), (17, 17), (100_000, 132 * 16)):
+            x = torch.empty(rows, 512, device="cuda", dtype=torch.bfloat16)
+            vector, statistic = torch.empty(512, device="cuda"), torch.empty(rows, device="cuda")
+            got = package.run(backward, x, x, vector, vector, vector, statistic, statistic)
+            assert [tuple(got[name].shape) for name in ("values", "scale", "largest", "dweight", "dadd")] == [
+                (rows, 512), (rows, 1), (programs,), (programs, 512), (programs, 512),
+            ]  # fmt: skip
+            assert {t.device.type for t in got.values()} == {"cuda"}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_one_graph_under_the_compiler(package, dynamic):
+    fused = package.fused
+    forward = next(
+        s for s in FORWARDS[24] if s.norm == "layer_norm" and s.add and s.quantise and s.activation == "silu"
+    )
+    backward = next(
+        s for s in BACKWARDS[24] if s.norm == "layer_norm" and s.add and s.quantise and s.activation == "silu"
+    )
+    run_forward, run_backward = getattr(fused, forward.function), getattr(fused, backward.function)
+
+    def step(x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+        values, scale, largest, mean, rstd = run_forward(x, add, weight, bias)
+        dvalues, dscale, dlargest, dweight, dbias, dadd = run_backward(grad, x, add, weight, bias, mean, rstd)
+        turned, spread, dturned, dspread = fused.turn_2(values, scale, largest, dvalues, dscale, dlargest)
+        sums = fused.reduce_2(dweight, torch.bfloat16, dbias, torch.float32)
+        return turned.float() * spread, dturned.float() * dspread, dadd.sum(0), *sums
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for rows in (4, 7, 1) if dynamic else (4,):
+        inputs: Inputs = random_inputs(rows, 24, torch.bfloat16)
+        arguments = (*inputs.tensors.values(), inputs.grad)
+        for ours, plain in zip(compiled(*arguments), step(*arguments), strict=True):
+            assert torch.equal(ours, plain)
+
+
+def test_a_name_is_registered_once_and_runs_the_last_kernel(package):
+    def reference(x: Tensor) -> Tensor:
+        return x + 1
+
+    calls: list[str] = []
+    first = operators.operator("registered_twice", lambda x: calls.append("first"), reference, torch.empty_like)
+    second = operators.operator("registered_twice", lambda x: calls.append("second"), reference, torch.empty_like)
+    assert first is second
+    assert first(torch.zeros(2)).tolist() == [1.0, 1.0]
+    operators._cuda["registered_twice"](torch.zeros(2))
+    assert calls == ["second"]
+    assert str(first._schema) == "loka_generated::registered_twice(Tensor x) -> Tensor"
+
+
+def test_a_package_runs_its_reference_without_triton_jinja_or_pydantic(package):
+    folder = Path(package.fused.__file__).parent
+    spec = FORWARDS[13][0]
+    program = (
+        "import sys\n"
+        "for name in ('triton', 'jinja2', 'pydantic'): sys.modules[name] = None\n"
+        f"sys.path.insert(0, {str(folder.parent)!r})\n"
+        f"import torch, {folder.name}.fused as fused\n"
+        f"print(fused.{spec.function}(torch.ones(2, 13), torch.ones(13), torch.ones(13))[1].tolist())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (
+        done.stdout == "[[0.00390625], [0.00390625]]\n"
+    )  # LayerNorm of equal elements is its bias, 1; up from 1 / 448
