@@ -15,7 +15,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "62b74a2132c39153bd2ece08a167601ce57f04471b6f8314330f1336c3376909"
+STAMP = "2964f494ae6cb072c28698a609325ec8f630f68b9a16cfbf20211e8563a23c23"
 
 
 class EmbedDense3(dispatch.Bound):

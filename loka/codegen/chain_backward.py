@@ -51,6 +51,10 @@ class _Backward:
     def _add(self, line: str, indent: int = INDENT) -> None:
         self.lines.append(" " * indent + line)
 
+    def _say(self, index: int) -> None:
+        if len(self._shape.stages) > 1:
+            self._add(f"# Linear {index}.")
+
     def _unpack(self) -> None:
         self.lines += unpacked(self._names.saved(), "ctx.saved_tensors", INDENT)
         dtypes = [name for _, name in self._names.kept_dtypes()]
@@ -91,6 +95,7 @@ class _Backward:
 
     def _fp8_stage(self, index: int) -> None:
         stage, s = self._shape.stages[index], self._names.suffix(index)
+        self._say(index)
         self._through_after(index, stage, {"values": "dy_fp8", "scale": "dy_scale", "largest": "dy_largest"})
         always = index > 0 or self._ends_with_x
         if always:
@@ -100,16 +105,8 @@ class _Backward:
             self._turn(index, ("dy", "x", "weight"), INDENT + 4)
         target, dtype = ("grad", "dtype") if index or stage.before is not None else ("dx", "x_dtype")
         operands = ("dy_fp8", "dy_scale", "weight_turned", "weight_spread")
-        dgrad = product(
-            stage.recipe,
-            Gemm.DGRAD,
-            operands,
-            target,
-            dtype,
-            f"{self._tick(index)} + 1",
-            INDENT if always else INDENT + 4,
-        )
-        self.lines += dgrad
+        tick, indent = f"{self._tick(index)} + 1", INDENT if always else INDENT + 4
+        self.lines += product(stage.recipe, Gemm.DGRAD, operands, target, dtype, tick, indent)
         if not always:
             if stage.before is not None:
                 self._before(INDENT + 4)
@@ -135,6 +132,7 @@ class _Backward:
 
     def _plain_stage(self, index: int) -> None:
         stage, s = self._shape.stages[index], self._names.suffix(index)
+        self._say(index)
         dy = "dy" if self._through_after(index, stage, {"dx": "dy"}) else "grad"
         if stage.bias and not stage.followed:
             self._add(f"dbias{s} = {dy}.sum(0).to(bias{s}.dtype)")

@@ -6,7 +6,7 @@ Everything is named after what it does: `e4m3_rowwise`, `linear_e4m3_rowwise`, `
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loka.codegen.layout import Code, call, lay_out, quoted
 from loka.codegen.names import Names
@@ -98,13 +98,17 @@ def site_recipe(plan: SitePlan) -> SiteRecipe:
     """The recipe of a planned site.
 
     A site whose input needs no gradient has no dgrad in its plan, and never runs one. So that such a site shares its
-    linear with its neighbours, its dgrad is written as fprop and wgrad have its operands.
+    linear with its neighbours, its dgrad is written as fprop and wgrad have its operands; where wgrad's are turned,
+    with fprop's recipe for the output gradient, and the weight turned.
     """
     found = {gemm.gemm: _gemm_recipe(gemm) for gemm in plan.gemms}
     fprop, wgrad = found.get(Gemm.FPROP), found.get(Gemm.WGRAD)
     dgrad = found.get(Gemm.DGRAD)
     if Gemm.DGRAD not in found and fprop is not None and wgrad is not None and fprop.accumulation == wgrad.accumulation:
         dgrad = GemmRecipe((wgrad.operands[0], fprop.operands[1]), wgrad.accumulation)
+        if is_turned(wgrad.operands[0]):
+            weight = replace(wgrad.operands[0], scaling=fprop.operands[1].scaling)
+            dgrad = GemmRecipe((fprop.operands[1], weight), wgrad.accumulation)
     return SiteRecipe(fprop, dgrad, wgrad)
 
 
@@ -152,7 +156,8 @@ def operand_name(recipe: OperandRecipe) -> str:
 
 def _suffix(recipe: OperandRecipe) -> str:
     amax = f"_amax_{_number_name(_amax(recipe))}" if recipe.range == Range.STATIC else ""
-    return _SCALING[recipe.scaling] + amax + ("_pow2" if recipe.power_of_two else "")
+    turned = "_turned" if is_turned(recipe) else ""
+    return _SCALING[recipe.scaling] + amax + ("_pow2" if recipe.power_of_two else "") + turned
 
 
 def _amax(recipe: OperandRecipe) -> float:
@@ -253,6 +258,7 @@ class Recipes:
         self._frozen: dict[GemmRecipe, str] = {}
         self._quantisers: dict[OperandRecipe, str] = {}
         self._bias: dict[str, set[bool]] = {}
+        self.turn: str | None = None  # the name of the function that makes transposed copies, where one is needed
 
     def linear(self, recipe: SiteRecipe, has_bias: bool) -> str:
         """The wrapper's name for one more call."""
@@ -332,10 +338,20 @@ class Recipes:
         operands: list[str] = []
         for operand, operand_recipe in zip(OPERANDS[gemm], recipe.operands, strict=True):
             values, scale = f"{_VARIABLE[operand]}_fp8", f"{_VARIABLE[operand]}_scale"
-            quantised = call(self.quantiser(operand_recipe), [Code(_VIEW[gemm, operand])])
+            quantised = self._quantised(operand_recipe, _VIEW[gemm, operand])
             lines += lay_out(f"{values}, {scale} = ", quantised, "", indent).split("\n")
-            operands += values, scale
+            one = is_turned(operand_recipe) and operand_recipe.scaling is Scaling.TENSORWISE
+            operands += values, f"{scale}[:1]" if one else scale
         return (*lines, *_product(recipe, operands, result, dtype, tick, indent))
+
+    def _quantised(self, recipe: OperandRecipe, view: str) -> Code:
+        """A call that quantises an operand; a turned one along its rows, before it is transposed."""
+        if not is_turned(recipe):
+            return call(self.quantiser(recipe), [Code(view)])
+        rows = OperandRecipe(recipe.format, Scaling.ROWWISE, recipe.range, recipe.amax, recipe.power_of_two)
+        if self.turn is None:
+            self.turn = self._names.unique("turned")
+        return call(self.turn, [Code("*" + call(self.quantiser(rows), [Code(view.removesuffix(".t()"))]).flat())])
 
     def _frozen_lines(self, recipe: GemmRecipe) -> tuple[str, ...]:
         """Quantise x, multiply it with the frozen weight."""

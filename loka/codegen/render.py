@@ -92,6 +92,7 @@ def _kernels(templates: Templates, writer: ModuleWriter, common: dict[str, str])
             "frozens": frozens,
             "quantisers": writer.recipes.quantisers(),
             "formats": writer.recipes.formats(),
+            "turn": writer.recipes.turn,
             "chains": writer.chains.views(),
             "frozen_chains": writer.chains.frozen_views(),
             "regions": writer.regions.views,

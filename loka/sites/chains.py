@@ -267,12 +267,9 @@ def _is_plain_activation(statement: Statement) -> bool:
     function, positional, named = parsed
     if not function.startswith("torch."):  # a method: operand_0.relu()
         return function == f"operand_0.{statement.op}" and not positional and not named
-    plain = all(name in ("inplace", "approximate") for name in named)
-    exact = _literal(named.get("approximate")) in (None, "none")
-    in_place = isinstance(_literal(named.get("inplace")), bool | None)
-    return (
-        plain and exact and in_place and [_operand(statement, node) for node in positional] == [statement.operands[0]]
-    )
+    harmless = {"inplace": (False, True), "approximate": ("none",)}
+    plain = all(_literal(value) in harmless.get(name, ()) for name, value in named.items())
+    return plain and [_operand(statement, node) for node in positional] == [statement.operands[0]]
 
 
 def readers_of(forward: StraightForward) -> dict[str, set[int]]:

@@ -101,7 +101,7 @@ def _readers(forward: StraightForward) -> dict[str, set[int]]:
     return readers
 
 
-def inline_for(model: nn.Module, sites: Iterable[Site]) -> tuple[Scope, ...]:
+def inline_for(model: nn.Module, sites: Iterable[Site], chained: Collection[str] = ()) -> tuple[Scope, ...]:
     """Which modules' forwards must be rewritten so that the region around each site stands in one of them.
 
     For a plain nn.Linear: the smallest enclosing module that also holds the norm before it (where `fed_by` starts
@@ -109,12 +109,13 @@ def inline_for(model: nn.Module, sites: Iterable[Site]) -> tuple[Scope, ...]:
     siblings; at its ends, and for a module that only wraps one child, the search goes on in the parent, up to the
     first hand-written forward. A linear without such neighbours within reach needs no owner, and has no scope. For a
     Parameter: the module whose forward uses it. Scopes whose owner would be inlined into another's are merged into
-    that one. In the order of the model's modules.
+    that one. A site in `chained` (names) is also wanted together with an activation before it, so that a chain
+    (`loka.sites.chains`) can run over it. In the order of the model's modules.
     """
     modules = dict(model.named_modules())
     owners: dict[str, list[str]] = {}
     for site in sites:
-        owner = _owner_of(site, modules)
+        owner = _owner_of(site, modules, site.name in chained)
         if owner is not None:
             owners.setdefault(owner, []).append(_weight_name(site, modules))
     scopes = {owner: _scope(owner, names, modules) for owner, names in owners.items()}
@@ -132,10 +133,11 @@ def _weight_name(site: Site, modules: dict[str, nn.Module]) -> str:
     return site.name if site.name in modules else site.weight or site.name
 
 
-def _owner_of(site: Site, modules: dict[str, nn.Module]) -> str | None:
+def _owner_of(site: Site, modules: dict[str, nn.Module], chained: bool) -> str | None:
     if site.name not in modules:
         return site.owner
-    before = bool(site.fed_by) and site.fed_by[0] in NORMS
+    feeds, types = (NORMS | ACTIVATIONS, _INLINABLE) if chained else (NORMS, _NORM_TYPES)
+    before = bool(site.fed_by) and site.fed_by[0] in feeds
     after = bool(site.followed_by) and site.followed_by[0] in NORMS | ACTIVATIONS | ELEMENTWISE
     found, inside = None, site.name
     for owner in _parents(site.name):
@@ -147,12 +149,12 @@ def _owner_of(site: Site, modules: dict[str, nn.Module]) -> str | None:
         if isinstance(parent, nn.Sequential):
             names = list(parent._modules)
             place = names.index(_relative(inside, owner).split(".")[0])
-            has_norm = before and place > 0 and isinstance(parent[place - 1], _NORM_TYPES)
+            has_norm = before and place > 0 and isinstance(parent[place - 1], types)
             has_next = after and place + 1 < len(names) and isinstance(parent[place + 1], _INLINABLE)
             before, after = before and place == 0, after and place + 1 == len(names)
         else:
             adds = site.followed_by[:1] and site.followed_by[0] in ELEMENTWISE and _has_operators(parent)
-            has_norm = before and _uses(parent, _NORM_TYPES, NORMS)
+            has_norm = before and _uses(parent, types, feeds)
             has_next = after and (bool(adds) or _uses(parent, _INLINABLE, NORMS | ACTIVATIONS | ELEMENTWISE))
             wraps = _only_wraps(parent)
             before, after = before and wraps and not has_norm, after and wraps and not has_next
