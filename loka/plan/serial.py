@@ -91,6 +91,7 @@ def to_json(plan: Plan) -> str:
         del data["profile"]
     for decision in data["decisions"]:
         _show_evidence(decision)
+        _show_turned(decision)
     return "{\n" + ",\n".join(f" {_dump(key)}: {_value(data[key])}" for key in sorted(data)) + "\n}\n"
 
 
@@ -199,6 +200,13 @@ def _show_evidence(decision: dict[str, Any]) -> None:
         return
     for name in ("mere", "sqnr_db"):
         evidence[name] = {end: value if isfinite(value) else str(value) for end, value in evidence[name].items()}
+
+
+def _show_turned(decision: dict[str, Any]) -> None:
+    """Only an operand that is turned says so."""
+    for recipe in decision["operands"] or ():
+        if not recipe["turned"]:
+            del recipe["turned"]
 
 
 _Item = TypeVar("_Item")
