@@ -64,11 +64,14 @@ def take_rows(x: Tensor, index: Tensor | None) -> Tensor:
     for size in reversed(x.shape[1:-1]):
         places.append(index % size)
         index = index.div(size, rounding_mode="floor")
-    return x[(index, *reversed(places))].float()
+    rows: Tensor = x[(index, *reversed(places))]
+    return rows.float()
 
 
 def column_amax(x: Tensor) -> Tensor:
     """The largest |x| of each column of (..., C), float32 (C,), in one pass; NaN and infinity show."""
+    if x.numel() == 0:
+        return x.new_zeros(x.shape[-1], dtype=torch.float32)
     return torch.linalg.vector_norm(x, math.inf, dim=tuple(range(x.dim() - 1))).float()
 
 

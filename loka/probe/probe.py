@@ -155,7 +155,7 @@ class Probe:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._leave()
+        self._leave(done=False)
         watch, self._state = self._watch, "closed"
         try:
             if kind is None or kind is KeyboardInterrupt:
@@ -199,8 +199,8 @@ class Probe:
         if dynamo is not None:
             self._stance = torch.compiler.set_stance("force_eager")
 
-    def _leave(self) -> None:
-        """End a sampled step, where one runs."""
+    def _leave(self, done: bool = True) -> None:
+        """End a sampled step, where one runs. One that was not done is no wonder where nothing was seen."""
         watch = self._watch
         if watch is None or not watch.active:
             return
@@ -211,7 +211,7 @@ class Probe:
         if watch.calls:
             self.samples += 1
             self._last_sampled = self._step
-        else:
+        elif done:
             self.unseen_steps += 1
 
     def _snapshots(self) -> tuple[SiteSnapshot, ...]:

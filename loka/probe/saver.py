@@ -90,7 +90,7 @@ class _Copies:
     def queued(self) -> None:
         """Mark that no more copies follow."""
         for device in self._used:
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._streams[device])
             self._events.append(event)
 
@@ -106,7 +106,7 @@ class _Copies:
         device = tensor.device
         stream = self._streams.get(device)
         if stream is None:
-            stream = self._streams[device] = torch.cuda.Stream(device)
+            stream = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         if device not in self._used:
             stream.wait_stream(torch.cuda.current_stream(device))
             self._used.add(device)

@@ -56,8 +56,14 @@ class SiteSnapshot:
         return {field: part for field, part in parts.items() if part is not None}
 
     def with_parts(self, parts: dict[str, Snapshot]) -> SiteSnapshot:
-        """The same with other snapshots for some parts."""
-        return replace(self, **parts)
+        """The same with other snapshots."""
+        return replace(
+            self,
+            input=parts.get("input"),
+            grad_output=parts.get("grad_output"),
+            joint=parts.get("joint"),
+            weight=parts.get("weight"),
+        )
 
 
 def read(snapshot: SiteSnapshot) -> SiteStats:

@@ -128,17 +128,19 @@ class Watch(TorchFunctionMode):
             rows = take_rows(x, index) if rerun else trackers.take_input(x, index)
             if awaits:
                 part = trackers.joint_part(rows)
-                out.register_hook(partial(self._take_gradient, trackers, product.gradient, index, part))
+                watched, view = _before_views(out)
+                views = (view, product.gradient)
+                watched.register_hook(partial(self._take_gradient, trackers, views, index, part))
         self.calls += 1
 
     def _take_gradient(
-        self, trackers: Trackers, view: View, index: Tensor | None, part: Tensor, grad: Tensor | None
+        self, trackers: Trackers, views: tuple[View, View], index: Tensor | None, part: Tensor, grad: Tensor | None
     ) -> None:
         """The hook on an output: it holds some features of the sampled rows of the input, and no more of it."""
         if not self.open or grad is None or type(grad) is not Tensor:
             return
         with apart(grad.device):
-            trackers.take_gradient(view(grad.detach()), index, part)
+            trackers.take_gradient(views[1](views[0](grad.detach())), index, part)
 
     def _is_weight(self, value: Any) -> bool:
         return isinstance(value, Tensor) and self._key_of(value) in self._sites
@@ -166,6 +168,27 @@ class Watch(TorchFunctionMode):
         if len(there) > 1:
             there = [live for live in there if live.site.owner == running]
         return there[0] if len(there) == 1 else None
+
+
+def _before_views(out: Tensor) -> tuple[Tensor, View]:
+    """What to hook for the gradient of a product, and how its gradient is that of `out`.
+
+    torch.matmul and F.linear fold dimensions and return a view. An operation in place on a view (an activation) takes
+    its own node out of the graph, hooks and all; the node of what it is a view of stays.
+    """
+    base = out._base
+    if base is None or base.grad_fn is None or base.numel() != out.numel() or not base.is_contiguous():
+        return out, _unchanged
+    place = (out.shape, out.stride(), out.storage_offset() - base.storage_offset())
+    return base, partial(_strided, place)
+
+
+def _unchanged(grad: Tensor) -> Tensor:
+    return grad
+
+
+def _strided(place: tuple[torch.Size, tuple[int, ...], int], grad: Tensor) -> Tensor:
+    return grad.contiguous().as_strided(*place)
 
 
 def _module_name(live: LiveSite) -> str:
