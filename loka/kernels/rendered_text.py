@@ -131,7 +131,8 @@ def turn_views(spec: Turn) -> Views:
     title = "The transposed copy of an e4m3 matrix"
     if spec.count > 1:
         title = f"Transposed copies of {spec.count} e4m3 matrices"
-    parts = _Parts("tile", title, shapes, tiles, allocations, tile_lines, inside, passed, reference)
+    free = [*numbered(("parts",), spec.count), *tiles[: spec.count - 1]]
+    parts = _Parts("tile", title, shapes, tiles, allocations, tile_lines, inside, passed, reference, free)
     kernel, operator = _counted(spec, parts, [f"{name}: Tensor" for name in spec.parameters], configs.TURN_WARPS)
     return Views({**kernel, "tile": configs.TURN_TILE, "chunk": configs.TURN_PARTS}, operator)
 
@@ -151,7 +152,8 @@ def reduce_views(spec: Reduce) -> Views:
     inside = [[f"{partial}_ptr", f"{total}_ptr", p, n] for partial, _, total, p, n in operands]
     passed = [[f"{partial}.contiguous()", total, f"*{partial}.shape"] for partial, _, total, *_ in operands]
     title = f"Column sums of {spec.count} matrices" if spec.count > 1 else "Column sums of a matrix"
-    parts = _Parts("block", title, shapes, blocks, allocations, block_lines, inside, passed, reference)
+    free = numbered(("p",), spec.count)
+    parts = _Parts("block", title, shapes, blocks, allocations, block_lines, inside, passed, reference, free)
     kernel, operator = _counted(spec, parts, parameters, configs.REDUCE_WARPS)
     return Views({**kernel, "rows": configs.REDUCE_ROWS, "columns": configs.REDUCE_COLUMNS}, operator)
 
@@ -169,6 +171,7 @@ class _Parts:
     inside: Sequence[Sequence[str]]  # each operand's parameters in the kernel
     passed: Sequence[Sequence[str]]  # each operand's arguments
     reference: list[str]
+    free: Sequence[str]  # numbers that follow the batch: one that is 1 or divides by 16 is worth no compilation
 
 
 def _counted(
@@ -192,6 +195,7 @@ def _counted(
         "host_header": _header(spec.function, parameters, len(spec.results)),
         "allocations": parts.allocations,
         "tile_lines": parts.count_lines,
+        "unspecialised": "[" + ", ".join(f'"{name}"' for name in parts.free) + "]",
         "tile_calls": calls,
         "tile_counts": counts,
         "launch": opened(f"_{spec.function}[{grid}]", arguments, "", 4),

@@ -1,0 +1,325 @@
+"""Rendered kernels on a Hopper GPU: against float64, the quantiser and the CPU reference; graphs and the compiler."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from rendered_cases import (
+    PARTS,
+    arguments_of,
+    exact_forward,
+    exact_gradients,
+    exact_statistics,
+    norm_specs,
+    random_inputs,
+    write_package,
+)
+
+from loka.kernels import operators
+from loka.kernels.rendered_specs import NormBackward, NormForward, Reduce, Turn
+from loka.numerics.names import Format, Scaling
+from loka.numerics.quantize import Quantized, dequantize, quantize
+from loka.numerics.turn import turn
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
+    ),
+]
+
+WIDTHS = (13, 24, 479, 512, 624, 1024, 2048, 3456, 4096, 8192, 8256)
+ROWS = (1, 17, 4093)
+WIDEST = ("layer_norm", True, True, "silu", True)
+WIDE = {width: norm_specs(width, [WIDEST]) for width in WIDTHS}
+VARIANTS = [spec for spec in norm_specs(512, PARTS[:1] + PARTS[2:]) if spec.quantise or spec.activation == "sigmoid"]
+QUANTISE = {w: NormForward(w, None, False, False, 0.0, None, False, True, True) for w in (479, 8192)}
+NOISE = 3e-5  # of the largest element of a row: float32 sums and the GPU's approximate functions
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    specs = [*VARIANTS, *QUANTISE.values(), *(spec for width in WIDTHS for spec in WIDE[width])]
+    counted = [*map(Turn, (1, 2, 3)), *map(Reduce, (1, 2, 3))]
+    return write_package(tmp_path_factory.mktemp("gpu") / "rendered_gpu", [*specs, *counted])
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch):
+    """New memory is full of NaN, so that what a kernel leaves unwritten shows."""
+    new_empty = Tensor.new_empty
+
+    def make(like: Tensor, *arguments, **keywords) -> Tensor:
+        made = new_empty(like, *arguments, **keywords)
+        made.view(torch.uint8).fill_(0x7F) if made.element_size() == 1 else made.fill_(torch.nan)
+        return made
+
+    monkeypatch.setattr(Tensor, "new_empty", make)
+
+
+def row_size(exact: Tensor) -> Tensor:
+    return exact.abs().amax(1, keepdim=True)
+
+
+def check_quantised(got: dict[str, Tensor], exact: Tensor) -> None:
+    """Half a step of e4m3 (2**-4 of a value, 2**-10 of its scale), under the quantiser's scale or the next."""
+    scale, size = got["scale"].double(), row_size(exact)
+    usual = quantize(exact, format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True).scale.double()
+    off = (scale / usual).log2()
+    assert (off.abs() <= 1.0).all()
+    fraction = (size / usual / 448.0).squeeze(1)  # one where the maximum just fits the scale; a half where it just does
+    sure = (fraction - 1.0).abs().minimum((fraction - 0.5).abs()) > 1e-4
+    assert (off.squeeze(1)[sure] == 0.0).all()
+    value = dequantize(Quantized(got["values"], got["scale"])).double()
+    assert ((value - exact).abs() <= 2.0**-4 * exact.abs() + 2.0**-10 * scale + NOISE * size).all()
+    assert got["largest"].max() == got["scale"].max()
+    assert got["largest"].min() >= 0.0
+
+
+def check_forward(package, spec, inputs) -> None:
+    plain = [] if spec.quantise else [torch.float32]
+    got = package.run(spec, *(inputs.tensors[name] for name in spec.parameters), *plain)
+    exact = exact_forward(spec, {name: tensor.double() for name, tensor in inputs.tensors.items()})
+    if spec.quantise:
+        check_quantised(got, exact)
+    else:
+        assert ((got["out"] - exact).abs() <= NOISE * row_size(exact)).all()
+    size = inputs.tensors["x"].double().abs().amax(1) + inputs.tensors["add"].double().abs().amax()
+    for name, statistic in exact_statistics(spec, inputs.tensors).items():
+        assert ((got[name] - statistic).abs() <= 1e-5 * statistic.abs() + 1e-6 * size).all()
+
+
+def check_backward(package, spec, inputs) -> None:
+    got = package.run(spec, *arguments_of(spec, inputs))
+    exact = exact_gradients(spec, inputs)
+    if spec.quantise:
+        check_quantised(got, exact["dx"])
+    else:
+        step = torch.finfo(inputs.grad.dtype).eps
+        allowed = step * exact["dx"].abs() + NOISE * row_size(exact["dx"])
+        assert ((got["dx"].double() - exact["dx"]).abs() <= allowed).all()
+    for name in spec.results:
+        if name in ("dweight", "dbias", "dadd"):
+            total, error = got[name].double().sum(0), (got[name].double().sum(0) - exact[name]).abs()
+            assert total.isfinite().all()
+            assert (error <= 1e-4 * exact[name].abs() + NOISE * exact[name].abs().max()).all()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_width_against_float64(package, width):
+    for rows in ROWS:
+        for heavy in (False, True):
+            inputs = random_inputs(rows, width, torch.bfloat16, "cuda", heavy)
+            for spec in WIDE[width]:
+                (check_forward if isinstance(spec, NormForward) else check_backward)(package, spec, inputs)
+
+
+@pytest.mark.parametrize("spec", VARIANTS, ids=lambda spec: spec.function)
+def test_every_variant_against_float64(package, spec):
+    for rows in ROWS:
+        inputs = random_inputs(rows, 512, torch.bfloat16, "cuda")
+        (check_forward if isinstance(spec, NormForward) else check_backward)(package, spec, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_other_dtypes(package, dtype):
+    inputs = random_inputs(17, 479, dtype, "cuda")
+    for spec in WIDE[479]:
+        (check_forward if isinstance(spec, NormForward) else check_backward)(package, spec, inputs)
+
+
+EXACT = [spec for spec in VARIANTS if spec.norm is None and spec.activation in (None, "relu") and spec.quantise]
+
+
+@pytest.mark.parametrize("spec", EXACT, ids=lambda spec: spec.function)
+def test_the_quantised_result_is_the_reference_bit_for_bit(package, spec):
+    for heavy in (False, True):
+        inputs = random_inputs(4093, 512, torch.bfloat16, "cuda", heavy)
+        first = inputs.grad if isinstance(spec, NormBackward) else inputs.tensors["x"]
+        first[3], first[4, 5], first[6, 7], first[8, 9] = 0.0, torch.nan, torch.inf, -torch.inf
+        first[10], first[11] = 448.0 * 2.0**-20, torch.finfo(torch.bfloat16).max
+        arguments = [inputs.tensors.get(name, inputs.grad) for name in spec.parameters]
+        got = package.run(spec, *arguments)
+        expected = package.run(spec, *(argument.cpu() for argument in arguments))
+        assert torch.equal(got["scale"].cpu(), expected["scale"])
+        assert torch.equal(same_nan(got["values"].cpu()), same_nan(expected["values"]))
+        assert got["largest"].max().cpu() == expected["largest"].max()
+
+
+def same_nan(values: Tensor) -> Tensor:
+    """The bytes of e4m3, NaN without its sign."""
+    codes = values.view(torch.uint8)
+    return torch.where(codes & 0x7F == 0x7F, 0x7F, codes)
+
+
+def test_hardly_a_value_differs_from_the_reference_elsewhere(package):
+    """A rounding of float32 that falls the other way moves an e4m3 value by one step, and few."""
+    for spec in WIDE[2048]:
+        if not spec.quantise:
+            continue
+        inputs = random_inputs(64, 2048, torch.bfloat16, "cuda")
+        forward = isinstance(spec, NormForward)
+        arguments = [inputs.tensors[n] for n in spec.parameters] if forward else arguments_of(spec, inputs)
+        got, expected = package.run(spec, *arguments), package.run(spec, *(a.cpu() for a in arguments))
+        assert torch.equal(got["scale"].cpu(), expected["scale"])
+        ours, theirs = (ordered(values) for values in (got["values"].cpu(), expected["values"]))
+        assert (ours - theirs).abs().max() <= 1
+        assert (ours != theirs).float().mean() < 1e-3
+
+
+def ordered(values: Tensor) -> Tensor:
+    """e4m3 values as integers, neighbours one apart."""
+    codes = values.view(torch.uint8).int()
+    return torch.where(codes >= 128, 128 - codes, codes)
+
+
+def test_non_finite_values_stay_in_their_rows(package):
+    for spec in VARIANTS:
+        if not isinstance(spec, NormForward) or not spec.quantise:
+            continue
+        inputs = random_inputs(17, 512, torch.bfloat16, "cuda")
+        arguments = [inputs.tensors[name] for name in spec.parameters]
+        whole = package.run(spec, *arguments)["values"].float()
+        inputs.tensors["x"][2, 3], inputs.tensors["x"][5, 7] = torch.nan, torch.inf
+        got = package.run(spec, *arguments)["values"].float()
+        others = [row for row in range(17) if row not in (2, 5)]
+        assert torch.equal(got[others], whole[others])
+        assert got[2].isnan().all() if spec.norm else got[2].isnan().nonzero().flatten().tolist() == [3]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 13), (17, 24), (4093, 479), (0, 24), (4096, 512), (17, 8256)])
+def test_turning_is_the_reference_bit_for_bit(package, rows, columns):
+    generator = torch.Generator().manual_seed(rows)
+    operands, arguments = [], []
+    for extra in (0, 1, 130):
+        x = torch.randn(rows + extra, columns, generator=generator) * torch.logspace(-9, 9, rows + extra)[:, None]
+        if extra:
+            x[extra // 2, columns // 2], x[0] = torch.nan, 0.0
+        quantized = quantize(x.cuda(), format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True)
+        parts = quantized.scale.flatten().tensor_split(3)
+        largest = torch.stack([part.max() if part.numel() else part.new_zeros(()) for part in parts])
+        operands.append(quantized)
+        arguments += [quantized.values, quantized.scale, largest]
+    for count in (1, 2, 3):
+        got = list(package.run(Turn(count), *arguments[: 3 * count]).values())
+        for index, operand in enumerate(operands[:count]):
+            expected = turn(operand, check=True)
+            assert torch.equal(same_nan(got[2 * index]), same_nan(expected.values))
+            assert torch.equal(got[2 * index + 1], expected.scale)
+
+
+@pytest.mark.parametrize("parts", [1, 17, 528, 2112])
+def test_reduction_is_right_and_the_same_each_time(package, parts):
+    generator = torch.Generator().manual_seed(parts)
+    partials = [torch.randn(parts, width, generator=generator).cuda() for width in (512, 13, 8256)]
+    dtypes = (torch.bfloat16, torch.float32, torch.float32)
+    for count in (1, 2, 3):
+        arguments = [item for pair in zip(partials[:count], dtypes, strict=False) for item in pair]
+        first, second = (package.run(Reduce(count), *arguments) for _ in range(2))
+        for (name, total), partial in zip(first.items(), partials, strict=False):
+            assert torch.equal(total, second[name])
+            exact = partial.double().sum(0)
+            allowed = torch.finfo(total.dtype).eps * exact.abs() + 1e-6 * partial.double().abs().sum(0)
+            assert ((total.double() - exact).abs() <= allowed).all()
+
+
+def test_without_rows(package):
+    inputs = random_inputs(0, 512, torch.bfloat16, "cuda")
+    for spec in VARIANTS:
+        forward = isinstance(spec, NormForward)
+        arguments = [inputs.tensors[n] for n in spec.parameters] if forward else arguments_of(spec, inputs)
+        for result in package.run(spec, *arguments).values():
+            assert result.float().abs().sum() == 0.0
+
+
+def test_strided_arguments(package):
+    inputs = random_inputs(17, 512, torch.bfloat16, "cuda")
+    for spec in VARIANTS:
+        forward = isinstance(spec, NormForward)
+        arguments = [inputs.tensors[n] for n in spec.parameters] if forward else arguments_of(spec, inputs)
+        strided = [a.repeat_interleave(2, dim=-1)[..., ::2] if a.shape[-1] == 512 else a for a in arguments]
+        assert not strided[0].is_contiguous()
+        for ours, theirs in zip(
+            package.run(spec, *strided).values(), package.run(spec, *arguments).values(), strict=True
+        ):
+            assert torch.equal(ours.float(), theirs.float())
+
+
+def test_matrices_beyond_two_to_the_31_elements(package):
+    rows = 2**31 // 8192 + 3
+    x = torch.zeros(rows, 8192, device="cuda", dtype=torch.bfloat16)
+    x[-2:] = torch.arange(1, 8193, device="cuda")
+    got = package.run(QUANTISE[8192], x)
+    expected = quantize(x[-4:], format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True)
+    del x
+    assert torch.equal(got["values"][-4:].view(torch.uint8), expected.values.view(torch.uint8))
+    assert torch.equal(got["scale"][-4:], expected.scale)
+    turned = package.run(Turn(1), got["values"], got["scale"], got["largest"])
+    assert torch.equal(turned["turned"][:, -4:].view(torch.uint8), turn(expected).values.view(torch.uint8))
+
+
+def step_of(package):
+    """A function of one norm's forward and backward, its transpositions and sums."""
+    forward, backward = (spec for spec in WIDE[512] if spec.quantise)
+    run_forward, run_backward = (getattr(package.fused, spec.function) for spec in (forward, backward))
+
+    def step(x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+        values, scale, largest, mean, rstd = run_forward(x, add, weight, bias)
+        dvalues, dscale, dlargest, dweight, dbias, dadd = run_backward(grad, x, add, weight, bias, mean, rstd)
+        turned, spread, dturned, dspread = package.fused.turn_2(values, scale, largest, dvalues, dscale, dlargest)
+        sums = package.fused.reduce_3(dweight, torch.bfloat16, dbias, torch.float32, dadd, torch.float32)
+        return turned.float() * spread, dturned.float() * dspread, *sums
+
+    return step
+
+
+def test_a_graph_replays_on_new_data_without_synchronising(package):
+    step = step_of(package)
+    inputs, other = (random_inputs(256, 512, torch.bfloat16, "cuda", seed=seed) for seed in (0, 1))
+    static = [*inputs.tensors.values(), inputs.grad]
+    step(*static)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(*static)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step(*static)
+    for place, fresh in zip(static, [*other.tensors.values(), other.grad], strict=True):
+        place.copy_(fresh)
+    graph.replay()
+    for replayed, eager in zip(results, step(*static), strict=True):
+        assert torch.equal(replayed, eager)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_one_graph_under_the_compiler(package, dynamic):
+    step = step_of(package)
+    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic)
+    for rows in (256, 17, 4093) if dynamic else (256,):
+        inputs = random_inputs(rows, 512, torch.bfloat16, "cuda")
+        arguments = [*inputs.tensors.values(), inputs.grad]
+        for ours, eager in zip(compiled(*arguments), step(*arguments), strict=True):
+            assert torch.equal(ours, eager)
+
+
+def test_programs_are_those_of_the_fake(package):
+    _, backward = (spec for spec in WIDE[512] if spec.quantise)
+    for rows in ROWS:
+        inputs = random_inputs(rows, 512, torch.bfloat16, "cuda")
+        arguments = arguments_of(backward, inputs)
+        real = package.run(backward, *arguments)
+        with torch._subclasses.FakeTensorMode() as mode:
+            fake = package.run(backward, *(mode.from_tensor(argument) for argument in arguments))
+        for name, result in real.items():
+            assert (fake[name].shape, fake[name].dtype) == (result.shape, result.dtype)
+            assert fake[name].stride() == result.stride()
+        assert real["largest"].shape[0] <= 16 * operators.multiprocessors(0)
