@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from loka.probe.moments import MomentsTracker, Snapshot, moments_stats
+from loka.probe.replay import Replay, Replays
 from loka.probe.stats import JOINT, JointStats
 
 SUBSET_SEED = 20240918
@@ -29,10 +30,24 @@ class JointTracker:
         self.input_features = subset(input_width, JOINT).to(device)
         self.grad_features = subset(grad_width, JOINT).to(device)
         self._moments = MomentsTracker(self.input_features.numel() + self.grad_features.numel(), device)
+        self._features = (self.input_features, self.grad_features)
+        self._replay: Replay | None = None
 
     @torch.no_grad()
     def update(self, x: Tensor, grad: Tensor) -> None:
         """Take in the chosen features of the same R rows: `x` (R, J) and `grad` (R, I), float32."""
+        if self._replay is not None and self._replay.fits(x, grad):
+            self._replay.run(x, grad)
+        else:
+            self._take(x, grad)
+
+    def capture(self, rows: int, replays: Replays) -> None:
+        """From now on take in calls of so many sampled rows by a CUDA graph. Waits for the device."""
+        x, grad = (torch.zeros((rows, part.numel()), device=replays.device) for part in self._features)
+        JointTracker(x.shape[1], grad.shape[1], replays.device).update(x, grad)  # makes handles
+        self._replay = replays.capture(self._take, x, grad)
+
+    def _take(self, x: Tensor, grad: Tensor) -> None:
         self._moments.update(torch.cat((x, grad), 1))
 
     def snapshot(self) -> Snapshot:

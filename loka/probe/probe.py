@@ -19,6 +19,7 @@ from loka.policy.policy import Policy
 from loka.probe import file
 from loka.probe.live import find_live
 from loka.probe.ranks import merge_across
+from loka.probe.replay import Replays
 from loka.probe.rows import RowNumbers
 from loka.probe.saver import Saver
 from loka.probe.stats import Recorded, SiteStats
@@ -119,8 +120,13 @@ class Probe:
                 f"use `with` once for each Probe"
             )
         self._trackers = {live.site.name: Trackers(live) for live in self._live.sites}
+        replays: dict[torch.device, Replays] = {}
         for trackers in self._trackers.values():
             self._numbers.prepare(trackers.device)
+            if trackers.device.type == "cuda":
+                if trackers.device not in replays:
+                    replays[trackers.device] = Replays(trackers.device)
+                trackers.capture(self._numbers.rows, replays[trackers.device])
         self._watch = Watch(self._live, self._trackers, self._numbers)
         self._state = "open"
         self._turn()

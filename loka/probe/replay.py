@@ -11,6 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+MOST = 512  # graphs of a device; models with more operands than that are large, and their steps take longer
+
 
 class Replays:
     """The graphs of one device."""
@@ -20,13 +22,24 @@ class Replays:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._inputs: dict[
+            tuple[torch.Size, torch.Size], tuple[Tensor, Tensor]
+        ] = {}  # shared by updates of like shapes
+        self._captured = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether there are so many graphs that another one would cost more memory than it is worth."""
+        return self._captured >= MOST
 
     def capture(self, update: Callable[[Tensor, Tensor], None], first: Tensor, second: Tensor) -> Replay:
         """`update(first, second)` as a graph; it is not run now. What it needs once (handles, kernels) must be there.
 
         Waits for the device: call it outside of training steps.
         """
-        first, second = torch.zeros_like(first), torch.zeros_like(second)
+        shapes = (first.shape, second.shape)
+        first, second = self._inputs.setdefault(shapes, (torch.zeros_like(first), torch.zeros_like(second)))
+        self._captured += 1
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             update(first, second)

@@ -17,6 +17,7 @@ from loka.probe.live import LiveSite
 from loka.probe.matrices import column_amax, rows_of, take_rows
 from loka.probe.moments import Snapshot
 from loka.probe.operand import OperandTracker, operand_stats
+from loka.probe.replay import Replays
 from loka.probe.stats import SiteStats
 from loka.probe.weight import WeightTracker, weight_stats
 from loka.sites.site import Kind
@@ -95,6 +96,13 @@ class Trackers:
         self.transposed = site.kind is Kind.MATMUL if square else live.parameter.shape[0] != site.n
         self._joined = 0
         self._weight_step = -1
+
+    def capture(self, rows: int, replays: Replays) -> None:
+        """Make updates with so many sampled rows cost one launch. Waits for the device."""
+        with apart(self.device):
+            for tracker in (self.input, self.grad_output, self.joint):
+                if not replays.full:
+                    tracker.capture(rows, replays)
 
     def check_device(self, x: Tensor) -> None:
         """Raise InputError where an operand is on another device than the trackers."""
