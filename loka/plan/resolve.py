@@ -13,6 +13,7 @@ from loka.kernels.catalogue import KERNELS, Kernel
 from loka.numerics.names import Compute, Gemm
 from loka.plan.evidence import Judged, Known, judge, with_ranges
 from loka.plan.plan import AS_IS, GemmPlan, Rejected, SitePlan, Target
+from loka.plan.turning import why_not_turned
 from loka.plan.words import place_words
 from loka.policy.settings import Assignment, GemmSettings, SiteSettings
 from loka.probe.profile import Verdict
@@ -61,7 +62,7 @@ def resolve(
         key = (id(wanted), site.rows, site.k, site.n, site.input_grad, obstacle, id(seen.get(site.name)))
         gemms = decided.get(key)
         if gemms is None:
-            gemms = tuple(_decide(site, gemm, wanted, situation, obstacle, sifted) for gemm in site_gemms(site))
+            gemms = _decide_all(site, wanted, situation, obstacle, sifted)
             decided[key] = gemms
         problems.update(dict.fromkeys(_impossible(site, wanted, gemms, situation.files)))
         plans.append(SitePlan(site, gemms, wanted.history))
@@ -83,6 +84,21 @@ def deciding(wanted: SiteSettings, gemm: Gemm) -> Assignment | None:
         if assignments and assignments[-1].value == value:
             return assignments[-1]
     return None
+
+
+def _decide_all(
+    site: Site,
+    wanted: SiteSettings,
+    situation: Situation,
+    obstacle: str | None,
+    sifted: dict[tuple[object, ...], _Sifted],
+) -> tuple[GemmPlan, ...]:
+    """fprop, then dgrad, then wgrad: operands are turned from those of GEMMs that are decided before."""
+    gemms: dict[Gemm, GemmPlan] = {}
+    for gemm in site_gemms(site):
+        unable = obstacle or why_not_turned(gemm, wanted.gemms[gemm].operands, gemms)
+        gemms[gemm] = _decide(site, gemm, wanted, situation, unable, sifted)
+    return tuple(gemms.values())
 
 
 def _decide(

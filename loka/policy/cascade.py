@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
-from loka.numerics.names import OPERANDS, Accumulation, Compute, Fuse, Gemm, Operand, Range, Scaling
+from loka.numerics.names import OPERANDS, Accumulation, Compute, Format, Fuse, Gemm, Operand, Range, Scaling
 from loka.policy.dead import dead_patterns
 from loka.policy.policy import OPERAND_FIELDS, Leaf, Policy, Rule
 from loka.policy.problems import Place, PolicyError, Problem, printable, problem
-from loka.policy.settings import Assignment, Budget, GemmSettings, OperandRecipe, SiteFacts, SiteSettings
+from loka.policy.settings import (
+    TURNED_FROM,
+    Assignment,
+    Budget,
+    GemmSettings,
+    OperandRecipe,
+    SiteFacts,
+    SiteSettings,
+)
+from loka.policy.spread import shown
 from loka.policy.unsupported import STATIC_WITHOUT_AMAX
 
 _MIXED_SCALING = {Scaling.BLOCKWISE_1X128, Scaling.BLOCKWISE_128X128}
 _SAME_SCALING = (Scaling.TENSORWISE, Scaling.ROWWISE, Scaling.BLOCKWISE_1X128)
+_BESIDE_TURNED = (Scaling.TENSORWISE, Scaling.ROWWISE)  # what the one scale of a turned operand can stand for
 
 
 class _State:
@@ -32,6 +43,11 @@ class _State:
 
     def value(self, path: str) -> object:
         return self.last[path][1].value
+
+    def turned(self, gemm: Gemm, operand: Operand) -> bool:
+        """Whether an operand is turned; there is no such leaf unless a rule sets one."""
+        path = f"{gemm}.{operand}.turned"
+        return path in self.last and self.value(path) is True
 
     def later(self, first: str, second: str) -> Leaf:
         """The one of two leaves that was assigned last."""
@@ -73,16 +89,34 @@ def _marked(rule: Rule, column: list[bool]) -> Rule:
 
 
 def _settings(state: _State) -> SiteSettings:
+    gemms = {gemm: _gemm(state, gemm) for gemm in Gemm}
     return SiteSettings(
-        gemms={gemm: _gemm(state, gemm) for gemm in Gemm},
+        gemms=gemms,
         budget=Budget(
             mere=cast(float, state.value("budget.mere")),
             sqnr_db=cast(float, state.value("budget.sqnr_db")),
             min_speedup=cast(float, state.value("budget.min_speedup")),
         ),
         fuse=cast(Fuse, state.value("fuse")),
-        history={path: tuple(assignments) for path, assignments in state.history.items()},
+        history={path: tuple(assignments) for path, assignments in state.history.items()} | _followed(state, gemms),
     )
+
+
+def _followed(state: _State, gemms: dict[Gemm, GemmSettings]) -> dict[str, tuple[Assignment, ...]]:
+    """The history of each field of a turned operand that is not as the rules left it: being turned decides it."""
+    found = {}
+    for (gemm, operand), source in TURNED_FROM.items():
+        if not state.turned(gemm, operand):
+            continue
+        base = f"{gemm}.{operand}."
+        recipe = gemms[gemm].operands[OPERANDS[gemm].index(operand)]
+        by = state.last[base + "turned"][1].assignment
+        for name in OPERAND_FIELDS:
+            value, path = getattr(recipe, name), base + name
+            if value != state.value(path):
+                last = replace(by, path=path, value=shown(value), source=f"turned from {'.'.join(source)}")
+                found[path] = (*state.history[path], last)
+    return found
 
 
 def _gemm(state: _State, gemm: Gemm) -> GemmSettings:
@@ -96,8 +130,27 @@ def _gemm(state: _State, gemm: Gemm) -> GemmSettings:
 
 
 def _recipe(state: _State, gemm: Gemm, operand: Operand) -> OperandRecipe:
+    if state.turned(gemm, operand):
+        return _turned_recipe(state, gemm, operand)
     base = f"{gemm}.{operand}."
     return OperandRecipe(**{name: state.value(base + name) for name in OPERAND_FIELDS})  # type: ignore[arg-type]
+
+
+def _turned_recipe(state: _State, gemm: Gemm, operand: Operand) -> OperandRecipe:
+    source_gemm, source = TURNED_FROM[gemm, operand]
+    other = _other(gemm, operand)
+    beside = Scaling.TENSORWISE if state.turned(gemm, other) else state.value(f"{gemm}.{other}.scaling")
+    return OperandRecipe(
+        format=cast(Format, state.value(f"{source_gemm}.{source}.format")),
+        scaling=Scaling.TENSORWISE if beside is Scaling.TENSORWISE else Scaling.ROWWISE,
+        power_of_two=True,
+        turned=True,
+    )
+
+
+def _other(gemm: Gemm, operand: Operand) -> Operand:
+    first, second = OPERANDS[gemm]
+    return second if operand is first else first
 
 
 def _conflicts(state: _State, profiled: bool) -> list[tuple[Place, str]]:
@@ -111,11 +164,15 @@ def _conflicts(state: _State, profiled: bool) -> list[tuple[Place, str]]:
             continue
         found += _scaling_conflict(state, gemm)
         for operand in operands:
-            found += _range_conflict(state, f"{gemm}.{operand}", profiled)
+            if not state.turned(gemm, operand):
+                found += _range_conflict(state, f"{gemm}.{operand}", profiled)
     return found
 
 
 def _scaling_conflict(state: _State, gemm: Gemm) -> list[tuple[Place, str]]:
+    turned = [operand for operand in OPERANDS[gemm] if state.turned(gemm, operand)]
+    if turned:
+        return _conflict_beside(state, gemm, turned[0]) if len(turned) == 1 else []
     first, second = (f"{gemm}.{operand}.scaling" for operand in OPERANDS[gemm])
     pair = (cast(Scaling, state.value(first)), cast(Scaling, state.value(second)))
     if set(pair) == _MIXED_SCALING or (pair[0] is pair[1] and pair[0] in _SAME_SCALING):
@@ -129,6 +186,19 @@ def _scaling_conflict(state: _State, gemm: Gemm) -> list[tuple[Place, str]]:
             "or blockwise_1x128, or one blockwise_1x128 and the other blockwise_128x128",
         )
     ]
+
+
+def _conflict_beside(state: _State, gemm: Gemm, turned: Operand) -> list[tuple[Place, str]]:
+    other = _other(gemm, turned)
+    scaling = cast(Scaling, state.value(f"{gemm}.{other}.scaling"))
+    if scaling in _BESIDE_TURNED:
+        return []
+    leaf = state.later(f"{gemm}.{turned}.turned", f"{gemm}.{other}.scaling")
+    message = (
+        f"{gemm}: no kernel multiplies {other} {scaling} by {turned} turned, which has one scale; give {other} rowwise "
+        f"or tensorwise, or {turned} turned: false"
+    )
+    return [(_place(leaf), message)]
 
 
 def _range_conflict(state: _State, base: str, profiled: bool) -> list[tuple[Place, str]]:

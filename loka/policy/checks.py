@@ -57,17 +57,25 @@ def pattern(value: str) -> str:
     return value
 
 
-class _Bounded(Protocol):
-    """A model with min_ and max_ fields."""
+class _Fields(Protocol):
+    """A model that knows which of its fields were given."""
 
     @property
     def model_fields_set(self) -> set[str]: ...
 
 
-_B = TypeVar("_B", bound=_Bounded)
+_F = TypeVar("_F", bound=_Fields)
 
 
-def criteria(value: _B) -> _B:
+def turned(value: _F) -> _F:
+    """An operand that is turned says nothing else: the rest follows from the one it is made from."""
+    others = sorted(value.model_fields_set - {"turned"})
+    if getattr(value, "turned", None) and others:
+        raise refuse(f"a turned operand takes the rest from the one it is made from; leave out {', '.join(others)}")
+    return value
+
+
+def criteria(value: _F) -> _F:
     """Criteria say something, and no lower bound is over its upper one."""
     if not value.model_fields_set:
         raise refuse('an empty mapping says nothing; write "*" for every site')

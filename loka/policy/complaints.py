@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 from loka.policy import schema
 from loka.policy.problems import Problem, problem
 from loka.policy.scalars import looks_like_number
+from loka.policy.settings import TURNED_FROM
 from loka.policy.tree import Found, Mapping, Node, Path, Scalar, Sequence, follow
 
 _GEMMS: dict[str | int, type[BaseModel]] = {
@@ -131,8 +132,8 @@ def _setting_at(rest: list[str | int]) -> type[BaseModel] | None:
             return schema.BudgetSetting
         case [gemm] if gemm in _GEMMS:
             return _GEMMS[gemm]
-        case [gemm, _] if gemm in _GEMMS:
-            return schema.OperandSetting
+        case [gemm, operand] if gemm in _GEMMS:
+            return schema.TurnableSetting if (gemm, operand) in TURNED_FROM else schema.OperandSetting
     return None
 
 
@@ -148,6 +149,9 @@ def _unknown_key(path: Path) -> str:
         return f"{start}; write it under defaults or in a rule"
     if key in _OPERANDS and above[:1] in (("defaults",), ("rules",)):
         return f"{start}; write it under a GEMM that takes it: fprop, dgrad or wgrad"
+    if key == "turned" and above[:1] in (("defaults",), ("rules",)):
+        turnable = ", ".join(f"{gemm}: {{{operand}: ...}}" for gemm, operand in TURNED_FROM)
+        return f"{start}; write it site-wide, or where an operand is read along its other dimension: {turnable}"
     return f"{start}; remove it, or use one of {', '.join(known)}"
 
 

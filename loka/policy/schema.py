@@ -108,6 +108,21 @@ class OperandSetting(_Model):
     )
 
 
+_TURNED = _doc(
+    "Turned",
+    "Made from the FP8 copy that another GEMM of the site reads, transposed: wgrad's grad_output from dgrad's, wgrad's "
+    "input from fprop's input, dgrad's weight from fprop's weight; of other operands nothing is said. The other GEMM "
+    "must run in FP8 with scaling: rowwise, range: dynamic and power_of_two: true there; format, scaling, range and "
+    "power_of_two of the turned operand itself then follow. Default: false.",
+)
+
+
+class TurnableSetting(OperandSetting):
+    """An operand that is read along its other dimension: weight in dgrad, grad_output and input in wgrad."""
+
+    turned: bool | None = _TURNED
+
+
 class GemmFields(OperandSetting):
     """What can be said of a GEMM as a whole; format, scaling, range, amax and power_of_two go to both operands."""
 
@@ -124,6 +139,9 @@ class GemmFields(OperandSetting):
     padding: bool | None = _doc("Padding", "Zero-pad sizes that the kernel cannot take. Default: true.")
 
 
+_Turnable = Annotated[TurnableSetting, AfterValidator(checks.turned)]
+
+
 class FpropSetting(GemmFields):
     """The forward GEMM, y = input @ weight.T."""
 
@@ -134,15 +152,17 @@ class FpropSetting(GemmFields):
 class DgradSetting(GemmFields):
     """The GEMM of the input's gradient, grad_output @ weight."""
 
+    turned: bool | None = _TURNED
     grad_output: OperandSetting | None = _doc("Output gradient", "The gradient of the output alone.")
-    weight: OperandSetting | None = _doc("Weight", "The weight alone.")
+    weight: _Turnable | None = _doc("Weight", "The weight alone.")
 
 
 class WgradSetting(GemmFields):
     """The GEMM of the weight's gradient, grad_output.T @ input."""
 
-    grad_output: OperandSetting | None = _doc("Output gradient", "The gradient of the output alone.")
-    input: OperandSetting | None = _doc("Input", "The input alone.")
+    turned: bool | None = _TURNED
+    grad_output: _Turnable | None = _doc("Output gradient", "The gradient of the output alone.")
+    input: _Turnable | None = _doc("Input", "The input alone.")
 
 
 class BudgetSetting(_Model):
@@ -160,6 +180,7 @@ class BudgetSetting(_Model):
 class Setting(GemmFields):
     """What a policy asks of a site. Fields here go to all three GEMMs; those under one GEMM are narrower and win."""
 
+    turned: bool | None = _TURNED
     fuse: Annotated[Fuse, Strict(False)] | None = _doc(
         "Fusion",
         "Whether the site's neighbours (norm, activation, residual) are taken along into one kernel. auto: where a "

@@ -10,7 +10,7 @@ from loka.numerics.names import OPERANDS, Accumulation, Compute, Gemm, Operand, 
 from loka.policy.policy import OPERAND_FIELDS, Leaf
 from loka.policy.problems import Place
 from loka.policy.schema import GemmFields, OperandSetting, ScalingChoice, Setting
-from loka.policy.settings import Assignment, Budget, OperandRecipe, SiteSettings
+from loka.policy.settings import TURNED_FROM, Assignment, Budget, OperandRecipe, SiteSettings
 from loka.policy.tree import Mapping, Path, Scalar, follow
 
 GEMM_FIELDS = ("compute", "accumulation", "padding")
@@ -110,6 +110,11 @@ def _operand_fields(
             if value is Range.DYNAMIC:
                 # A policy has no word for "no amax": measuring forgets the one that was given before.
                 yield origin.leaf(f"{gemm}.{operand}.amax", None, *steps, name)
+    turned = getattr(fields, "turned", None)
+    if turned is not None:
+        for gemm, operand in pairs:
+            if (gemm, operand) in TURNED_FROM:
+                yield origin.leaf(f"{gemm}.{operand}.turned", turned, *steps, "turned")
 
 
 def _scaling(choice: ScalingChoice, operand: Operand) -> Scaling:
