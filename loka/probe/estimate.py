@@ -2,6 +2,12 @@
 
 The reference is the float32 product of the operands as drawn; the result is the float32 product of what their FP8
 values stand for.
+
+A turned operand is made as in training: its transpose is quantised along its rows, and that copy is turned. Of these
+rows only the drawn features are there (of dy, for wgrad, those of joint.py instead of all N), so that a row's scale can
+be smaller than the whole row's would be. That changes next to nothing: scales are powers of two, under which a value
+rounds alike until it is subnormal, and what is subnormal is decided in the end by the one scale that all rows get. For
+that one the whole operand's maximum is taken, as for a tensorwise scale.
 """
 
 from __future__ import annotations
@@ -18,7 +24,8 @@ from torch import Tensor
 from loka.errors import InputError
 from loka.numerics.metrics import mere, sqnr
 from loka.numerics.names import Gemm, Range, Scaling
-from loka.numerics.quantize import Quantized, dequantize, quantize
+from loka.numerics.quantize import Quantized, dequantize, quantize, static_scale
+from loka.numerics.turn import turn
 from loka.policy.settings import Budget, OperandRecipe
 from loka.probe.intervals import confidence, decided, interval, looks, mere_interval
 from loka.probe.profile import Estimate, Interval
@@ -157,8 +164,10 @@ class _Draw:
         self._values: dict[tuple[int, OperandRecipe], Tensor] = {}
 
     def quantized(self, index: int, recipe: OperandRecipe) -> Quantized:
-        """Operand 0 or 1 under a recipe; a tensorwise scale is that of the whole operand."""
+        """Operand 0 or 1 under a recipe; a tensorwise scale is that of the whole operand, and so is a turned one's."""
         x, whole = self._operands[index]
+        if recipe.turned:
+            return _turned(x, whole, recipe)
         amax = whole if recipe.scaling is Scaling.TENSORWISE else None
         if recipe.range is Range.STATIC:
             if recipe.amax is None:
@@ -172,6 +181,22 @@ class _Draw:
         if key not in self._values:
             self._values[key] = dequantize(self.quantized(index, recipe))
         return self._values[key]
+
+
+def _turned(x: Tensor, whole: float | None, recipe: OperandRecipe) -> Quantized:
+    """x of (R, C) from the FP8 copy of its transpose, which is quantised along its rows, with the scale that it needs.
+
+    `whole` is the largest |x| of the whole operand, None where x is all of it. Scales: (1, 1) tensorwise, else (R, 1).
+    """
+    rows = quantize(x.t(), format=recipe.format, scaling=Scaling.ROWWISE, power_of_two=True)
+    if whole is not None:
+        # A row of zeros stands for the rest of the operand: its scale is that of the largest |x| there.
+        largest = rows.scale.new_full((1, 1), static_scale(whole, recipe.format, power_of_two=True))
+        zeros = rows.values.new_zeros((1, x.shape[0]))
+        rows = Quantized(torch.cat([rows.values, zeros]), torch.cat([rows.scale, largest]))
+    turned = turn(rows)
+    one = recipe.scaling is Scaling.TENSORWISE
+    return Quantized(turned.values[:, : x.shape[1]].contiguous(), turned.scale[:1] if one else turned.scale)
 
 
 def _errors(draw: _Draw, pair: Pair) -> tuple[float, float]:

@@ -206,7 +206,7 @@ def test_a_kernel_that_gives_nan_or_another_shape_is_told_apart(heavy: SiteStats
 def test_candidates_are_told_apart_and_named() -> None:
     for gemm in Gemm:
         pairs = candidates(gemm)
-        assert len(set(pairs)) == len(pairs) == (5 if gemm is Gemm.FPROP else 7)
+        assert len(set(pairs)) == len(pairs) == (6 if gemm is Gemm.FPROP else 8)
         assert len({words(gemm, pair) for pair in pairs}) == len(pairs)
         assert E4M3 in pairs
         assert TENSORWISE in pairs
@@ -215,5 +215,10 @@ def test_candidates_are_told_apart_and_named() -> None:
                 square = recipe.scaling is Scaling.BLOCKWISE_128X128
                 assert operand is Operand.WEIGHT or not square
     assert words(Gemm.FPROP, E4M3) == "e4m3 rowwise"
+    assert [words(gemm, candidates(gemm)[-1]) for gemm in Gemm] == [
+        "e4m3 rowwise, scales powers of two",
+        "grad_output e4m3 rowwise, scales powers of two, weight e4m3 turned",
+        "e4m3 turned",
+    ]
     mixed = (OperandRecipe(format=Format.E5M2), OperandRecipe())
     assert words(Gemm.DGRAD, mixed) == "grad_output e5m2 rowwise, weight e4m3 rowwise"

@@ -1,0 +1,93 @@
+"""Estimates of turned operands: as the generated code makes them, with the scale of the whole operand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from loka.numerics.metrics import mere, sqnr
+from loka.numerics.names import Format, Gemm, Scaling
+from loka.numerics.quantize import dequantize, expand_scale, quantize
+from loka.numerics.turn import turn
+from loka.policy.settings import OperandRecipe
+from loka.probe.estimate import errors, judge_kernel
+from loka.probe.recipes import candidates
+from loka.probe.samplers import Drawn, NormalSampler
+from loka.probe.stats import SiteStats
+
+FPROP, DGRAD, WGRAD = (candidates(gemm)[-1] for gemm in Gemm)
+ROWS = FPROP[0]
+
+
+def matrix(rows: int, columns: int, seed: int, octaves: float = 2.0) -> Tensor:
+    """Normal numbers in rows of very different sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.exp2(octaves * torch.randn(rows, 1, generator=generator))
+    return torch.randn(rows, columns, generator=generator) * sizes
+
+
+def turned(x: Tensor, format: Format = Format.E4M3) -> Tensor:
+    """What the transposed copy of x stands for, spelt out as the generated code makes it."""
+    return dequantize(turn(quantize(x, format=format, scaling=Scaling.ROWWISE, power_of_two=True)))
+
+
+@pytest.mark.parametrize("format", list(Format))
+def test_a_weight_gradient_is_that_of_both_operands_turned(format: Format) -> None:
+    grad, x = matrix(300, 40, 0), matrix(300, 24, 1)
+    pair = (OperandRecipe(format, Scaling.TENSORWISE, power_of_two=True, turned=True), WGRAD[1])
+    found = errors(Drawn(grad.t(), x.t(), None, None), pair)
+    out, reference = turned(grad, format) @ turned(x).t(), grad.t() @ x
+    assert found == (mere(out, reference).value, sqnr(out, reference))
+
+
+def test_an_input_gradient_has_the_weight_turned_and_the_output_gradient_as_it_is() -> None:
+    grad, weight = matrix(70, 40, 2), matrix(40, 24, 3)
+    found = errors(Drawn(grad, weight.t(), None, None), DGRAD)
+    rows = dequantize(quantize(grad, format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True))
+    reference = grad @ weight
+    assert found == (mere(rows @ turned(weight).t(), reference).value, sqnr(rows @ turned(weight).t(), reference))
+
+
+def test_the_scale_is_that_of_the_largest_row_drawn_or_not() -> None:
+    """A part of the features, with the whole operand's maximum, errs as the same features of the whole do."""
+    grad, x = matrix(512, 64, 4, octaves=0.0), matrix(512, 16, 5, octaves=0.0)
+    grad[3, 60] = 2.0**16  # in the part that is not drawn; what is drawn becomes subnormal beside it
+    part = errors(Drawn(grad[:, :32].t(), x.t(), float(grad.abs().max()), None), WGRAD)
+    out, reference = turned(grad)[:32] @ turned(x).t(), grad[:, :32].t() @ x
+    assert part[1] == pytest.approx(sqnr(out, reference), abs=0.05)
+    assert part[0] == pytest.approx(mere(out, reference).value, rel=0.02)
+    unaware = errors(Drawn(grad[:, :32].t(), x.t(), None, None), WGRAD)
+    assert part[1] < unaware[1] - 6
+
+
+def test_a_row_far_above_the_others_costs_a_turned_operand_what_rows_of_their_own_do_not_pay() -> None:
+    grad, x = matrix(512, 32, 6, octaves=0.0), matrix(512, 32, 7, octaves=0.0)
+    drawn = Drawn(grad.t().contiguous(), x.t().contiguous(), 2.0**16, None)
+    rowwise = (ROWS, ROWS)
+    assert errors(drawn, WGRAD)[1] < errors(drawn, rowwise)[1] - 6
+    usual = Drawn(drawn.a, drawn.b, None, None)
+    assert errors(usual, WGRAD)[1] == pytest.approx(errors(usual, rowwise)[1], abs=0.3)
+
+
+def test_operands_that_are_not_finite_have_no_reference_and_zeros_are_exact() -> None:
+    zeros, ones = torch.zeros(3, 8), torch.ones(2, 8)
+    assert errors(Drawn(zeros, ones, None, None), WGRAD) == (0.0, float("inf"))
+    broken = ones.clone()
+    broken[0, 1] = torch.nan
+    assert errors(Drawn(broken, ones, None, None), WGRAD) == (float("inf"), -float("inf"))
+
+
+def test_a_kernel_gets_turned_operands_with_the_scales_that_its_recipe_names() -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def right(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor) -> Tensor:
+        shapes.extend((tuple(scale_a.shape), tuple(scale_b.shape)))
+        assert a.is_contiguous()
+        assert b.is_contiguous()
+        return (a.float() * expand_scale(scale_a, *a.shape)) @ (b.float() * expand_scale(scale_b, *b.shape)).t()
+
+    sampler = NormalSampler(SiteStats("site", 24, 40, None, None, None, None), 64)
+    for gemm, pair in ((Gemm.DGRAD, DGRAD), (Gemm.WGRAD, WGRAD)):
+        assert judge_kernel(right, sampler, gemm, pair, draws=2).ratio == 1.0
+    assert shapes == [(64, 1), (24, 1)] * 2 + [(1, 1), (1, 1)] * 2
