@@ -1,0 +1,131 @@
+"""Plans of chains, made from models that are traced, for the tests of generated chains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import codegen_plans as plans
+import torch
+from torch import Tensor, nn
+
+from loka.numerics.names import Scaling
+from loka.plan.plan import Binding, BindingKind, Plan, SitePlan
+from loka.policy.settings import OperandRecipe
+from loka.sites.examples import ModelInputs, capture_examples
+from loka.sites.regions import find_regions
+from loka.sites.straight import StraightForward
+from loka.sites.trace import trace_forward
+
+
+@dataclass(frozen=True, slots=True)
+class Operand(OperandRecipe):
+    """An operand that may be the transposed copy of another's."""
+
+    turned: bool = False
+
+
+ROWS = Operand(power_of_two=True)
+TURNED = Operand(power_of_two=True, turned=True)
+TURNED_ONCE = Operand(power_of_two=True, turned=True, scaling=Scaling.TENSORWISE)
+CHAIN: dict[str, object] = {"fprop": (ROWS, ROWS), "dgrad": (ROWS, TURNED), "wgrad": (TURNED_ONCE, TURNED_ONCE)}
+ROWWISE_CHAIN: dict[str, object] = {**CHAIN, "wgrad": (TURNED, TURNED)}
+AS_IS: dict[str, object] = {"fprop": None, "dgrad": None, "wgrad": None}
+_INLINABLE = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.ReLU, nn.SiLU, nn.Sigmoid, nn.Hardswish, nn.GELU, nn.Identity)
+
+
+class Holder(nn.Module):
+    """A model with one module that is bound: `body`, between an embedding of the input and a loss."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x)
+        return out
+
+
+class Tower(nn.Module):
+    """LayerNorm -> Linear -> norm -> activation -> Linear -> norm -> activation -> Linear, with a residual around."""
+
+    def __init__(
+        self,
+        width: int = 48,
+        hidden: int = 80,
+        norm: Callable[[int], nn.Module] = nn.LayerNorm,
+        activation: Callable[[], nn.Module] = nn.SiLU,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.norm = norm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, hidden, bias=bias), norm(hidden), activation(),
+            nn.Linear(hidden, hidden, bias=bias), norm(hidden), activation(),
+            nn.Linear(hidden, width, bias=bias),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.mlp(self.norm(x))
+        return out + x
+
+
+def traced(body: nn.Module, inputs: Callable[[int], Tensor]) -> StraightForward:
+    """The forward of Holder(body).body with all norms, activations and linears inlined, in regions."""
+    model = Holder(body)
+    examples = capture_examples(model, ["body"], {batch: ModelInputs((inputs(batch),), {}) for batch in (5, 8)})["body"]
+    sites = [name for name, child in body.named_modules() if isinstance(child, nn.Linear)]
+    inline = [name for name, child in body.named_modules() if name and isinstance(child, (*_INLINABLE, nn.Sequential))]
+    found = trace_forward(body, "body", examples, inline=inline, sites=sites)
+    assert isinstance(found, StraightForward), found
+    regions = tuple(replace(region, site=f"body.{region.site}") for region in find_regions(found, sites))
+    statements = tuple(
+        replace(step, call=None if step.call is None else replace(step.call, site=f"body.{step.call.site}"))
+        for step in found.statements
+    )
+    return replace(found, statements=statements, regions=regions)
+
+
+def chain_plan(
+    body: nn.Module,
+    recipe: dict[str, object] | Callable[[str], dict[str, object]] = CHAIN,
+    inputs: Callable[[int], Tensor] = lambda batch: torch.randn(batch, 48),
+    input_grad: bool = True,
+) -> Plan:
+    """The plan of Holder(body): every linear by `recipe`, or by what `recipe` says of its name."""
+    forward = traced(body, inputs)
+    sites: list[SitePlan] = []
+    for name, child in body.named_modules():
+        if isinstance(child, nn.Linear):
+            chosen = recipe(name) if callable(recipe) else recipe
+            sizes = {"k": child.in_features, "n": child.out_features}
+            sites.append(plans.site_plan(f"body.{name}", **sizes, **chosen, input_grad=input_grad))  # type: ignore[arg-type]
+    shapes = tuple((name, tuple(parameter.shape)) for name, parameter in body.named_parameters())
+    kind = f"{type(body).__module__}.{type(body).__qualname__}"
+    calls = tuple(dict.fromkeys(step.call.site for step in forward.statements if step.call is not None))
+    binding = Binding("Body", BindingKind.FORWARD, ("body",), kind, (calls,), shapes, forward)
+    return plans.make_plan(sites, [binding])
+
+
+def linear_plan(names: Sequence[str] = ("a", "b"), bias: bool = True, **recipe: object) -> Plan:
+    """Plain linears, each a chain of its own."""
+    chosen = {**CHAIN, **recipe}
+    sites = [plans.site_plan(name, **chosen) for name in names]  # type: ignore[arg-type]
+    return plans.make_plan(sites, [plans.linear_binding(names, bias=bias)])
+
+
+def gradients(model: nn.Module, x: Tensor, dy: Tensor) -> dict[str, Tensor]:
+    """The output, and the gradients of x and of every parameter that has one."""
+    model.zero_grad()
+    x = x.detach().clone().requires_grad_()
+    y = model(x)
+    y.backward(dy)
+    found = {"y": y.detach(), "x": x.grad}
+    found |= {name: parameter.grad for name, parameter in model.named_parameters()}
+    return {name: grad.clone() for name, grad in found.items() if grad is not None}
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    """Relative error in the norm."""
+    found, expected = found.detach().double(), expected.detach().double()
+    return float((found - expected).norm() / expected.norm())
