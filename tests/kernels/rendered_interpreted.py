@@ -6,6 +6,7 @@ compared in float32, and quantising ones on values that are e4m3 under their row
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -85,13 +86,41 @@ def check_quantisers(package: Package, width: int) -> None:
         assert near(got["dadd"].sum(0), x.sum(0))
 
 
+def check_scales(package: Package, width: int) -> None:
+    """Scales where the padding of a row, or a row beyond the last, would be larger than all that counts."""
+    inputs = random_inputs(5, width, torch.float32)
+    low = {name: tensor - 8.0 for name, tensor in inputs.tensors.items()} | {"weight": torch.ones(width)}
+    shifted = dataclasses.replace(inputs, tensors=low, grad=inputs.grad.sign() * torch.rand_like(inputs.grad) + 100.0)
+    cancelled = {**low, "x": (inputs.tensors["x"] * 1e-3 - low["add"])}
+    for spec in norm_specs(width, PARTS):
+        if not spec.quantise:
+            continue
+        if isinstance(spec, NormForward):
+            tensors = cancelled if spec.norm is None and spec.add else low
+            arguments = [tensors[name] for name in spec.parameters]
+        else:
+            arguments = arguments_of(spec, shifted)
+        got, expected = results(package, spec, *arguments), package.run(spec, *arguments)
+        assert torch.equal(got["scale"], expected["scale"]), spec
+        assert got["largest"].max() == expected["largest"].max(), spec
+
+
+def in_parts(values: Tensor, scale: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A quantised matrix and the largest of its scales in parts, all but the last of them zero."""
+    largest = torch.zeros(parts)
+    largest[-1] = scale.max()
+    return values, scale, largest
+
+
 def check_turn_and_reduce(package: Package) -> None:
     # Ratios of scales of 1 to 2**-4 keep values of 1 and above normal numbers, so that nothing is rounded.
     operands = [
         fused_reference.quantise_rows(exact_rows(rows, columns)) for rows, columns in ((17, 300), (1, 13), (130, 24))
     ]
+    sizes = (3, 1, 1030)  # parts: fewer than are read at a step, and more
     for count in (1, 2, 3):
-        arguments: list[object] = [tensor for operand in operands[:count] for tensor in operand]
+        split = [in_parts(*operand[:2], parts) for operand, parts in zip(operands[:count], sizes, strict=False)]
+        arguments: list[object] = [tensor for operand in split for tensor in operand]
         got = list(results(package, Turn(count), *arguments).values())
         for index, (values, scale, _) in enumerate(operands[:count]):
             expected = turn(Quantized(values, scale), check=True)
@@ -137,6 +166,7 @@ def main(folder: Path) -> None:
     print(sum(check_norms(package, width) for width in WIDTHS))
     for width in WIDTHS:
         check_quantisers(package, width)
+        check_scales(package, width)
     check_turn_and_reduce(package)
     check_without_rows(package)
 
