@@ -18,7 +18,8 @@ def why_not_turned(
     `decided` holds the site's GEMMs before this one. A site whose input needs no gradient has no dgrad: there wgrad
     quantises the output gradient along its rows by itself, and turns it.
     """
-    for operand, recipe in zip(OPERANDS[gemm], operands, strict=True):
+    # From the last: wgrad's input, whose source no other refusal can have touched, names the cause.
+    for operand, recipe in reversed(tuple(zip(OPERANDS[gemm], operands, strict=True))):
         if not recipe.turned:
             continue
         if (gemm, operand) not in TURNED_FROM:

@@ -146,6 +146,16 @@ def test_a_static_scale_needs_a_maximum() -> None:
         assert SCALED_MM.why_not(Gemm.DGRAD, (known, known), Accumulation.PRECISE, True, 64, 64, 64, target) is None
 
 
+@pytest.mark.parametrize("target", ["h100", "h200", "reference"])
+@pytest.mark.parametrize("accumulation", list(Accumulation))
+def test_a_turned_operand_goes_with_a_rowwise_one_or_with_another(accumulation: Accumulation, target: str) -> None:
+    rows = OperandRecipe(power_of_two=True)
+    beside = OperandRecipe(power_of_two=True, turned=True)
+    both = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=True, turned=True)
+    for gemm, pair in ((Gemm.DGRAD, (rows, beside)), (Gemm.WGRAD, (beside, rows)), (Gemm.WGRAD, (both, both))):
+        assert SCALED_MM.why_not(gemm, pair, accumulation, True, 4093, 13, 1, target) is None
+
+
 def test_the_models_own_gemm_always_runs() -> None:
     recipe = OperandRecipe(format=Format.E5M2, scaling=Scaling.BLOCKWISE_128X128)
     assert AS_IS.why_not(Gemm.WGRAD, (recipe, recipe), Accumulation.FAST, False, 1, 1, 1, "h100") is None

@@ -1,0 +1,171 @@
+"""Turned operands in a plan: when they can be, why not, their words, and plan.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from loka.errors import InputError
+from loka.numerics.names import Compute, Format, Gemm, Operand, Range, Scaling
+from loka.plan.diff import diff
+from loka.plan.explain import explain
+from loka.plan.plan import AS_IS, GemmPlan, Target
+from loka.plan.resolve import Situation, resolve
+from loka.plan.serial import from_json, to_json
+from loka.plan.words import gemm_words
+from loka.policy.settings import GemmSettings, OperandRecipe, SiteSettings
+from loka.probe.profile import Estimate, Interval
+from loka.probe.recipes import candidates
+
+PAIRS = {gemm: candidates(gemm)[-1] for gemm in Gemm}  # rowwise powers of two, and what is turned from them
+ROWS = PAIRS[Gemm.FPROP][0]
+NAME = "layers.0.fmb.0"
+
+Decide = Callable[..., dict[Gemm, GemmPlan]]
+
+
+@pytest.fixture
+def turned_settings(make_settings) -> Callable[..., SiteSettings]:
+    """Settings of the standard turned recipes, with some GEMMs' recipes changed."""
+
+    def make(compute: Compute = Compute.FP8, pairs: dict | None = None, **more: object) -> SiteSettings:
+        settings = make_settings(compute, **more)
+        wanted = {**PAIRS, **(pairs or {})}
+        gemms = {gemm: GemmSettings(each.compute, wanted[gemm]) for gemm, each in settings.gemms.items()}
+        return replace(settings, gemms=gemms)
+
+    return make
+
+
+@pytest.fixture
+def decide(make_site) -> Decide:
+    def one(settings: SiteSettings, known=None, target: Target = Target.H100, **changes: object) -> dict:
+        situation = Situation(target, 4096, {"p.yaml": "policies/p.yaml"}, known=known)
+        (plan,) = resolve([make_site(**changes)], [settings], situation, {})
+        return {gemm.gemm: gemm for gemm in plan.gemms}
+
+    return one
+
+
+def estimate_of(gemm: Gemm, mere: float = 0.02) -> Estimate:
+    return Estimate(gemm, PAIRS[gemm], Interval(mere, 0.9 * mere, 1.1 * mere), Interval(30, 29, 31), 16)
+
+
+@pytest.mark.parametrize("target", list(Target))
+def test_all_three_run_where_the_sources_do(decide: Decide, turned_settings, target: Target) -> None:
+    plan = decide(turned_settings(), target=target)
+    assert {gemm: each.operands for gemm, each in plan.items()} == PAIRS
+    assert {each.reason for each in plan.values()} == {"fp8 by p.yaml:14"}
+
+
+def test_what_stays_as_it_is_is_no_source(decide: Decide, turned_settings) -> None:
+    plan = decide(turned_settings(fprop=Compute.KEEP))
+    for gemm, operand in ((Gemm.DGRAD, "weight"), (Gemm.WGRAD, "input")):
+        reason = f"{operand} is to be turned from fprop's, which stays as it is"
+        assert (plan[gemm].kernel, plan[gemm].operands, plan[gemm].reason) == (AS_IS, None, reason)
+        assert [(each.kernel, each.reason) for each in plan[gemm].rejected] == [("torch.scaled_mm", reason)]
+
+
+def test_one_that_is_refused_takes_along_what_is_turned_from_it(decide: Decide, turned_settings) -> None:
+    plan = decide(turned_settings(pairs={Gemm.FPROP: (ROWS, replace(ROWS, power_of_two=False))}))
+    assert plan[Gemm.FPROP].fp8
+    assert plan[Gemm.DGRAD].reason == (
+        "weight is to be turned from fprop's, which is e4m3 rowwise; give fprop scaling: rowwise, range: dynamic and "
+        "power_of_two: true"
+    )
+    assert plan[Gemm.WGRAD].reason == "grad_output is to be turned from dgrad's, which stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=True), "e4m3 tensorwise pow2"),
+        (OperandRecipe(range=Range.STATIC, amax=2.0, power_of_two=True), "e4m3 rowwise static(2) pow2"),
+        (OperandRecipe(scaling=Scaling.BLOCKWISE_1X128, power_of_two=True), "e4m3 blockwise_1x128 pow2"),
+    ],
+)
+def test_a_source_in_another_form_is_named(source: OperandRecipe, words: str, decide: Decide, turned_settings) -> None:
+    plan = decide(turned_settings(pairs={Gemm.FPROP: (source, source)}))
+    assert plan[Gemm.WGRAD].reason.startswith(f"input is to be turned from fprop's, which is {words}; give fprop ")
+
+
+def test_e5m2_can_be_turned_too(decide: Decide, turned_settings) -> None:
+    e5m2 = {gemm: (replace(PAIRS[gemm][0], format=Format.E5M2), PAIRS[gemm][1]) for gemm in (Gemm.DGRAD, Gemm.WGRAD)}
+    plan = decide(turned_settings(pairs=e5m2))
+    assert [each.fp8 for each in plan.values()] == [True, True, True]
+    assert gemm_words(plan[Gemm.WGRAD]) == "grad_output e5m2 turned, input e4m3 turned"
+
+
+def test_an_input_without_gradient_needs_no_dgrad_to_turn_from(decide: Decide, turned_settings) -> None:
+    plan = decide(turned_settings(dgrad=Compute.KEEP), input_grad=False)
+    assert {gemm: each.operands for gemm, each in plan.items()} == {
+        gemm: PAIRS[gemm] for gemm in (Gemm.FPROP, Gemm.WGRAD)
+    }
+    kept = decide(turned_settings(dgrad=Compute.KEEP))
+    assert kept[Gemm.WGRAD].reason == "grad_output is to be turned from dgrad's, which stays as it is"
+
+
+def test_what_is_read_along_its_rows_has_nothing_to_be_turned_from(decide: Decide, turned_settings) -> None:
+    plan = decide(turned_settings(pairs={Gemm.FPROP: PAIRS[Gemm.WGRAD]}))
+    assert plan[Gemm.FPROP].reason == "weight is read along its rows in fprop; there is nothing to turn it from"
+
+
+def test_a_rule_for_one_site_that_cannot_is_an_error(decide: Decide, turned_settings) -> None:
+    settings = turned_settings(pairs={Gemm.FPROP: (OperandRecipe(),) * 2}, names_one_site=True)
+    with pytest.raises(InputError) as caught:
+        decide(settings)
+    first, second = str(caught.value).splitlines()
+    assert first.startswith(
+        "policies/p.yaml:14: rule 1: x asks for dgrad of 'layers.0.fmb.0' in FP8, which cannot be: weight is to be "
+        "turned from fprop's, which is e4m3 rowwise; "
+    )
+    assert "asks for wgrad of 'layers.0.fmb.0' in FP8" in second
+
+
+def test_auto_follows_the_evidence_of_the_turned_recipe_and_of_its_sources(
+    decide: Decide, turned_settings, make_known
+) -> None:
+    good = {gemm: estimate_of(gemm) for gemm in Gemm}
+    settings = turned_settings(Compute.AUTO)
+    plan = decide(settings, make_known({NAME: tuple(good.values())}))
+    assert {each.reason for each in plan.values()} == {"safe by evidence, auto by p.yaml:14"}
+    untried = decide(settings, make_known({NAME: (good[Gemm.FPROP], good[Gemm.DGRAD])}))
+    assert untried[Gemm.WGRAD].reason == "no evidence for e4m3 turned: run loka probe"
+    unsafe = estimate_of(Gemm.FPROP, mere=0.5)
+    kept = decide(settings, make_known({NAME: (unsafe, good[Gemm.DGRAD], good[Gemm.WGRAD])}))
+    assert kept[Gemm.WGRAD].reason == "input is to be turned from fprop's, which stays as it is"
+
+
+def test_words_of_a_plan_and_of_what_changed(make_plan, make_site, make_settings, turned_settings) -> None:
+    after = make_plan(make_site(), settings=turned_settings())
+    assert [gemm_words(gemm) for gemm in after.sites[0].gemms] == [
+        "e4m3 rowwise pow2",
+        "grad_output e4m3 rowwise pow2, weight e4m3 turned",
+        "e4m3 turned",
+    ]
+    assert [gemm.runs_in for gemm in explain(after, NAME).gemms][2] == "e4m3 turned"
+    before = make_plan(make_site(), settings=make_settings(recipe=ROWS))
+    changes = {change.gemm: (change.before, change.after) for change in diff(before, after).gemms}
+    assert changes[Gemm.WGRAD] == ("e4m3 rowwise pow2", "e4m3 turned")
+    assert Gemm.FPROP not in changes
+
+
+def test_plan_json_says_turned_of_what_is_and_of_nothing_else(
+    make_plan, make_site, make_settings, turned_settings
+) -> None:
+    plan = make_plan(make_site(), settings=turned_settings())
+    text = to_json(plan)
+    assert from_json(text) == plan
+    said = [recipe.get("turned") for decision in json.loads(text)["decisions"] for recipe in decision["operands"]]
+    assert said == [None, None, None, True, True, True]
+    assert "turned" not in to_json(make_plan(make_site(), settings=make_settings(recipe=ROWS)))
+
+
+def test_a_plan_with_a_profile_that_has_no_such_operand_says_why(decide: Decide, turned_settings, make_known) -> None:
+    forward = make_known({NAME: ()}, seen=(Operand.INPUT, Operand.WEIGHT))
+    plan = decide(turned_settings(Compute.FP8, dgrad=Compute.AUTO), forward)
+    assert plan[Gemm.DGRAD].reason == "no evidence: grad_output was never seen while probing"
+    assert plan[Gemm.WGRAD].reason == "grad_output is to be turned from dgrad's, which stays as it is"
