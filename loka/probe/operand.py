@@ -67,10 +67,9 @@ def count_values(values: Tensor, magnitude: Tensor, zero_places: Tensor, table: 
     Column c counts in the column of the table that `zero_places`, (C,), is of. `lowest` is the exponent of the lowest
     octave.
     """
-    smallest = math.ldexp(1.0, lowest)
-    largest = math.ldexp(2.0 - 2.0**-23, lowest + OCTAVES - 1)
+    smallest, largest, offset = value_limits(lowest)
     half_octave = magnitude.clamp(smallest, largest).view(torch.int32)
-    half_octave.bitwise_right_shift_(22).sub_(2 * (_BIAS + lowest) - 1)  # counted from 1
+    half_octave.bitwise_right_shift_(22).sub_(offset)  # counted from 1
     sign = values.sign().to(torch.int32)  # 0 for zeros, which makes the zero bin of any half octave
     index = torch.addcmul(zero_places, sign, half_octave, value=table.shape[1])
     count_at(table.view(-1), index)
@@ -100,6 +99,7 @@ class OperandTracker:
         self._relative = zeros((len(VIEWS), RELATIVE_BINS), dtype=torch.int64, device=device)
         self._spread = zeros(1 + ROW_RMS_BINS + 2 * SPREAD_BINS, dtype=torch.int64, device=device)
         self._call_amax_counts = zeros(ROW_RMS_BINS, dtype=torch.int64, device=device)
+        self._amax = zeros((), device=device)  # of the last call
         self._pending = zeros(PENDING, device=device)
         self._kept = 0
         self._nonfinite = zeros(width, dtype=torch.int64, device=device)
@@ -113,11 +113,9 @@ class OperandTracker:
     def capture(self, rows: int, replays: Replays) -> None:
         """From now on take in calls of so many sampled rows by a CUDA graph. Waits for the device."""
         device = replays.device
-        rows_like, columns_like = torch.zeros((rows, self.width), device=device), torch.zeros(self.width, device=device)
-        OperandTracker(self.operand, self.width, device).update(
-            rows_like, columns_like, rows
-        )  # compiles, makes handles
-        self._replay = replays.capture(self._take, rows_like, columns_like)
+        like = torch.zeros((rows, self.width), device=device), torch.zeros(self.width, device=device)
+        OperandTracker(self.operand, self.width, device).update(*like, rows)  # compiles kernels and makes handles
+        self._replay = replays.capture(self._take, *like)
 
     def _place_constants(self, device: torch.device | str) -> None:
         """What updates look up, made once so that no update copies anything to the device."""
@@ -138,7 +136,6 @@ class OperandTracker:
         start[0], start[1] = 1, 1 + ROW_RMS_BINS
         self._offset, self._first = offset.to(device), torch.ones(kinds, device=device)
         self._highest, self._start = highest.to(device), start.to(device)
-        self._amax_bins = torch.arange(ROW_RMS_BINS).to(device)
 
     @torch.no_grad()
     def update(self, rows: Tensor, column_amax: Tensor, total: int) -> None:
@@ -158,6 +155,7 @@ class OperandTracker:
                 self._replay.run(rows, column_amax)
             else:
                 self._take(rows, column_amax)
+        self._remember()
 
     def _take(self, rows: Tensor, column_amax: Tensor) -> None:
         clean = rows.nan_to_num(0.0, 0.0, 0.0)
@@ -165,23 +163,37 @@ class OperandTracker:
         padded = F.pad(clean, (0, self._padded - self.width)) if self._padded > self.width else clean
         magnitude = padded.abs()
         amax, columns = self._call_amax(magnitude[:, : self.width], column_amax)
-        self._remember(amax)
+        self._amax.copy_(amax)
         if rows.shape[0] == 0:
             return
         largest = torch.linalg.vector_norm(rows, math.inf, dim=1, keepdim=True)  # NaN or infinite where an element is
         block_amax = magnitude.view(rows.shape[0], self._blocks, self._block).amax(2)
         row_amax = block_amax.amax(1, keepdim=True)
-        count_values(padded, magnitude, self._zero_places, self._values, LOWEST[self.operand])
-        norms = self._count_relative(magnitude, amax, row_amax, columns, block_amax)
+        if self._kernel is None:
+            count_values(padded, magnitude, self._zero_places, self._values, LOWEST[self.operand])
+            norms = self._count_relative(magnitude, amax, row_amax, columns, block_amax)
+        else:
+            norms = self._kernel.count(
+                rows,
+                row_amax,
+                block_amax,
+                columns,
+                amax,
+                self._values,
+                self._relative,
+                block=self._block,
+                value_limits=(*value_limits(LOWEST[self.operand]), ZERO_BIN),
+                relative_limits=(_FIRST, _LAST, AMAX_FLOOR),
+            )
         self._count_spread(norms, torch.cat((row_amax, row_amax, block_amax), 1), largest < math.inf)
         self._moments.update_usable(clean, largest < LARGEST)
 
-    def _remember(self, amax: Tensor) -> None:
-        """Keep a call's amax; many are binned at once, since that takes as many launches as for one."""
+    def _remember(self) -> None:
+        """Keep the call's amax; many are binned at once, since that takes as many launches as for one."""
         if self._kept == PENDING:
             _count_amax(self._call_amax_counts, self._pending, LOWEST[self.operand])
             self._kept = 0
-        self._pending[self._kept].copy_(amax)
+        self._pending[self._kept].copy_(self._amax)
         self._kept += 1
 
     def _call_amax(self, magnitude: Tensor, column_amax: Tensor) -> tuple[Tensor, Tensor]:
