@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loka.cli.output import print_table
-from loka.numerics.names import Compute, Gemm
+from loka.numerics.names import Compute, Gemm, Range
 from loka.plan.summary import common_pattern, pattern_of
 from loka.policy.patterns import compile_pattern
 from loka.probe.evidence import estimate_of
@@ -191,11 +191,16 @@ def _ends(interval: Interval, digits: int) -> str:
 
 
 def _recipe_words(operands: tuple[OperandRecipe, OperandRecipe]) -> str:
-    """`e4m3 rowwise`, or both where they differ: `e5m2 x e4m3 rowwise`."""
-    a, b = operands
-    formats = a.format.value if a.format == b.format else f"{a.format.value} x {b.format.value}"
-    scalings = a.scaling.value if a.scaling == b.scaling else f"{a.scaling.value} x {b.scaling.value}"
-    return f"{formats} {scalings}"
+    """`e4m3 rowwise`, or both where they differ: `e5m2 x e4m3 rowwise`. Static ranges differ from site to site, and are
+    named without their maximum."""
+    formats = _both(*(recipe.format.value for recipe in operands))
+    scalings = _both(*(recipe.scaling.value for recipe in operands))
+    ranges = _both(*(recipe.range.value for recipe in operands))
+    return f"{formats} {scalings}" if ranges == Range.DYNAMIC.value else f"{formats} {scalings} {ranges}"
+
+
+def _both(a: str, b: str) -> str:
+    return a if a == b else f"{a} x {b}"
 
 
 def _gemm_results(row: Row) -> list[dict[str, object]]:

@@ -31,9 +31,9 @@ class Places:
 
     @classmethod
     def of(cls, policy: Policy, out: str | None) -> Places:
-        """`out` as the command line gives it, else what the policy names, else profiles/NAME beside the policy."""
+        """`out` as the command line gives it, else what the policy or its base names, else profiles/NAME beside it."""
         folder = policy.path.parent
-        named = None if policy.profile is None else folder / policy.profile
+        named = policy.profile_file
         summary = Path(out) if out is not None else named or folder / "profiles" / f"{policy.name}{SUFFIX}"
         stem = summary.name.removesuffix(SUFFIX)
         relative = Path(os.path.relpath(summary, folder)).as_posix()
@@ -41,7 +41,8 @@ class Places:
         if named is None:
             advice = f"for loka plan to use it, add to {policy.path}: profile: {relative}"
         elif os.path.abspath(named) != os.path.abspath(summary):
-            advice = f"{policy.where('profile')}: the policy names {policy.profile}; for this one: profile: {relative}"
+            place = policy.where("profile")
+            advice = f"{place} names {policy.profile}; for this one, in {policy.path}: profile: {relative}"
         return cls(
             summary,
             summary.with_name(f"{stem}.full{SUFFIX}"),

@@ -23,6 +23,9 @@ def show_seen(seen: Seen) -> None:
         _show_shares(seen)
     if seen.recipes:
         _show_recipes(seen)
+    if seen.unjudged:
+        gemms = ", ".join(gemm.value for gemm in seen.unjudged)
+        print(f"no estimate of {gemms}: loka probe makes none of what the policy keeps, or was never finite")
     for finding in seen.findings:
         print(f"finding {finding.kind}: {finding.evidence}; {finding.remedy}")
 

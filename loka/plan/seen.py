@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loka.numerics.names import Gemm
+from loka.numerics.names import OPERANDS, Gemm
 from loka.plan.evidence import NEVER_RAN, Known, evidence_of, ran
 from loka.plan.words import pair_words
 from loka.policy.settings import Assignment, Budget
@@ -41,6 +41,7 @@ class Seen:
     operands: tuple[OperandSummary, ...]
     recipes: tuple[Tried, ...]
     findings: tuple[Finding, ...]
+    unjudged: tuple[Gemm, ...] = ()  # without an estimate though its operands were seen: it was kept, or never finite
 
 
 def seen(known: Known, site: str, budget: Budget, running: dict[Gemm, str]) -> Seen:
@@ -66,6 +67,8 @@ def seen(known: Known, site: str, budget: Budget, running: dict[Gemm, str]) -> S
                 runs=running.get(estimate.gemm) == recipe,
             )
         )
+    judged = {each.gemm for each in tried}
+    operands = {each.operand for each in found.operands} if found is not None else set()
     return Seen(
         profile=known.name,
         created=profile.created,
@@ -77,6 +80,7 @@ def seen(known: Known, site: str, budget: Budget, running: dict[Gemm, str]) -> S
         operands=found.operands if found is not None else (),
         recipes=tuple(sorted(tried, key=lambda each: list(Gemm).index(each.gemm))),
         findings=tuple(finding for finding in profile.findings if finding.site == site),
+        unjudged=tuple(gemm for gemm in running if gemm not in judged and operands.issuperset(OPERANDS[gemm])),
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from loka.numerics.names import OPERANDS, Compute, Gemm, Operand
+from loka.numerics.names import OPERANDS, Compute, Gemm, Operand, Range
 from loka.policy.settings import OperandRecipe, SiteSettings
 from loka.probe.biases import BiasTrack
 from loka.probe.profile import Estimate, Finding, OperandSummary, SiteProfile
@@ -72,5 +72,29 @@ class Evidence:
 
 
 def estimate_of(summary: SiteProfile, gemm: Gemm, operands: tuple[OperandRecipe, OperandRecipe]) -> Estimate | None:
-    """The estimate of a GEMM under a recipe, or None where none was made."""
-    return next((each for each in summary.estimates if each.gemm is gemm and each.operands == operands), None)
+    """The estimate of a GEMM under a recipe, or None where none was made.
+
+    A static range without `amax` takes what was seen, as planning does.
+    """
+    mine = [each for each in summary.estimates if each.gemm is gemm]
+    wanted = (operands, with_seen_ranges(summary, gemm, operands))
+    return next((each for pair in wanted for each in mine if each.operands == pair), None)
+
+
+def with_seen_ranges(
+    summary: SiteProfile, gemm: Gemm, operands: tuple[OperandRecipe, OperandRecipe]
+) -> tuple[OperandRecipe, OperandRecipe] | None:
+    """The recipes with the largest |x| seen for each static range that has no `amax`.
+
+    None where one has none to take: its operand was never seen, or held nothing but zeros.
+    """
+    largest = {seen.operand: seen.amax for seen in summary.operands}
+    ranged = []
+    for operand, recipe in zip(OPERANDS[gemm], operands, strict=True):
+        if recipe.range is Range.STATIC and recipe.amax is None:
+            amax = largest.get(operand, 0.0)
+            if not amax > 0:
+                return None
+            recipe = replace(recipe, amax=amax)
+        ranged.append(recipe)
+    return (ranged[0], ranged[1])

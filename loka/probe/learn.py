@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from loka.errors import InputError
-from loka.numerics.names import OPERANDS, Gemm, Operand
+from loka.numerics.names import OPERANDS, Compute, Gemm, Operand
 from loka.policy.settings import OperandRecipe, SiteSettings
 from loka.probe.biases import BiasTrack
 from loka.probe.estimate import estimate_site
+from loka.probe.evidence import with_seen_ranges
 from loka.probe.findings import find
-from loka.probe.profile import Estimate, Finding
+from loka.probe.profile import Estimate, Finding, SiteProfile
 from loka.probe.recipes import candidates
 from loka.probe.stats import Recorded, SiteStats
 from loka.probe.summary import summarise
@@ -37,9 +38,9 @@ def finish(
     """`recorded` with an estimate for each GEMM under each candidate recipe, and with its findings.
 
     `sites` and `settings` are those of the policy, in the same order; the candidates are the standard ones and what the
-    policy itself asks for, each judged against the site's own budget. `batch_size` gives M, `limit` the most sampled
-    pairs of operands for a GEMM. `bias_norms`: what `loka.probe.biases` saw, by site. Equal arguments give equal
-    results.
+    policy itself asks for, each judged against the site's own budget. A GEMM that the policy keeps gets none.
+    `batch_size` gives M, `limit` the most sampled pairs of operands for a GEMM. `bias_norms`: what `loka.probe.biases`
+    saw, by site. Equal arguments give equal results.
 
     Raises InputError where `recorded` holds a site that the model lacks or that has another shape there.
     """
@@ -49,7 +50,8 @@ def finish(
     for number, stats in enumerate(recorded.stats):
         site, wanted = known[stats.name]
         rows = site.rows.at(batch_size)
-        summary = summarise(stats, _estimates(site, stats, wanted, rows, seed, limit), rows)
+        summary = summarise(stats, (), rows)
+        summary = replace(summary, estimates=_estimates(site, stats, summary, wanted, seed, limit))
         profiles.append(summary)
         findings.extend(find(site, stats, summary, wanted, (bias_norms or {}).get(site.name)))
         if progress is not None:
@@ -74,21 +76,30 @@ def check_sites(recorded: Recorded, sites: Sequence[Site]) -> None:
             )
 
 
-def recipes_of(site: Site, settings: SiteSettings) -> dict[Gemm, tuple[Pair, ...]]:
-    """The recipes to judge for each GEMM of a site: what the policy asks for, then the standard candidates."""
-    gemms = [gemm for gemm in Gemm if gemm is not Gemm.DGRAD or site.input_grad]
-    return {gemm: tuple(dict.fromkeys((settings.gemms[gemm].operands, *candidates(gemm)))) for gemm in gemms}
+def recipes_of(site: Site, settings: SiteSettings, seen: SiteProfile) -> dict[Gemm, tuple[Pair, ...]]:
+    """The recipes to judge for each GEMM of a site: what the policy asks for, then the standard candidates.
+
+    A GEMM that the policy keeps is left out. A static range without `amax` takes what was seen, as planning does; where
+    there is none to take, the policy's own recipe is left out.
+    """
+    found = {}
+    for gemm, wanted in settings.gemms.items():
+        if wanted.compute is Compute.KEEP or (gemm is Gemm.DGRAD and not site.input_grad):
+            continue
+        own = with_seen_ranges(seen, gemm, wanted.operands)
+        found[gemm] = tuple(dict.fromkeys((*(() if own is None else (own,)), *candidates(gemm))))
+    return found
 
 
 def _estimates(
-    site: Site, stats: SiteStats, settings: SiteSettings, rows: int, seed: int, limit: int
+    site: Site, stats: SiteStats, seen: SiteProfile, settings: SiteSettings, seed: int, limit: int
 ) -> tuple[Estimate, ...]:
     """Nothing for a GEMM whose operands were not seen, or not once with a finite row."""
-    recipes = recipes_of(site, settings)
+    recipes = recipes_of(site, settings, seen)
     gemms = tuple(gemm for gemm in recipes if _seen(gemm, stats))
     if not gemms:
         return ()
-    return estimate_site(stats, gemms, recipes, settings.budget, rows, seed, limit)
+    return estimate_site(stats, gemms, recipes, settings.budget, seen.rows, seed, limit)
 
 
 def _seen(gemm: Gemm, stats: SiteStats) -> bool:
