@@ -18,10 +18,10 @@ from torch import Tensor
 
 from loka.errors import InputError
 from loka.numerics.names import OPERANDS, Gemm, Operand
-from loka.probe import copula
+from loka.probe import coherence, copula
 from loka.probe.bins import LOWEST
 from loka.probe.moments import covariance
-from loka.probe.stats import JOINT, LowRank, OperandStats, SiteStats, WeightStats
+from loka.probe.stats import JOINT, JointStats, LowRank, OperandStats, SiteStats, WeightStats
 
 ROW_CAP = 256  # drawn rows of each operand
 LARGEST_DRAW = 2**22  # elements of both operands of a weight gradient together: 16384 rows of 256 features
@@ -177,7 +177,11 @@ class CopulaSampler:
         stats = self._stats
         if gemm is Gemm.WGRAD and stats.joint is not None:
             parts = ((stats.input, stats.joint.input_features), (stats.grad_output, stats.joint.grad_features))
-            return _Activation([(part, features) for part, features in parts if part], covariance(stats.joint.moments))
+            found = covariance(stats.joint.moments)
+            together = _Activation([(part, features) for part, features in parts if part], found)
+            if isinstance(found, Tensor):
+                together.lean(stats.joint, found)
+            return together
         seen = stats.input if gemm is Gemm.FPROP else stats.grad_output
         if seen is None:
             raise InputError(f"site {stats.name}: no operand of {gemm.value} was seen")
@@ -192,14 +196,28 @@ class _Activation:
         self.width = sum(self._widths)
         self._marginals = copula.joined([_marginals(stats, features) for stats, features in parts])
         self._latent = copula.latent(covariance, self._marginals)
+        self._common: coherence.Coherence | None = None
         self._scales = [_row_scale(stats, features) for stats, features in parts]
+
+    def lean(self, joint: JointStats, covariance: Tensor) -> None:
+        """Let the rows of a draw have in common what those of a call have."""
+        inputs = self._widths[0]
+        self._common = coherence.coherence(
+            coherence.missing(joint, covariance),
+            joint.moments.mean.double()[:inputs],
+            covariance.diagonal()[:inputs].clamp(min=0.0).sqrt(),
+            self._latent.factor[:inputs],
+        )
 
     def independent(self, rows: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """One matrix (features, rows) for each part, float32: rows independent, marginals and copula, no row scale.
 
         For sums over rows: in stratified draws the mean of a feature, and with it the sum, would not fluctuate.
         """
-        scores = self._latent.draw(rows, generator).double()
+        scores = self._latent.draw(rows, generator)
+        if self._common is not None:
+            scores = self._common.apply(scores, self._widths[0], self._latent.factor, generator)
+        scores = scores.double()
         return tuple(torch.split_with_sizes(self._marginals.quantile(torch.special.ndtr(scores)), self._widths))
 
     def stratified(self, rows: int, generator: torch.Generator) -> tuple[Tensor, ...]:

@@ -63,6 +63,8 @@ class JointStats:
     input_features: Tensor  # (J,), int64, J <= JOINT
     grad_features: Tensor  # (I,), int64, I <= JOINT
     moments: Moments
+    coherent: float = 0.0  # sum over calls: mean of (x.x')(g.g') over pairs of different rows of the call
+    incoherent: float = 0.0  # sum over calls: mean of (x.x)(g.g) over its rows; both over the chosen features
 
 
 @dataclass(frozen=True, slots=True)
