@@ -76,22 +76,17 @@ class SiteRecipe:
         rows = (*self.fprop.operands, self.dgrad.operands[0])
         return (
             all(_is_e4m3_rows(operand) for operand in rows)
-            and all(is_turned(operand) and operand.format is Format.E4M3 for operand in turned)
+            and all(operand.turned and operand.format is Format.E4M3 for operand in turned)
             and turned[0].scaling is Scaling.ROWWISE
             and turned[1].scaling is turned[2].scaling
             and turned[1].scaling in (Scaling.ROWWISE, Scaling.TENSORWISE)
         )
 
 
-def is_turned(operand: OperandRecipe) -> bool:
-    """Whether an operand is the transposed copy of the FP8 matrix that another GEMM of its site reads."""
-    return bool(getattr(operand, "turned", False))
-
-
 def _is_e4m3_rows(operand: OperandRecipe) -> bool:
     """Whether an operand is quantised as the kernels of a chain do it."""
     form = (operand.format, operand.scaling, operand.range, operand.power_of_two)
-    return form == (Format.E4M3, Scaling.ROWWISE, Range.DYNAMIC, True) and not is_turned(operand)
+    return form == (Format.E4M3, Scaling.ROWWISE, Range.DYNAMIC, True) and not operand.turned
 
 
 def site_recipe(plan: SitePlan) -> SiteRecipe:
@@ -106,7 +101,7 @@ def site_recipe(plan: SitePlan) -> SiteRecipe:
     dgrad = found.get(Gemm.DGRAD)
     if Gemm.DGRAD not in found and fprop is not None and wgrad is not None and fprop.accumulation == wgrad.accumulation:
         dgrad = GemmRecipe((wgrad.operands[0], fprop.operands[1]), wgrad.accumulation)
-        if is_turned(wgrad.operands[0]):
+        if wgrad.operands[0].turned:
             weight = replace(wgrad.operands[0], scaling=fprop.operands[1].scaling)
             dgrad = GemmRecipe((fprop.operands[1], weight), wgrad.accumulation)
     return SiteRecipe(fprop, dgrad, wgrad)
@@ -134,9 +129,9 @@ def said(gemms: Iterable[tuple[Gemm, GemmRecipe | None]]) -> str:
 def _recipe_said(recipe: GemmRecipe) -> str:
     """The name as prose: "e5m2 by e4m3 rowwise with fast accumulation"; `turned` is said of transposed copies."""
     first, second = recipe.operands
-    if is_turned(first) and is_turned(second):
+    if first.turned and second.turned:
         return f"turned copies, {_SCALING[first.scaling]}" + _fast_said(recipe)
-    if is_turned(second):
+    if second.turned:
         return _recipe_said(GemmRecipe((first, first), recipe.accumulation)) + " by a turned copy"
     said = _gemm_name(recipe).removesuffix("_fast").replace("_", " ").replace(" pow2", " with power-of-two scales")
     for operand in recipe.operands:
@@ -156,7 +151,7 @@ def operand_name(recipe: OperandRecipe) -> str:
 
 def _suffix(recipe: OperandRecipe) -> str:
     amax = f"_amax_{_number_name(_amax(recipe))}" if recipe.range == Range.STATIC else ""
-    turned = "_turned" if is_turned(recipe) else ""
+    turned = "_turned" if recipe.turned else ""
     return _SCALING[recipe.scaling] + amax + ("_pow2" if recipe.power_of_two else "") + turned
 
 
@@ -340,13 +335,13 @@ class Recipes:
             values, scale = f"{_VARIABLE[operand]}_fp8", f"{_VARIABLE[operand]}_scale"
             quantised = self._quantised(operand_recipe, _VIEW[gemm, operand])
             lines += lay_out(f"{values}, {scale} = ", quantised, "", indent).split("\n")
-            one = is_turned(operand_recipe) and operand_recipe.scaling is Scaling.TENSORWISE
+            one = operand_recipe.turned and operand_recipe.scaling is Scaling.TENSORWISE
             operands += values, f"{scale}[:1]" if one else scale
         return (*lines, *_product(recipe, operands, result, dtype, tick, indent))
 
     def _quantised(self, recipe: OperandRecipe, view: str) -> Code:
         """A call that quantises an operand; a turned one along its rows, before it is transposed."""
-        if not is_turned(recipe):
+        if not recipe.turned:
             return call(self.quantiser(recipe), [Code(view)])
         rows = OperandRecipe(recipe.format, Scaling.ROWWISE, recipe.range, recipe.amax, recipe.power_of_two)
         if self.turn is None:

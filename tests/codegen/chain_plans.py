@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import codegen_plans as plans
 import torch
 from torch import Tensor, nn
 
-from loka.numerics.names import Scaling
+from loka.numerics.names import Format, Scaling
+from loka.numerics.quantize import Quantized, dequantize, quantize
+from loka.numerics.turn import turn
 from loka.plan.plan import Binding, BindingKind, Plan, SitePlan
 from loka.policy.settings import OperandRecipe
 from loka.sites.examples import ModelInputs, capture_examples
@@ -17,17 +21,9 @@ from loka.sites.regions import find_regions
 from loka.sites.straight import StraightForward
 from loka.sites.trace import trace_forward
 
-
-@dataclass(frozen=True, slots=True)
-class Operand(OperandRecipe):
-    """An operand that may be the transposed copy of another's."""
-
-    turned: bool = False
-
-
-ROWS = Operand(power_of_two=True)
-TURNED = Operand(power_of_two=True, turned=True)
-TURNED_ONCE = Operand(power_of_two=True, turned=True, scaling=Scaling.TENSORWISE)
+ROWS = OperandRecipe(power_of_two=True)
+TURNED = OperandRecipe(power_of_two=True, turned=True)
+TURNED_ONCE = OperandRecipe(power_of_two=True, turned=True, scaling=Scaling.TENSORWISE)
 CHAIN: dict[str, object] = {"fprop": (ROWS, ROWS), "dgrad": (ROWS, TURNED), "wgrad": (TURNED_ONCE, TURNED_ONCE)}
 ROWWISE_CHAIN: dict[str, object] = {**CHAIN, "wgrad": (TURNED, TURNED)}
 AS_IS: dict[str, object] = {"fprop": None, "dgrad": None, "wgrad": None}
@@ -112,6 +108,42 @@ def linear_plan(names: Sequence[str] = ("a", "b"), bias: bool = True, **recipe: 
     chosen = {**CHAIN, **recipe}
     sites = [plans.site_plan(name, **chosen) for name in names]  # type: ignore[arg-type]
     return plans.make_plan(sites, [plans.linear_binding(names, bias=bias)])
+
+
+def rows(x: Tensor) -> Quantized:
+    return quantize(x, format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True)
+
+
+class Simulated(torch.autograd.Function):
+    """A linear in float64 on operands that are quantised and turned as a chain does it."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor, weight: Tensor) -> Tensor:
+        x_fp8, weight_fp8 = rows(x), rows(weight)
+        ctx.operands = x_fp8, weight_fp8  # type: ignore[attr-defined]
+        return dequantize(x_fp8).double() @ dequantize(weight_fp8).double().t()
+
+    @staticmethod
+    def backward(ctx: object, dy: Tensor) -> tuple[Tensor, Tensor]:
+        x_fp8, weight_fp8 = ctx.operands  # type: ignore[attr-defined]
+        dy_fp8 = rows(dy)
+        dx = dequantize(dy_fp8).double() @ dequantize(turn(weight_fp8)).double().t()
+        return dx, dequantize(turn(dy_fp8)).double() @ dequantize(turn(x_fp8)).double().t()
+
+
+def simulated(body: nn.Module) -> nn.Module:
+    """A copy in float64 whose linears run as `Simulated`, their biases added after."""
+
+    def linear(module: nn.Linear, x: Tensor) -> Tensor:
+        y = Simulated.apply(x.reshape(-1, x.shape[-1]), module.weight)
+        y = y if module.bias is None else y + module.bias
+        return y.reshape(*x.shape[:-1], -1)
+
+    made = copy.deepcopy(body).double()  # on the device of the body
+    for child in made.modules():
+        if isinstance(child, nn.Linear):
+            child.forward = partial(linear, child)
+    return made
 
 
 def gradients(model: nn.Module, x: Tensor, dy: Tensor) -> dict[str, Tensor]:

@@ -17,9 +17,6 @@ from torch import Tensor, nn
 
 from loka.codegen import render_package
 from loka.kernels import fused_reference, ticks
-from loka.numerics.names import Format, Scaling
-from loka.numerics.quantize import Quantized, dequantize, quantize
-from loka.numerics.turn import turn
 
 Package = Callable[..., ModuleType]
 
@@ -32,47 +29,11 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     def of(plan: object) -> ModuleType:
         if id(plan) not in made:
             name = f"gen_chain_{len(made)}"
-            files = render_package(plan, "{}\n")  # type: ignore[arg-type]
+            files = render_package(plan)  # type: ignore[arg-type]
             made[id(plan)] = (plan, plans.import_package(files, tmp_path_factory.mktemp(name), name))
         return made[id(plan)][1]
 
     return of
-
-
-def rows(x: Tensor) -> Quantized:
-    return quantize(x, format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True)
-
-
-class Simulated(torch.autograd.Function):
-    """A linear in float64 on operands that are quantised and turned as a chain does it."""
-
-    @staticmethod
-    def forward(ctx: object, x: Tensor, weight: Tensor) -> Tensor:
-        x_fp8, weight_fp8 = rows(x), rows(weight)
-        ctx.operands = x_fp8, weight_fp8  # type: ignore[attr-defined]
-        return dequantize(x_fp8).double() @ dequantize(weight_fp8).double().t()
-
-    @staticmethod
-    def backward(ctx: object, dy: Tensor) -> tuple[Tensor, Tensor]:
-        x_fp8, weight_fp8 = ctx.operands  # type: ignore[attr-defined]
-        dy_fp8 = rows(dy)
-        dx = dequantize(dy_fp8).double() @ dequantize(turn(weight_fp8)).double().t()
-        return dx, dequantize(turn(dy_fp8)).double() @ dequantize(turn(x_fp8)).double().t()
-
-
-def simulated(body: nn.Module) -> nn.Module:
-    """A copy in float64 whose linears run as `Simulated`, their biases added after."""
-
-    def linear(module: nn.Linear, x: Tensor) -> Tensor:
-        y = Simulated.apply(x.reshape(-1, x.shape[-1]), module.weight)
-        y = y if module.bias is None else y + module.bias
-        return y.reshape(*x.shape[:-1], -1)
-
-    made = copy.deepcopy(body).double()
-    for child in made.modules():
-        if isinstance(child, nn.Linear):
-            child.forward = partial(linear, child)
-    return made
 
 
 def stacks() -> dict[str, nn.Module]:
@@ -115,7 +76,7 @@ def test_fp8_chains_against_float64_with_simulated_quantisation(package: Package
     torch.manual_seed(1)
     body = STACKS[name]
     x, dy = operands(body, 5, 33, 48)
-    expected = chains.gradients(chains.Holder(simulated(body)), x.double(), dy.double())
+    expected = chains.gradients(chains.Holder(chains.simulated(body)), x.double(), dy.double())
     plain = chains.gradients(chains.Holder(body), x, dy)
     for plan in (FP8[name], ROWWISE.get(name, FP8[name])):
         found = trained(package(plan), body, x, dy)
@@ -271,7 +232,7 @@ def test_plain_linears_are_chains_of_one(package: Package) -> None:
     with made.apply(model) as patch:
         (model.a(x) + model.b(x)).backward(dy)
         patch.verify()
-    expected = chains.gradients(chains.Holder(simulated(model.a)), x.detach().double(), dy.double())
+    expected = chains.gradients(chains.Holder(chains.simulated(model.a)), x.detach().double(), dy.double())
     assert model.a.weight.grad is not None
     torch.testing.assert_close(model.a.weight.grad.double(), expected["body.weight"], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(model.a.bias.grad.double(), expected["body.bias"], rtol=1e-5, atol=1e-5)
@@ -330,7 +291,7 @@ def test_wider_than_any_kernel(package: Package, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(chain_shapes, "LARGEST_WIDTH", 40)
     made = package(chains.chain_plan(body))
     x, dy = operands(body, 33, 48)
-    expected = chains.gradients(chains.Holder(simulated(body)), x.double(), dy.double())
+    expected = chains.gradients(chains.Holder(chains.simulated(body)), x.double(), dy.double())
     found = trained(made, body, x, dy)
     assert "def turned(" in Path(made.kernels.__file__).read_text(encoding="utf-8")
     for key, value in found.items():

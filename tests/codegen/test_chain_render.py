@@ -79,13 +79,13 @@ PLANS = shapes()
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("chains")
     for name, plan in PLANS.items():
-        write_package(render_package(plan, "{}\n"), folder / name)
+        write_package(render_package(plan), folder / name)
     return folder
 
 
 @pytest.fixture(scope="module")
 def tower(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    files = render_package(PLANS["tower"], "{}\n")
+    files = render_package(PLANS["tower"])
     return plans.import_package(files, tmp_path_factory.mktemp("tower"), "gen_tower")
 
 
@@ -119,7 +119,7 @@ def test_all_import_and_hold_each_kernel_once(packages: Path, tmp_path: Path) ->
 
 
 def test_manifest_stamps_and_check_know_the_new_files(tmp_path: Path) -> None:
-    files = render_package(PLANS["tower"], "{}\n")
+    files = render_package(PLANS["tower"])
     manifest = json.loads(files["manifest.json"])
     for name in ("fused.py", "triton_kernels.py", "kernels.py"):
         assert manifest["outputs"][name] == hashlib.sha256(files[name].encode()).hexdigest()
@@ -139,7 +139,7 @@ def test_manifest_stamps_and_check_know_the_new_files(tmp_path: Path) -> None:
 
 
 def test_operators_of_another_generation_do_not_import(tmp_path: Path) -> None:
-    older, newer = (render_package(PLANS[name], "{}\n") for name in ("tower", "linears"))
+    older, newer = (render_package(PLANS[name]) for name in ("tower", "linears"))
     with pytest.raises(InputError, match="run loka generate"):
         plans.import_package({**newer, "fused.py": older["fused.py"]}, tmp_path, "gen_chain_mixed_up")
 
@@ -149,7 +149,7 @@ def test_same_bytes_under_any_hash_seed() -> None:
         "import sys, hashlib; sys.path.insert(0, sys.argv[1]); import torch, chain_plans as c\n"
         "from loka.codegen import render_package\n"
         "torch.manual_seed(0)\n"
-        "for name, text in sorted(render_package(c.chain_plan(c.Tower()), '{}').items()):\n"
+        "for name, text in sorted(render_package(c.chain_plan(c.Tower())).items()):\n"
         "    print(name, hashlib.sha256(text.encode()).hexdigest())\n"
     )
     outputs = {
@@ -164,11 +164,11 @@ def test_same_bytes_under_any_hash_seed() -> None:
     }
     assert len(outputs) == 1
     assert len(outputs.pop().splitlines()) == 7
-    assert render_package(PLANS["tower"], "{}") == render_package(chains.chain_plan(chains.Tower()), "{}")
+    assert render_package(PLANS["tower"]) == render_package(chains.chain_plan(chains.Tower()))
 
 
 def test_reads_as_a_person_would_write_it() -> None:
-    kernels = render_package(PLANS["one"], "{}\n")["kernels.py"]
+    kernels = render_package(PLANS["one"])["kernels.py"]
     for text in (
         "class LinearE4m3X48x32(torch.autograd.Function):",
         "        x_fp8, x_scale, x_largest = fused.quantise_e4m3_48(x)",
@@ -179,7 +179,7 @@ def test_reads_as_a_person_would_write_it() -> None:
     ):
         assert text in kernels
     assert kernels.count("class ") == 1
-    files = render_package(PLANS["tower"], "{}\n")
+    files = render_package(PLANS["tower"])
     assert files["modules.py"].count("kernels.layer_norm_to_linear_3_linears_e4m3_48x80x80x48(") == 1
     assert "# from norm, mlp.0, mlp.1, mlp.2, mlp.3, mlp.4, mlp.5, mlp.6" in files["modules.py"]
     text = " ".join(files["kernels.py"].split())
@@ -189,7 +189,7 @@ def test_reads_as_a_person_would_write_it() -> None:
 
 
 def test_other_recipes_are_written_as_before() -> None:
-    files = render_package(PLANS["mixed"], "{}\n")["kernels.py"]
+    files = render_package(PLANS["mixed"])["kernels.py"]
     assert "def linear_e4m3_rowwise(" in files  # the last linear
     assert "def layer_norm_linear_layer_norm_silu_e4m3_48x80(" in files
     assert "def linear_layer_norm_silu_80x80(" in files
@@ -262,7 +262,7 @@ def test_checkpointing(tower: ModuleType, reentrant: bool) -> None:
 @pytest.mark.parametrize("name", ["tower", "plain"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_as_one_graph(name: str, dynamic: bool, tmp_path: Path) -> None:
-    package = plans.import_package(render_package(PLANS[name], "{}\n"), tmp_path, f"gen_compiled_{name}_{dynamic}")
+    package = plans.import_package(render_package(PLANS[name]), tmp_path, f"gen_compiled_{name}_{dynamic}")
     torch.manual_seed(0)
     model = chains.Holder(chains.Tower())
     try:

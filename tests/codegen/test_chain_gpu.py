@@ -1,0 +1,197 @@
+"""Generated chains on a Hopper GPU: against float64, compiled as one graph, captured into a CUDA graph."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import chain_plans as chains
+import codegen_plans as plans
+import pytest
+import torch
+from torch import Tensor
+
+from loka import dispatch
+from loka.codegen import render_package
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
+    ),
+]
+
+WIDTHS, ROWS = (512, 2048), (4093, 8192)
+RECIPES = {"fp8": chains.CHAIN, "rowwise": chains.ROWWISE_CHAIN, "plain": chains.AS_IS}
+Made = Callable[[str, int], tuple[ModuleType, chains.Tower]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A package and the tower that it is for, for a recipe and a width; each is generated once."""
+    known: dict[tuple[str, int], tuple[ModuleType, chains.Tower]] = {}
+
+    def make(recipe: str, width: int) -> tuple[ModuleType, chains.Tower]:
+        if (recipe, width) not in known:
+            torch.manual_seed(0)
+            tower = chains.Tower(width, width)
+            plan = chains.chain_plan(tower, RECIPES[recipe], lambda batch: torch.randn(batch, width))
+            name = f"gen_gpu_{recipe}_{width}"
+            folder: Path = tmp_path_factory.mktemp(name)
+            known[recipe, width] = plans.import_package(render_package(plan), folder, name), tower
+        package, tower = known[recipe, width]
+        return package, copy.deepcopy(tower).cuda().bfloat16()
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+def operands(rows: int, width: int, seed: int = 1) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    x = torch.randn(rows, width, device="cuda", generator=generator)
+    heavy = torch.rand(rows, 1, device="cuda", generator=generator).clamp(min=1e-3).reciprocal().clamp(max=30.0)
+    dy = torch.randn(rows, width, device="cuda", generator=generator) * heavy
+    return x.bfloat16(), dy.bfloat16()
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_against_float64(made: Made, recipe: str, width: int, rows: int) -> None:
+    package, tower = made(recipe, width)
+    x, dy = operands(rows, width)
+    exact = chains.gradients(chains.Holder(copy.deepcopy(tower).double()), x.double(), dy.double())
+    model = chains.Holder(tower)
+    with package.apply(model) as patch:
+        found = chains.gradients(model, x, dy)
+        patch.verify()
+    errors = {key: chains.error(value, exact[key]) for key, value in found.items()}
+    assert max(errors.values()) < (0.02 if recipe == "plain" else 0.15), errors
+    if recipe != "plain":
+        simulated = chains.gradients(chains.Holder(chains.simulated(tower)), x.double(), dy.double())
+        # Products in bfloat16 move some values over the middle between two of e4m3.
+        close = {key: chains.error(value, simulated[key]) for key, value in found.items()}
+        assert max(close.values()) < 0.06, close
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("recipe", ["fp8", "plain"])
+def test_the_gpu_agrees_with_the_reference_on_the_cpu(made: Made, recipe: str, width: int) -> None:
+    package, tower = made(recipe, width)
+    x, dy = operands(33, width)
+    here, there = chains.Holder(tower), chains.Holder(copy.deepcopy(tower).cpu())
+    with package.apply(here), package.apply(there):
+        found = chains.gradients(here, x, dy)
+        expected = chains.gradients(there, x.cpu(), dy.cpu())
+    errors = {key: chains.error(value.cpu(), expected[key]) for key, value in found.items()}
+    assert max(errors.values()) < 0.05, errors
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("recipe", ["fp8", "plain"])
+def test_compiled_fullgraph_with_changing_batches(made: Made, recipe: str, width: int) -> None:
+    package, tower = made(recipe, width)
+    model = chains.Holder(tower)
+    with package.apply(model) as patch:
+        compiled = torch.compile(model, fullgraph=True)
+        for rows in (*ROWS, 17):
+            x, dy = operands(rows, width)
+            expected = chains.gradients(model, x, dy)
+            patch.reset()
+            found = chains.gradients(compiled, x, dy)
+            patch.verify()
+            for key, value in expected.items():
+                other = found.get(key, found.get(f"_orig_mod.{key}"))
+                assert other is not None
+                assert chains.error(other, value) < 0.02, key
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_captured_into_a_cuda_graph(made: Made, width: int, rows: int) -> None:
+    package, tower = made("fp8", width)
+    model = chains.Holder(tower)
+    x, dy = operands(rows, width)
+    x.requires_grad_()
+    leaves = [x, *model.parameters()]
+    with package.apply(model) as patch:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                torch.autograd.grad(model(x), leaves, dy)
+        torch.cuda.current_stream().wait_stream(side)
+        patch.reset()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = model(x)
+            grads = torch.autograd.grad(y, leaves, dy)
+        patch.verify()
+        for seed in (2, 3):
+            new_x, new_dy = operands(rows, width, seed)
+            with torch.no_grad():
+                x.copy_(new_x)
+                dy.copy_(new_dy)
+            for held in (y, *grads):
+                held.detach().fill_(float("nan"))  # the graph must write all of it
+            graph.replay()
+            torch.cuda.synchronize()
+            eager = model(x)
+            for found, expected in zip((y, *grads), (eager, *torch.autograd.grad(eager, leaves, dy)), strict=True):
+                assert chains.error(found, expected) < 5e-3
+        patch.reset()
+        graph.replay()
+        with pytest.raises(dispatch.VerifyError, match="replayed since reset"):
+            patch.verify()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("recipe", ["fp8", "plain"])
+def test_frozen_weights(made: Made, recipe: str, width: int) -> None:
+    package, tower = made(recipe, width)
+    model = chains.Holder(tower)
+    for rows in (1, 17, *ROWS):
+        x, dy = operands(rows, width)
+        with package.apply(model):
+            expected = chains.gradients(model, x, dy)["y"]
+        with package.apply(model, mode="infer") as patch, torch.no_grad():
+            assert torch.equal(model(x), expected)
+            patch.verify(backward=False)
+
+
+def test_rows_of_zeros_infinities_and_nans(made: Made) -> None:
+    package, tower = made("fp8", 512)
+    model = chains.Holder(tower)
+    x, dy = operands(64, 512)
+    with package.apply(model):
+        clean = chains.gradients(model, x, dy)["y"]
+        x[3] = 0.0
+        x[5, 7] = float("inf")
+        x[9, 1] = float("nan")
+        found = chains.gradients(model, x, dy)["y"]
+    bad = [5, 9]
+    kept = [row for row in range(64) if row not in (3, *bad)]
+    assert torch.equal(found[kept], clean[kept])  # a row's values are its own in forward
+    assert found[3].isfinite().all()
+    assert found[bad].isnan().all()
+
+
+def test_autocast_gives_the_dtype_of_a_linear(made: Made) -> None:
+    package, tower = made("fp8", 512)
+    model = chains.Holder(tower.float())
+    x = torch.randn(100, 512, device="cuda", requires_grad=True)
+    with package.apply(model) as patch:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            inner = model.body.mlp[0](x)
+            y = model(x)
+        assert inner.dtype == torch.bfloat16
+        y.float().square().mean().backward()
+        patch.verify()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())

@@ -1,0 +1,202 @@
+"""Policies that turn operands, from the file to training: planned, generated, bound, trained on the CPU, verified."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import codegen_plans as plans
+import pytest
+import torch
+from torch import Tensor, nn
+
+from loka.codegen import render_package
+from loka.numerics.metrics import sqnr
+from loka.numerics.names import OPERANDS, Gemm, Operand
+from loka.numerics.quantize import dequantize, quantize
+from loka.numerics.turn import turn
+from loka.plan.make import make_plan
+from loka.plan.plan import Plan
+from loka.policy.settings import OperandRecipe
+
+SHORTEST = "compute: fp8, scaling: rowwise, power_of_two: true, turned: true"
+# what `defaults` says, and the operands that it turns, of a site whose input needs a gradient
+POLICIES = {
+    "shortest": (SHORTEST, 3),
+    "wgrad alone": (f"{SHORTEST}, dgrad: {{turned: false}}", 2),
+    "dgrad alone": (f"{SHORTEST}, wgrad: {{turned: false}}", 1),
+    "e5m2 gradients": (f"{SHORTEST}, dgrad: {{grad_output: {{format: e5m2}}}}", 3),
+    "turned beside rowwise": (f"{SHORTEST}, wgrad: {{grad_output: {{turned: false}}}}", 2),
+    "turned beside tensorwise": (
+        f"{SHORTEST}, dgrad: {{turned: false}}, wgrad: {{scaling: tensorwise, input: {{turned: false}}}}",
+        1,
+    ),
+    "fast accumulation": (f"{SHORTEST}, accumulation: fast", 3),
+}
+MODELS = '''
+"""A tower whose first linear is fed by the data, and a linear alone."""
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Tower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(40, 64)
+        self.body = nn.Sequential(
+            nn.LayerNorm(64), nn.Linear(64, 96), nn.LayerNorm(96), nn.SiLU(), nn.Linear(96, 64, bias=False)
+        )
+        self.rank = nn.Parameter(torch.randn(32, 64) / 8)
+        self.head = nn.Linear(32, 1)
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.head(F.linear(y + self.body(y), self.rank).relu())
+
+
+class Alone(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(48))
+        self.linear = nn.Linear(48, 24)
+
+    def forward(self, x):
+        return self.linear(x * self.gain)
+
+
+def build(kind, width):
+    torch.manual_seed(0)
+    made = kind()
+    made.example_inputs = lambda batch: (torch.randn(batch, width),)
+    return made
+
+
+tower = partial(build, Tower, 40)
+alone = partial(build, Alone, 48)
+'''
+
+pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
+
+Make = Callable[[str, str], tuple[Plan, ModuleType]]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """The plan of a policy with these defaults for a model of MODELS, and its package."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "turned_models.py").write_text(MODELS)
+
+    def one(factory: str, defaults: str) -> tuple[Plan, ModuleType]:
+        (tmp_path / "policy.yaml").write_text(
+            f'version: 1\nname: turned\nmodel: {{factory: "turned_models:{factory}", batch_size: 64}}\n'
+            f"defaults: {{{defaults}}}\n"
+        )
+        plan = make_plan("policy.yaml")
+        return plan, plans.import_package(render_package(plan), tmp_path, f"gen_turned_{factory}")
+
+    yield one
+    sys.modules.pop("turned_models", None)
+
+
+def recipes(plan: Plan, site: str) -> dict[tuple[Gemm, Operand], OperandRecipe]:
+    (found,) = (each for each in plan.sites if each.site.name == site)
+    return {
+        (gemm.gemm, operand): recipe
+        for gemm in found.gemms
+        if gemm.operands is not None
+        for operand, recipe in zip(OPERANDS[gemm.gemm], gemm.operands, strict=True)
+    }
+
+
+def model_of(name: str) -> nn.Module:
+    made: nn.Module = getattr(sys.modules["turned_models"], name)()
+    return made
+
+
+def trained(model: nn.Module, steps: int = 30) -> tuple[float, float]:
+    """The loss of the first step and the mean of the last ten."""
+    generator = torch.Generator().manual_seed(1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(steps):
+        x = torch.randn(64, 40, generator=generator)
+        loss = (model(x) - x[:, :1].sin() - x[:, 1:2]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses[0], sum(losses[-10:]) / 10
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_model_trains_as_it_does_without_and_every_gemm_runs(name: str, make: Make) -> None:
+    defaults, count = POLICIES[name]
+    plan, package = make("tower", defaults)
+    assert all(gemm.fp8 for site in plan.sites for gemm in site.gemms)
+    assert sum(recipe.turned for recipe in recipes(plan, "body.1").values()) == count
+    assert Gemm.DGRAD not in {gemm for gemm, _ in recipes(plan, "first")}
+    model = model_of("tower")
+    plain = trained(copy.deepcopy(model))
+    with package.apply(model) as patch:
+        found = trained(model)
+        patch.verify()
+    assert found[0] == pytest.approx(plain[0], rel=0.05)
+    assert found[1] == pytest.approx(plain[1], rel=0.1)
+    assert plain[1] < 0.7 * plain[0]
+
+
+def stands_for(x: Tensor, recipe: OperandRecipe) -> Tensor:
+    """An operand, its rows those of its GEMM, as the numbers that its FP8 values stand for."""
+    if recipe.turned:
+        rows = OperandRecipe(recipe.format, power_of_two=True)
+        return dequantize(turn(quantize(x.t(), format=rows.format, scaling=rows.scaling, power_of_two=True)))
+    return dequantize(quantize(x, format=recipe.format, scaling=recipe.scaling, power_of_two=recipe.power_of_two))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_gradients_are_those_of_the_turned_values(name: str, make: Make) -> None:
+    plan, package = make("alone", POLICIES[name][0])
+    found = recipes(plan, "linear")
+    model = model_of("alone")
+    generator = torch.Generator().manual_seed(2)
+    sizes = torch.exp2(3 * torch.randn(96, 1, generator=generator))  # rows of very different scales
+    x, dy = torch.randn(96, 48, generator=generator) * sizes, torch.randn(96, 24, generator=generator) * sizes.flip(0)
+    with package.apply(model) as patch:
+        y = model(x)
+        y.backward(dy)
+        patch.verify()
+    weight = model.linear.weight.detach()
+    operands = {
+        (Gemm.FPROP, Operand.INPUT): x,
+        (Gemm.FPROP, Operand.WEIGHT): weight,
+        (Gemm.DGRAD, Operand.GRAD_OUTPUT): dy,
+        (Gemm.DGRAD, Operand.WEIGHT): weight.t(),
+        (Gemm.WGRAD, Operand.GRAD_OUTPUT): dy.t(),
+        (Gemm.WGRAD, Operand.INPUT): x.t(),
+    }
+    values = {key: stands_for(operand, found[key]) for key, operand in operands.items()}
+    products = {}
+    for gemm in Gemm:
+        first, second = (values[gemm, operand] for operand in OPERANDS[gemm])
+        products[gemm] = first @ second.t()
+    torch.testing.assert_close(y.detach(), products[Gemm.FPROP] + model.linear.bias.detach(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(model.linear.weight.grad, products[Gemm.WGRAD], rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(model.gain.grad, (products[Gemm.DGRAD] * x).sum(0), rtol=1e-5, atol=1e-2)
+    assert 15 < sqnr(model.linear.weight.grad, dy.t() @ x) < 60
+
+
+def test_what_cannot_be_turned_stays_and_the_rest_trains(make: Make) -> None:
+    plan, package = make("tower", f"{SHORTEST}}}\nrules:\n  - {{match: body.4, fprop: {{compute: keep}}")
+    assert recipes(plan, "body.4") == {}
+    assert {gemm for gemm, _ in recipes(plan, "body.1")} == set(Gemm)
+    model = model_of("tower")
+    with package.apply(model) as patch:
+        first, last = trained(model)
+        patch.verify()
+    assert last < 0.7 * first
