@@ -21,7 +21,7 @@ from triton.compiler import ASTSource  # noqa: E402
 SHARED = 227 * 1024  # bytes of shared memory that a block can have on sm_90
 WIDEST = ("layer_norm", True, True, "silu", True)
 SPECS = [
-    *norm_specs(512, PARTS),
+    *[spec for spec in norm_specs(512, PARTS) if spec.quantise or (spec.add and spec.activation)],
     *[spec for width in (13, 24, 479, 1024, 2048, 3456, 4096, 8192, 8256) for spec in norm_specs(width, [WIDEST])[:2]],
     *norm_specs(4096, PARTS[:1]),
     *map(Turn, (1, 3)),
@@ -61,14 +61,13 @@ def compiled(package, spec, element: str = "bf16", aligned: bool = True):
 
 
 def spilled(binary, folder: Path) -> int:
-    """How many instructions of the machine code write a register to local memory."""
+    """How many registers of a thread are kept in local memory: nothing else in these kernels has a stack."""
     if not CUOBJDUMP.is_file():
         pytest.skip("this Triton brings no cuobjdump, which tells what a kernel spills")
     file = folder / "kernel.cubin"
     file.write_bytes(binary.asm["cubin"])
-    code = subprocess.run([CUOBJDUMP, "-sass", file], capture_output=True, text=True, check=True).stdout
-    assert "EXIT" in code
-    return len(re.findall(r"\bSTL\b", code))
+    said = subprocess.run([CUOBJDUMP, "-res-usage", file], capture_output=True, text=True, check=True).stdout
+    return (int(re.search(r"STACK:(\d+)", said).group(1)) + int(re.search(r"LOCAL:(\d+)", said).group(1))) // 4
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.function)
