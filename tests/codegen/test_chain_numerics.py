@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loka.codegen import render_package
+from loka.dispatch import NonFiniteError
 from loka.kernels import fused_reference, ticks
+from loka.plan.plan import Binding, BindingKind, Plan
+from loka.sites.source import forward_source_hash
+from loka.sites.straight import SiteCall, Statement, StraightForward
 
 Package = Callable[..., ModuleType]
 
@@ -263,6 +268,94 @@ def test_autocast_bfloat16_and_mixed_parameters(package: Package, plan: object) 
         model.bfloat16()
         found = chains.gradients(model, x.bfloat16(), torch.ones(64, 48, dtype=torch.bfloat16))
     assert {value.dtype for value in found.values()} == {torch.bfloat16}
+
+
+class Cross(nn.Module):
+    """A low-rank cross layer on Parameters, and a product with a Parameter from the left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.v = nn.ParameterList([torch.randn(48, 16) / 7])
+        self.w = nn.ParameterList([torch.randn(48, 16) / 4])
+        self.b = nn.ParameterList([torch.randn(48)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * F.linear(x @ self.v[0], self.w[0], self.b[0])
+
+
+class Compress(nn.Module):
+    """out = norm(left @ x), as the linear compression block of a Wukong layer has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Parameter(torch.randn(6, 48) / 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(self.left @ x, (16,))
+
+
+def compress_plan() -> Plan:
+    call = SiteCall("left", "{1}.transpose(-1, -2)", "{0}", None, "{0}.transpose(-1, -2)")
+    statements = (
+        Statement("product", "matmul", "{0} @ {1}", (plans.attribute("self.left"), plans.local("x")), call),
+        Statement("normed", "layer_norm", "torch.nn.functional.layer_norm({0}, (16,))", (plans.local("product"),)),
+    )
+    forward = StraightForward(
+        "body", "sample.Compress", ("x",), statements, "normed", (), forward_source_hash(Compress(), ())
+    )
+    kind = f"{Compress.__module__}.{Compress.__qualname__}"
+    binding = Binding("", BindingKind.FORWARD, ("body",), kind, (("left",),), (("left", (6, 48)),), forward)
+    return plans.make_plan([plans.site_plan("left", k=48, n=6, **chains.CHAIN)], [binding])  # type: ignore[arg-type]
+
+
+def cross_plan() -> Plan:
+    forward = replace(plans.cross_forward(), owner="body", source_hash=forward_source_hash(Cross(), ()))
+    kind = f"{Cross.__module__}.{Cross.__qualname__}"
+    shapes = (("v.0", (48, 16)), ("w.0", (48, 16)))
+    sites = ("cross.v.0", "cross.w.0")
+    binding = Binding("", BindingKind.FORWARD, ("body",), kind, (sites,), shapes, forward)
+    first = plans.site_plan(sites[0], k=48, n=16, **chains.CHAIN)  # type: ignore[arg-type]
+    return plans.make_plan([first, plans.site_plan(sites[1], k=16, n=48, **chains.CHAIN)], [binding])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [Cross, Compress])
+def test_gemms_on_parameters(package: Package, kind: type[nn.Module]) -> None:
+    torch.manual_seed(5)
+    body = kind()
+    made = package(cross_plan() if kind is Cross else compress_plan())
+    x = torch.randn(21, 48) if kind is Cross else torch.randn(7, 48, 16)
+    dy = torch.randn_like(body(x))
+
+    class Exact(kind):  # type: ignore[misc, valid-type]
+        def forward(self, x: Tensor) -> Tensor:
+            if kind is Cross:
+                low = chains.Simulated.apply(x, self.v[0].t())
+                return x * (chains.Simulated.apply(low, self.w[0]) + self.b[0])
+            rows = x.transpose(-1, -2)
+            product = chains.Simulated.apply(rows.reshape(-1, 48), self.left).reshape(7, 16, 6)
+            return F.layer_norm(product.transpose(-1, -2), (16,))
+
+    exact = Exact()
+    exact.load_state_dict(body.state_dict())
+    expected = chains.gradients(chains.Holder(exact.double()), x.double(), dy.double())
+    found = trained(made, body, x, dy)
+    for key, value in found.items():
+        assert chains.error(value, expected[key]) < 5e-3, key
+    model = chains.Holder(body)
+    with made.apply(model, mode="infer"), torch.no_grad():
+        assert torch.equal(model(x), found["y"])
+    kernels = Path(made.kernels.__file__).read_text(encoding="utf-8")
+    assert ("def linear_linear_e4m3_48x16x48(" if kind is Cross else "def linear_e4m3_48x6(") in kernels
+
+
+def test_a_nan_is_traced_to_its_site(package: Package) -> None:
+    model = chains.Holder(copy.deepcopy(STACKS["layer_norm_silu"]))
+    x = torch.randn(4, 48)
+    with torch.no_grad():
+        model.body.mlp[1].weight[3] = torch.inf
+    patch = package(FP8["layer_norm_silu"]).apply(model)
+    with patch.trace_nonfinite(), pytest.raises(NonFiniteError, match=r"body\.mlp\.3"):
+        model(x)
 
 
 def test_no_second_derivative(package: Package) -> None:
