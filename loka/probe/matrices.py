@@ -72,7 +72,8 @@ def column_amax(x: Tensor) -> Tensor:
     """The largest |x| of each column of (..., C), float32 (C,), in one pass; NaN and infinity show."""
     if x.numel() == 0:
         return x.new_zeros(x.shape[-1], dtype=torch.float32)
-    return torch.linalg.vector_norm(x, math.inf, dim=tuple(range(x.dim() - 1))).float()
+    amax: Tensor = torch.linalg.vector_norm(x, math.inf, dim=tuple(range(x.dim() - 1)))
+    return amax.float()
 
 
 def _same(grad: Tensor) -> Tensor:

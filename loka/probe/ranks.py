@@ -82,6 +82,8 @@ def _packed(site: SiteStats, ranks: _Group) -> Iterator[Tensor]:
         yield from (getattr(seen, name).double().flatten() for name in _COUNTS)
         yield _slots(seen.column_amax, ranks)
         yield from _packed_moments(seen.moments, ranks)
+    coherence = (0.0, 0.0) if site.joint is None else (site.joint.coherent, site.joint.incoherent)
+    yield torch.tensor(coherence, dtype=torch.float64)
     joint = min(site.k, JOINT) + min(site.n, JOINT)
     yield from _packed_moments(site.joint.moments if site.joint is not None else _no_moments(joint), ranks)
 
@@ -109,12 +111,14 @@ class _Reader:
 def _unpacked(site: SiteStats, reader: _Reader, ranks: _Group) -> SiteStats:
     given = _unpacked_operand(Operand.INPUT, site.k, reader, ranks)
     grad = _unpacked_operand(Operand.GRAD_OUTPUT, site.n, reader, ranks)
+    coherent, incoherent = reader.take(2).tolist()
     moments = _unpacked_moments(min(site.k, JOINT) + min(site.n, JOINT), reader, ranks)
+    joint = JointStats(subset(site.k, JOINT), subset(site.n, JOINT), moments, coherent, incoherent)
     return replace(
         site,
         input=given if given.calls else None,
         grad_output=grad if grad.calls else None,
-        joint=JointStats(subset(site.k, JOINT), subset(site.n, JOINT), moments) if moments.count else site.joint,
+        joint=joint if moments.count else site.joint,
     )
 
 

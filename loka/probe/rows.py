@@ -21,11 +21,18 @@ class RowNumbers:
             self._generators[device] = torch.Generator(device).manual_seed(SEED)
 
     def draw(self, total: int, device: torch.device) -> Tensor | None:
-        """`rows` numbers below `total`, (R,) int64, with replacement; None where all rows are to be taken."""
+        """`rows` different numbers below `total`, (R,) int64; None where all rows are to be taken.
+
+        One of each of `rows` equal parts of the call, turned by a random number: nothing is drawn twice, so that pairs
+        of sampled rows are pairs of different rows.
+        """
         if total <= self.rows:
             return None
         self.prepare(device)
-        return torch.randint(total, (self.rows,), device=device, generator=self._generators[device])
+        generator, part = self._generators[device], total // self.rows
+        within = torch.randint(part, (self.rows,), device=device, generator=generator)
+        turn = torch.randint(total, (1,), device=device, generator=generator)
+        return (torch.arange(self.rows, device=device) * part + within + turn) % total
 
 
 def is_rerun() -> bool:

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from loka.errors import InputError, LokaError
+from loka.probe import stack
 from loka.probe.live import LiveModel, LiveSite
 from loka.probe.matrices import Product, View, find_product, rows_of, take_rows
 from loka.probe.patched import Patched
@@ -56,15 +57,14 @@ class Watch(TorchFunctionMode):
 
     def start(self) -> None:
         """See every torch function of this thread, and of the backward that it starts, from now on."""
-        stack = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
-        if any(isinstance(mode, Watch) for mode in stack):
+        if any(isinstance(mode, Watch) for mode in stack.modes()):
             raise InputError("probe: another Probe samples this step already; use one at a time")
         self.calls = 0
         self._running = _Running()
         for live in (each for sharing in self._sites.values() if len(sharing) > 1 for each in sharing):
             if live.module is not None:
                 self._hooks += _tell(live.module, _module_name(live), self._running)
-        torch._C._push_on_torch_function_stack(self)
+        stack.put_on(self)
         self.active = True
 
     def stop(self) -> None:
@@ -75,7 +75,7 @@ class Watch(TorchFunctionMode):
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        _take_off(self)
+        stack.take_off(self)
 
     def __torch_function__(
         self,
@@ -86,6 +86,9 @@ class Watch(TorchFunctionMode):
     ) -> Any:
         """Run a torch function; where it multiplies a site's Parameter, look at its operands."""
         named = dict(kwargs or {})
+        if func in stack.BACKWARDS:
+            with stack.kept_in_backward(self):
+                return func(*args, **named)
         out = func(*args, **named)
         if func is self._patched.operator:
             if self._can_look(args[0]):
@@ -130,7 +133,8 @@ class Watch(TorchFunctionMode):
                 part = trackers.joint_part(rows)
                 watched, view = _before_views(out)
                 views = (view, product.gradient)
-                watched.register_hook(partial(self._take_gradient, trackers, views, index, part))
+                hook = partial(self._take_gradient, trackers, views, index, part)
+                watched.register_hook(hook)  # type: ignore[no-untyped-call]
         self.calls += 1
 
     def _take_gradient(
@@ -179,7 +183,7 @@ def _before_views(out: Tensor) -> tuple[Tensor, View]:
     base = out._base
     if base is None or base.grad_fn is None or base.numel() != out.numel() or not base.is_contiguous():
         return out, _unchanged
-    place = (out.shape, out.stride(), out.storage_offset() - base.storage_offset())
+    place = (out.shape, out.stride(), int(out.storage_offset() - base.storage_offset()))
     return base, partial(_strided, place)
 
 
@@ -215,15 +219,3 @@ def _place(frame: FrameType | None) -> str:
             return f"{basename(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
-
-
-def _take_off(mode: TorchFunctionMode) -> None:
-    """Take one mode off the stack, from under those that were entered since (torch.device is one) where need be."""
-    above = []
-    while torch._C._len_torch_function_stack():
-        top = torch._C._pop_torch_function_stack()
-        if top is mode:
-            break
-        above.append(top)
-    for other in reversed(above):
-        torch._C._push_on_torch_function_stack(other)
