@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from loka.numerics.names import OPERANDS, Gemm, Operand
+from loka.numerics.names import OPERANDS, Gemm, Operand, Range
 from loka.policy.settings import OperandRecipe, SiteSettings
 from loka.probe.biases import BiasTrack
 from loka.probe.evidence import Evidence, Kind, estimate_of
@@ -100,10 +100,11 @@ def _over_budget(evidence: Evidence) -> Iterator[Finding]:
         safe = (
             other.operands
             for other in evidence.summary.estimates
-            if other.gemm is gemm and other.verdict(budget) is Verdict.SAFE
+            if other.gemm is gemm and other.verdict(budget) is Verdict.SAFE and not _special(other.operands)
         )
         better = next(safe, None)
-        setting = "compute: keep" if better is None else _recipe_setting(gemm, better)
+        back = "turned: false, " if any(recipe.turned for recipe in wanted) else ""
+        setting = "compute: keep" if better is None else back + _recipe_setting(gemm, better)
         yield evidence.finding(
             kind,
             f"{gemm.value}: {_numbers(estimate)} against a budget of mere {budget.mere:g}, sqnr_db {budget.sqnr_db:g}",
@@ -117,6 +118,11 @@ def _numbers(estimate: Estimate) -> str:
         f"MERE {mere.mean:.3f} ({mere.low:.3f} to {mere.high:.3f}), "
         f"SQNR {sqnr.mean:.1f} dB ({sqnr.low:.1f} to {sqnr.high:.1f}) after {estimate.draws} draws"
     )
+
+
+def _special(operands: tuple[OperandRecipe, OperandRecipe]) -> bool:
+    """Whether a recipe is more than the format and scaling that `_recipe_setting` writes."""
+    return any(recipe.power_of_two or recipe.turned or recipe.range is Range.STATIC for recipe in operands)
 
 
 def _recipe_setting(gemm: Gemm, operands: tuple[OperandRecipe, OperandRecipe]) -> str:

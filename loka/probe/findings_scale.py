@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -75,7 +75,8 @@ def gradient_underflows(evidence: Evidence) -> Iterator[Finding]:
         yield evidence.finding(
             Kind.GRADIENT_UNDERFLOWS,
             f"{gemm.value}: {100 * lost:.1f} % of the elements of grad_output are rounded to zero in "
-            f"{recipe.format.value} {recipe.scaling.value} (limit: {100 * UNDERFLOW_SHARE:g} %)",
+            f"{recipe.format.value} {'turned' if recipe.turned else recipe.scaling.value} "
+            f"(limit: {100 * UNDERFLOW_SHARE:g} %)",
             evidence.rule(f"{gemm.value}: {{{_remedy(seen, gemm, recipe)}}}"),
         )
 
@@ -86,7 +87,8 @@ SCALE_RULES = (feature_dominates, row_dominates, gradient_underflows)
 def underflow(seen: OperandSummary, gemm: Gemm, recipe: OperandRecipe) -> float | None:
     """The part of an operand that a recipe rounds to zero; None where no histogram is of that scale's block.
 
-    dgrad scales grad_output along its features, wgrad its transpose along the rows.
+    dgrad scales grad_output along its features, wgrad its transpose along the rows. A turned operand has one scale, and
+    loses what a tensorwise one does, however its GEMM takes that scale.
     """
     across = {
         Scaling.TENSORWISE: View.TENSORWISE,
@@ -94,12 +96,14 @@ def underflow(seen: OperandSummary, gemm: Gemm, recipe: OperandRecipe) -> float 
     }
     if gemm is Gemm.DGRAD:
         across[Scaling.BLOCKWISE_1X128] = View.BLOCKWISE
-    view = across.get(recipe.scaling)
+    view = View.TENSORWISE if recipe.turned else across.get(recipe.scaling)
     return next((s.underflow for s in seen.shares if s.view == view and s.format is recipe.format), None)
 
 
 def _remedy(seen: OperandSummary, gemm: Gemm, recipe: OperandRecipe) -> str:
     """The gentlest change that keeps enough: a finer scale costs no precision, e5m2 one bit, and keeping all gain."""
+    if recipe.turned:
+        return _remedy_of_turned(seen, gemm, recipe)
     choices = [
         (replace(recipe, scaling=Scaling.ROWWISE), "scaling: rowwise"),
         (replace(recipe, format=Format.E5M2), "grad_output: {format: e5m2}"),
@@ -108,6 +112,20 @@ def _remedy(seen: OperandSummary, gemm: Gemm, recipe: OperandRecipe) -> str:
             "scaling: rowwise, grad_output: {format: e5m2}",
         ),
     ]
+    return _first_that_keeps(seen, gemm, choices)
+
+
+def _remedy_of_turned(seen: OperandSummary, gemm: Gemm, recipe: OperandRecipe) -> str:
+    """The same for an operand that has to be quantised by itself before it can have anything of its own."""
+    rowwise = replace(recipe, scaling=Scaling.ROWWISE, turned=False)
+    choices = [
+        (rowwise, "turned: false, scaling: rowwise"),
+        (replace(rowwise, format=Format.E5M2), "turned: false, scaling: rowwise, grad_output: {format: e5m2}"),
+    ]
+    return _first_that_keeps(seen, gemm, choices)
+
+
+def _first_that_keeps(seen: OperandSummary, gemm: Gemm, choices: Sequence[tuple[OperandRecipe, str]]) -> str:
     for choice, text in choices:
         lost = underflow(seen, gemm, choice)
         if lost is not None and lost <= UNDERFLOW_SHARE:
