@@ -136,7 +136,7 @@ def train(
     with tempfile.TemporaryDirectory(prefix="loka-held-out-") as folder:
         path = Path(folder) / "held_out.yaml"
         path.write_text(case.policy, encoding="utf-8")
-        with Probe(model, load_policy(path), every=every) as probe:
+        with Probe(model, load_policy(path), every=every, rows=512) as probe:
             for number in range(first + 1, case.steps + 1):
                 step(number, keep=(number - first) % every == 1)  # never a step that Probe samples
                 probe.step()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 STEPS = 80  # where neither the command line nor the policy gives their number
 SAMPLES = 20  # at the least, where --every is left out
+ROWS = 512  # of each call: a short run makes up for its few samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def record(examined: Examined, steps: int | None, every: int | None, seed: int, 
         job = replace(job, steps=wanted)
         model = build(job, seed)
         before = read_biases(model, examined.sites)
-        probe = Probe(model, policy.path, every=one_in)
+        probe = Probe(model, policy.path, every=one_in, rows=ROWS)
         try:
             with probe:
                 train_watched(model, job, batches, seed, probe, done, lambda n: shown.update("training", n, total))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from loka.probe.moments import MomentsTracker, Snapshot, moments_stats
+from loka.probe.moments import LARGEST, MomentsTracker, Snapshot, moments_stats
 from loka.probe.replay import Replay, Replays
 from loka.probe.stats import JOINT, JointStats
 
@@ -31,6 +33,7 @@ class JointTracker:
         self.grad_features = subset(grad_width, JOINT).to(device)
         self._moments = MomentsTracker(self.input_features.numel() + self.grad_features.numel(), device)
         self._features = (self.input_features, self.grad_features)
+        self._coherence = torch.zeros(2, dtype=torch.float64, device=device)  # JointStats.coherent, .incoherent
         self._replay: Replay | None = None
 
     @torch.no_grad()
@@ -48,17 +51,31 @@ class JointTracker:
         self._replay = replays.capture(self._take, x, grad)
 
     def _take(self, x: Tensor, grad: Tensor) -> None:
-        self._moments.update(torch.cat((x, grad), 1))
+        both = torch.cat((x, grad), 1)
+        usable = torch.linalg.vector_norm(both, math.inf, dim=1, keepdim=True) < LARGEST  # False for NaN
+        clean = both.nan_to_num(0.0, 0.0, 0.0) * usable
+        self._moments.update_usable(clean, usable)
+        self._count_coherence(*clean.double().split((x.shape[1], grad.shape[1]), 1), usable)
+
+    def _count_coherence(self, x: Tensor, grad: Tensor, usable: Tensor) -> None:
+        """Add the means of (x.x')(g.g') over pairs of different rows, and over each row with itself."""
+        rows = usable.sum(dtype=torch.float64)
+        own = (x.square().sum(1) * grad.square().sum(1)).sum()
+        pairs = (grad.t() @ x).square().sum() - own
+        self._coherence += torch.stack((pairs / (rows * (rows - 1)).clamp(min=1.0), own / rows.clamp(min=1.0)))
 
     def snapshot(self) -> Snapshot:
         """What was learned so far."""
         held = self._moments.snapshot()
         features = {"input_features": self.input_features.clone(), "grad_features": self.grad_features.clone()}
-        return Snapshot(ints=held.ints, tensors={**held.tensors, **features})
+        own = {**features, "coherence": self._coherence.clone()}
+        return Snapshot(ints=held.ints, tensors={**held.tensors, **own})
 
 
 def joint_stats(snapshot: Snapshot) -> JointStats:
     """Read a JointTracker's snapshot to the host."""
     tensors = dict(snapshot.tensors)
     input_features, grad_features = tensors.pop("input_features").cpu(), tensors.pop("grad_features").cpu()
-    return JointStats(input_features, grad_features, moments_stats(Snapshot(snapshot.ints, tensors)))
+    coherent, incoherent = tensors.pop("coherence").tolist()
+    moments = moments_stats(Snapshot(snapshot.ints, tensors))
+    return JointStats(input_features, grad_features, moments, coherent, incoherent)

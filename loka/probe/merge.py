@@ -73,7 +73,13 @@ def merge_joint(a: JointStats, b: JointStats) -> JointStats:
             raise InputError(
                 f"joint moments are of different features of the {kind}; merge profiles written by one version"
             )
-    return JointStats(a.input_features, a.grad_features, merge_moments(a.moments, b.moments))
+    return JointStats(
+        a.input_features,
+        a.grad_features,
+        merge_moments(a.moments, b.moments),
+        a.coherent + b.coherent,
+        a.incoherent + b.incoherent,
+    )
 
 
 def later_weight(a: WeightStats, b: WeightStats) -> WeightStats:

@@ -65,7 +65,8 @@ class Probe:
         every: one step in so many is sampled.
         path: where to save (the full form, see `loka.probe.file`); None: nothing is saved.
         save_every: steps between saves; one more is made at the end, also after Ctrl-C.
-        rows: sampled of each call, the same ones of the input and of its output gradient.
+        rows: sampled of each call, the same ones of the input and of its output gradient. With one step in 100 over
+            10,000 steps the default makes 25,600 rows; a short run wants more.
         group: ranks to merge over. `stats`, `recorded` and the save at the end are then collective, and rank 0 of the
             group writes `path`; until then each rank saves a file of its own, with `.rankR` in its name.
 
@@ -80,7 +81,7 @@ class Probe:
         every: int = 100,
         path: str | Path | None = None,
         save_every: int = 10_000,
-        rows: int = 512,
+        rows: int = 256,
         group: ProcessGroup | None = None,
     ) -> None:
         for name, value in (("every", every), ("save_every", save_every), ("rows", rows)):

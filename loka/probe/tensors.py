@@ -74,6 +74,9 @@ class Expected:
         return None
 
 
+_COHERENCE = Expected((2,))  # JointStats.coherent and .incoherent
+
+
 def site_counts(stats: SiteStats) -> SiteCounts:
     """The numbers of a site's statistics, for the header."""
     weight = stats.weight
@@ -102,6 +105,7 @@ def site_tensors(stats: SiteStats) -> Iterator[tuple[str, Tensor, Expected]]:
         for part, expected in _joint(stats.k, stats.n).items():
             yield f"joint/{part}", getattr(joint, part), expected
         width = joint.input_features.numel() + joint.grad_features.numel()
+        yield "joint/coherence", torch.tensor([joint.coherent, joint.incoherent], dtype=torch.float64), _COHERENCE
         yield from _moments_tensors("joint/moments", joint.moments, width)
     if stats.weight is not None:
         rows, columns = stats.weight.row_index.numel(), stats.weight.column_index.numel()
@@ -235,7 +239,14 @@ def _operand_stats(operand: Operand, counts: OperandCounts | None, width: int, r
 def _joint_stats(count: int, site: SiteProfile, read: Read) -> JointStats:
     features = _read_all("joint", _joint(site.k, site.n), read)
     width = sum(index.numel() for index in features.values())
-    return JointStats(moments=_read_moments("joint/moments", count, width, read), **features)
+    coherent, incoherent = read("joint/coherence", _COHERENCE).tolist()
+    return JointStats(
+        features["input_features"],
+        features["grad_features"],
+        _read_moments("joint/moments", count, width, read),
+        coherent,
+        incoherent,
+    )
 
 
 def _weight_stats(numbers: WeightNumbers, site: SiteProfile, read: Read) -> WeightStats:

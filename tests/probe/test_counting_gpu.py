@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 
-EXACT = ("values", "column_amax", "call_amax")
+EXACT = ("values", "relative", "column_amax", "call_amax")
 COUNTS = ("calls", "rows", "sampled", "nonfinite", "nonfinite_calls")
 
 
@@ -50,10 +50,6 @@ def test_the_gpu_counts_what_the_cpu_counts(operand, rows, width, graph):
         assert getattr(on_gpu, name) == getattr(on_cpu, name), name
     for name in EXACT:
         assert torch.equal(getattr(on_gpu, name), getattr(on_cpu, name)), name
-    # torch divides by a number on a GPU as it multiplies by the reciprocal: next to a boundary that may fall beyond it
-    moved = (on_gpu.relative.cumsum(1) - on_cpu.relative.cumsum(1)).abs().sum()
-    assert on_gpu.relative.sum() == on_cpu.relative.sum()
-    assert moved <= 1e-5 * on_cpu.relative.sum()
     for name in ("row_rms", "row_spread", "block_spread"):  # a rounding may move a row to the next bin
         first, second = getattr(on_gpu, name), getattr(on_cpu, name)
         assert first.sum() == second.sum(), name
@@ -71,7 +67,8 @@ def test_one_kernel_counts_what_many_do(operand, rows, width, monkeypatch):
     monkeypatch.setattr("loka.probe.operand._kernel_for", lambda device: None)
     many = learned(calls, operand, width, "cuda")
     assert torch.equal(one.values, many.values)
-    assert torch.equal(one.relative, many.relative)
+    # torch divides by a number on a GPU as it multiplies by the reciprocal: next to a boundary that may fall beyond it
+    assert (one.relative.cumsum(1) - many.relative.cumsum(1)).abs().sum() <= 1e-5 * one.relative.sum()
 
 
 @pytest.mark.parametrize("operand", [Operand.INPUT])
