@@ -7,12 +7,11 @@ infinities: the ends of an interval are a number, "inf" or "-inf". No other numb
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -124,9 +123,13 @@ class _Header:
     stats: tuple[SiteCounts, ...] | None  # one a site; None in the summary form
 
 
+class _DamagedError(InputError):
+    """Something in a header contradicts the rest."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Preamble:
-    """What is read first: whether the rest can be understood at all."""
+    """What decides whether the rest can be understood at all."""
 
     format: str
     version: int
@@ -156,6 +159,7 @@ def to_text(profile: Profile, stats: tuple[SiteCounts, ...] | None) -> str:
     Raises InputError where a number is NaN, or infinite though no end of an interval, or two sites share a name.
     """
     _check_numbers(profile)
+    _check_weights(profile, stats)
     recipes: dict[OperandRecipe, int] = {}
     header = _Header(
         format=FORMAT,
@@ -174,8 +178,7 @@ def to_text(profile: Profile, stats: tuple[SiteCounts, ...] | None) -> str:
         findings=profile.findings,
         stats=stats,
     )
-    data: dict[str, Any] = _adapter().dump_python(header, mode="json")
-    return json.dumps(data, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return _adapter().dump_json(header).decode()
 
 
 def from_text(text: str, file: str) -> Parsed:
@@ -185,9 +188,27 @@ def from_text(text: str, file: str) -> Parsed:
     """
     again = "make the profile again with `loka probe`, or take it from where it was kept"
     try:
-        preamble = _preamble().validate_json(text, strict=True)
+        header = _adapter().validate_json(text, strict=True)
+        _check_origin(_Preamble(header.format, header.version), file)
+        parsed = _parsed(header)
+        _check_numbers(parsed.profile)
+    except ValidationError as error:
+        _check_origin(_read_preamble(text, file, again), file)
+        raise InputError(f"{file}: its header is damaged ({_first(error)}); {again}") from error
+    except _DamagedError as error:
+        raise InputError(f"{file}: its header is damaged ({error}); {again}") from error
+    return parsed
+
+
+def _read_preamble(text: str, file: str, again: str) -> _Preamble:
+    try:
+        return _preamble().validate_json(text, strict=True)
     except ValidationError as error:
         raise InputError(f"{file}: its header is damaged ({_first(error)}); {again}") from error
+
+
+def _check_origin(preamble: _Preamble, file: str) -> None:
+    """Raise InputError for a header of something else, or of a newer LoKA."""
     if preamble.format != FORMAT:
         raise InputError(f"{file}: holds {preamble.format!r}, not a profile of LoKA; name what `loka probe` wrote")
     if preamble.version > VERSION:
@@ -195,15 +216,6 @@ def from_text(text: str, file: str) -> Parsed:
             f"{file}: the profile has version {preamble.version} and this LoKA reads up to {VERSION}; upgrade LoKA, "
             "or make the profile again with `loka probe`"
         )
-    try:
-        header = _adapter().validate_json(text, strict=True)
-        parsed = _parsed(header)
-        _check_numbers(parsed.profile)
-    except ValidationError as error:
-        raise InputError(f"{file}: its header is damaged ({_first(error)}); {again}") from error
-    except InputError as error:
-        raise InputError(f"{file}: its header is damaged ({error}); {again}") from error
-    return parsed
 
 
 def with_magnitudes(profile: Profile, counts: Sequence[Sequence[int]]) -> Profile:
@@ -245,9 +257,9 @@ def _site_row(site: SiteProfile, recipes: dict[OperandRecipe, int]) -> _SiteRow:
 
 def _parsed(header: _Header) -> Parsed:
     if (header.form == "full") != (header.stats is not None):
-        raise InputError(f"form is {header.form!r}, which does not fit the statistics in it")
+        raise _DamagedError(f"form is {header.form!r}, which does not fit the statistics in it")
     if header.stats is not None and len(header.stats) != len(header.sites):
-        raise InputError(f"statistics of {len(header.stats)} sites, but {len(header.sites)} sites")
+        raise _DamagedError(f"statistics of {len(header.stats)} sites, but {len(header.sites)} sites")
     profile = Profile(
         name=header.name,
         model=header.model,
@@ -267,7 +279,7 @@ def _site(row: _SiteRow, recipes: tuple[OperandRecipe, ...]) -> SiteProfile:
     estimates = []
     for gemm, first, second, mere, sqnr_db, draws in row.estimates:
         if max(first, second) >= len(recipes):
-            raise InputError(f"site {row.name!r} names recipe {max(first, second)} of {len(recipes)}")
+            raise _DamagedError(f"site {row.name!r} names recipe {max(first, second)} of {len(recipes)}")
         pair = (recipes[first], recipes[second])
         estimates.append(Estimate(gemm, pair, _interval(mere), _interval(sqnr_db), draws))
     operands = tuple(
@@ -282,13 +294,15 @@ def _ends(interval: Interval) -> _Ends:
 
 
 def _end(value: float) -> _End:
+    """A whole number too is written as a float, which is what it is read back as."""
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
-    return value
+    return float(value)
 
 
 def _interval(ends: _Ends) -> Interval:
-    return Interval(*(float(end) for end in ends))
+    mean, low, high = ends
+    return Interval(float(mean), float(low), float(high))
 
 
 def _check_numbers(profile: Profile) -> None:
@@ -296,16 +310,44 @@ def _check_numbers(profile: Profile) -> None:
     names: set[str] = set()
     for site in profile.sites:
         if site.name in names:
-            raise InputError(f"two sites are called {site.name!r}")
+            raise _DamagedError(f"two sites are called {site.name!r}")
         names.add(site.name)
         for operand in site.operands:
-            for path, value in _floats(operand, operand.operand):
-                if not math.isfinite(value):
-                    raise InputError(f"site {site.name!r}: {path} is {value}, but must be finite")
+            if not all(map(math.isfinite, _numbers(operand))):
+                _refuse(site.name, _floats(operand, operand.operand), math.isfinite, "but must be finite")
         for estimate in site.estimates:
-            for path, value in _floats(estimate, f"the {estimate.gemm} estimate"):
-                if math.isnan(value):
-                    raise InputError(f"site {site.name!r}: {path} is NaN")
+            mere, sqnr = estimate.mere, estimate.sqnr_db
+            if any(map(math.isnan, (mere.mean, mere.low, mere.high, sqnr.mean, sqnr.low, sqnr.high))):
+                _refuse(site.name, _floats(estimate, f"the {estimate.gemm} estimate"), _is_number, "but must be one")
+
+
+def _is_number(value: float) -> bool:
+    return not math.isnan(value)
+
+
+def _check_weights(profile: Profile, stats: tuple[SiteCounts, ...] | None) -> None:
+    """Raise InputError at the first number of a weight's statistics that is not finite."""
+    for site, counts in zip(profile.sites, stats or (), strict=False):
+        if counts.weight is not None:
+            _refuse(site.name, _floats(counts.weight, "weight"), math.isfinite, "but must be finite")
+
+
+def _numbers(operand: OperandSummary) -> list[float]:
+    """Every float of a summary, by name: a profile of many sites has millions."""
+    found = [operand.zeros, operand.amax, operand.usual_amax, operand.rms, operand.covariance_error]
+    for each in operand.shares:
+        found += (each.underflow, each.subnormal)
+    for spread in (operand.row_spread, operand.block_spread):
+        if spread is not None:
+            found += (spread.p1, spread.p25, spread.p50, spread.p75, spread.p99)
+    return found
+
+
+def _refuse(site: str, floats: Iterator[tuple[str, float]], good: Callable[[float], bool], words: str) -> None:
+    """Raise InputError at the first float that is not good."""
+    for path, value in floats:
+        if not good(value):
+            raise _DamagedError(f"site {site!r}: {path} is {value}, {words}")
 
 
 def _floats(value: object, path: str) -> Iterator[tuple[str, float]]:

@@ -399,12 +399,27 @@ class TestSave:
         for bad, words in (
             (bad_rms, "'a': input.rms is nan"),
             (bad_spread, "'a': input.row_spread.p99 is inf"),
-            (bad_mere, "'a': the fprop estimate.mere.mean is NaN"),
+            (bad_mere, "'a': the fprop estimate.mere.mean is nan, but must be one"),
         ):
             with pytest.raises(InputError) as caught:
                 file.save(tmp_path / "p", make_profile((bad,)))
             assert words in str(caught.value)
         assert list(tmp_path.iterdir()) == []
+
+    def test_numbers_of_a_weight_that_are_not_finite_are_refused(self, tmp_path: Path) -> None:
+        recorded = make_recorded((8, 6))
+        site, never = recorded.stats
+        assert site.weight is not None
+        bad = replace(site, weight=replace(site.weight, amax=math.nan))
+        with pytest.raises(InputError, match=r"'layers\.0\.mlp': weight\.amax is nan, but must be finite"):
+            file.save(tmp_path / "p", replace(recorded, stats=(bad, never)))
+
+    def test_whole_numbers_as_ends_of_an_interval(self, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+        site = make_site("a", 8, 8)
+        whole = replace(site, estimates=(replace(site.estimates[0], mere=Interval(1, 0, 2)),))
+        file.save(tmp_path / "p", make_profile((whole,)))
+        assert file.load_profile(tmp_path / "p").sites == (whole,)
+        assert list(recwarn) == []
 
     def test_statistics_that_are_not_what_they_should_be_are_refused(self, tmp_path: Path) -> None:
         recorded = make_recorded((8, 6))
