@@ -154,13 +154,11 @@ def _forward_lines(shape: ChainShape, kernels: Kernels, frozen: bool) -> list[st
         return [*lines, f"{margin}return {names.result}.reshape(*x.shape[:-1], {shape.stages[-1].n})"]
     saved = call("ctx.save_for_backward", [Code(item) for item in names.saved()])
     lines += lay_out("", saved, "", indent).split("\n")
-    dtypes = [source for source, _ in names.kept_dtypes()]
+    dtypes, ticks = [source for source, _ in names.kept_dtypes()], names.ticks()
     if dtypes:
-        lines += lay_out("ctx.dtypes = ", Code("(", tuple(map(Code, dtypes)), ")", len(dtypes) == 1), "", indent).split(
-            "\n"
-        )
-    if names.ticks():
-        ticks = names.ticks()
+        kept = Code("(", tuple(map(Code, dtypes)), ")", comma=len(dtypes) == 1)
+        lines += lay_out("ctx.dtypes = ", kept, "", indent).split("\n")
+    if ticks:
         lines.append(f"{margin}ctx.tick = tick" if len(ticks) == 1 else f"{margin}ctx.ticks = ({', '.join(ticks)})")
     return [*lines, f"{margin}return {names.result}"]
 
@@ -220,29 +218,28 @@ def _after(
 
 def _empty_lines(shape: ChainShape) -> list[str]:
     """The chain in torch's own operations, for a batch without rows."""
-    names, lines, value = ChainNames(shape), [], "x"
+    names = ChainNames(shape)
+    steps: list[tuple[str, list[Code]]] = []  # a function, and its arguments after the first
     for index, stage in enumerate(shape.stages):
         s = names.suffix(index)
-        steps = [_norm(value, stage.before, stage.k, "pre_norm", "")] if stage.before is not None else []
-        linear = ["{value}", f"weight{s}", *([f"bias{s}"] if stage.bias else [])]
-        steps.append(call("torch.nn.functional.linear", map(Code, linear)))
-        steps += [_norm("{value}", stage.after, stage.n, "norm", s)] if stage.after is not None else []
-        steps += [call(f"torch.nn.functional.{stage.activation}", [Code("{value}")])] if stage.activation else []
-        for step in steps:
-            lines += lay_out("y = ", _given(step, value), "", 8).split("\n")
-            value = "y"
-    return [*lines, "        return y"]
+        if stage.before is not None:
+            steps.append((stage.before.kind, _norm_arguments(stage.before, stage.k, "pre_norm", "")))
+        steps.append(("linear", [Code(f"weight{s}"), *([Code(f"bias{s}")] if stage.bias else [])]))
+        if stage.after is not None:
+            steps.append((stage.after.kind, _norm_arguments(stage.after, stage.n, "norm", s)))
+        if stage.activation is not None:
+            steps.append((stage.activation, []))
+    lines: list[str] = []
+    for number, (function, arguments) in enumerate(steps):
+        step = call(f"torch.nn.functional.{function}", [Code("y" if number else "x"), *arguments])
+        last = number == len(steps) - 1
+        lines += lay_out("return " if last else "y = ", step, "", INDENT).split("\n")
+    return lines
 
 
-def _given(step: Code, value: str) -> Code:
-    items = tuple(Code(item.text.replace("{value}", value), item.items, item.close, item.comma) for item in step.items)
-    return Code(step.text, items, step.close)
-
-
-def _norm(value: str, norm: NormShape, width: int, name: str, suffix: str) -> Code:
-    """A norm as torch's own operation."""
-    arguments = [Code(value), literal((width,))]
-    arguments += [Code(f"{name}_weight{suffix}" if norm.weight else "None")]
+def _norm_arguments(norm: NormShape, width: int, name: str, suffix: str) -> list[Code]:
+    """What torch's own norm takes after its input."""
+    arguments = [literal((width,)), Code(f"{name}_weight{suffix}" if norm.weight else "None")]
     if norm.kind == "layer_norm":
-        arguments += [Code(f"{name}_bias{suffix}" if norm.bias else "None")]
-    return call(f"torch.nn.functional.{norm.kind}", [*arguments, literal(norm.eps)])
+        arguments.append(Code(f"{name}_bias{suffix}" if norm.bias else "None"))
+    return [*arguments, literal(norm.eps)]

@@ -50,6 +50,9 @@ def stacks() -> dict[str, nn.Module]:
         "no_affine_relu": chains.Tower(norm=partial(nn.LayerNorm, elementwise_affine=False), activation=nn.ReLU),
         "no_bias_gelu": chains.Tower(norm=partial(nn.LayerNorm, bias=False), activation=nn.GELU, bias=False),
         "linears": nn.Sequential(nn.Linear(48, 16, bias=False), nn.Linear(16, 48), nn.Linear(48, 32, bias=False)),
+        "norm_and_linears": nn.Sequential(
+            nn.LayerNorm(48), nn.Linear(48, 24), nn.Linear(24, 40, bias=False), nn.ReLU()
+        ),
         "activations": nn.Sequential(nn.Linear(48, 64), nn.ReLU(), nn.Linear(64, 64, bias=False), nn.Sigmoid()),
         "one": nn.Sequential(nn.LayerNorm(48), nn.Linear(48, 40), nn.LayerNorm(40), nn.Sigmoid()),
         "norm_at_the_end": nn.Sequential(nn.Linear(48, 13), nn.LayerNorm(13)),
@@ -346,6 +349,35 @@ def test_gemms_on_parameters(package: Package, kind: type[nn.Module]) -> None:
         assert torch.equal(model(x), found["y"])
     kernels = Path(made.kernels.__file__).read_text(encoding="utf-8")
     assert ("def linear_linear_e4m3_48x16x48(" if kind is Cross else "def linear_e4m3_48x6(") in kernels
+
+
+class Twice(nn.Module):
+    """One linear, called two times in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(48, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(F.silu(self.linear(x)))
+        return out
+
+
+def test_a_weight_that_is_used_twice(package: Package) -> None:
+    torch.manual_seed(6)
+    body = Twice()
+    made = package(chains.chain_plan(body))
+    x, dy = operands(body, 21, 48)
+    expected = chains.gradients(chains.Holder(chains.simulated(body)), x.double(), dy.double())
+    found = trained(made, body, x, dy)
+    for key, value in found.items():
+        assert chains.error(value, expected[key]) < 5e-3, key
+    model = chains.Holder(copy.deepcopy(body))
+    with made.apply(model) as patch:
+        chains.gradients(model, x, dy)
+        assert {ticks.count(number) for number, _ in patch._labels()} == {2}
+    with made.apply(model, mode="infer"), torch.no_grad():
+        assert torch.equal(model(x), found["y"])
 
 
 def test_a_nan_is_traced_to_its_site(package: Package) -> None:
