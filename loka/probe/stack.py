@@ -1,4 +1,4 @@
-"""Where a mode stands among others on this thread's stack of torch function modes, and that it stays in the backward."""
+"""Where a mode stands on this thread's stack of torch function modes, and that it stays there in the backward."""
 
 from __future__ import annotations
 

@@ -54,10 +54,8 @@ class Checkpointed(nn.Module):
         """x: (B, 12) -> (B, 1)."""
         x = self.first(x)
         if self.reentrant is None:
-            x = self.hidden(x)
-        else:
-            x = checkpoint(self.hidden, x, use_reentrant=self.reentrant)
-        return self.out(x)
+            return self.out(self.hidden(x))
+        return self.out(checkpoint(self.hidden, x, use_reentrant=self.reentrant))
 
 
 class SharedOwners(nn.Module):

@@ -62,6 +62,7 @@ def test_every_form_of_a_product_and_its_gradient(policy):
         models.train(probed, [x], probe, lr=0.0)
         stats = {site.name: site for site in probe.stats()}
     assert set(calls) == set(stats)
+    named = dict(probed.named_parameters(remove_duplicate=False))
     for name, seen in calls.items():
         site = stats[name]
         assert (site.k, site.n) == (seen[0][0].shape[1], seen[0][2](seen[0][1]).shape[-1])
@@ -73,12 +74,8 @@ def test_every_form_of_a_product_and_its_gradient(policy):
         centred = pairs - pairs.mean(0)
         tolerance = 1e-3 * float(centred.norm(dim=0).max() * centred.norm(dim=0).min())
         torch.testing.assert_close(site.joint.moments.comoment, centred.T @ centred, rtol=1e-3, atol=tolerance)
-        weight = {"right": probed.right.T, "summed": probed.summed.T, "turned": probed.turned.T}.get(name)
-        weight = probed.added.T if name == "added" else weight
-        weight = (
-            probed.get_parameter(f"{name}.weight") if isinstance(getattr(probed, name), torch.nn.Linear) else weight
-        )
-        weight = probed.left if name == "left" else weight
+        parameter = named.get(f"{name}.weight", named.get(name))
+        weight = parameter.T if name in ("right", "summed", "turned", "added") else parameter
         torch.testing.assert_close(site.weight.row_amax, weight.detach().abs().amax(1).to(site.weight.row_amax.dtype))
 
 
