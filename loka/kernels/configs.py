@@ -1,13 +1,9 @@
 """How the generated kernels are launched on an H100: frozen in their text when they are rendered.
 
-From docs/results/LOG.md, "kernels for the FP8 region": below 2048 wide, one warp for each row or more, since with two
-the sums of a row cross warps (the backward at (16384, 512) then took about 100 us more for the region); from 2048 on
-four warps. Programs loop over rows, 4 to 16 of them on a multiprocessor, so that the partial sums of weights' gradients
-are few. What is too large for the registers costs up to ten times the time.
-
-So a thread has 16 or 32 elements of a row. With 32 of one row, reading weight and bias again at each step halves the
-registers of a forward (79 against 153 at 1024 wide), and keeps a backward with an activation from spilling 30 of them
-(up to 14 are left, of a few hundred instructions; tests/kernels/test_rendered_compile.py).
+Measured 512, 1024, 2048 and 4096 wide (docs/results/LOG.md, "rendered kernels"); between and beyond, by what fits the
+registers. Below 2048 wide one warp takes a row where it can: with more, the sums of a row cross warps. Programs loop
+over rows, so that the partial sums of weights' gradients are few. What is too large for the registers costs up to ten
+times the time: a thread has at most 32 elements of a row.
 """
 
 from __future__ import annotations
@@ -19,8 +15,8 @@ from loka.kernels.rendered_specs import NormBackward, NormForward
 TURN_TILE = 128  # rows and columns that a program of `turn` takes
 TURN_WARPS = 4
 TURN_PARTS = 1024  # of `largest` read at a step
-REDUCE_COLUMNS = 8  # of a program: 32 bytes, the sector that the L2 cache reads
-REDUCE_ROWS = 512  # read at a step, so that every thread has 16 reads on their way
+REDUCE_COLUMNS = 16  # of a program
+REDUCE_ROWS = 256  # read at a step, so that every thread has 16 reads on their way
 REDUCE_WARPS = 8
 
 
@@ -41,13 +37,21 @@ def configuration(spec: NormForward | NormBackward) -> Configuration:
     if padded <= 256:  # several short rows for a warp
         return Configuration(rows=1024 // max(padded, 16), warps=1, programs=16)
     if padded == 512:
-        return Configuration(rows=2 if forward else 1, warps=1, programs=16)
+        return Configuration(rows=1, warps=1, programs=32 if forward else 16)
     if padded == 1024:
-        return Configuration(rows=1, warps=1, programs=16 if forward else 8, held=False)
+        return Configuration(rows=1, warps=1, programs=16) if forward else Configuration(rows=1, warps=2, programs=8)
     if padded == 2048:
-        return Configuration(rows=2 if forward else 1, warps=4, programs=4)
+        return (
+            Configuration(rows=1, warps=4, programs=8, held=False)
+            if forward
+            else Configuration(rows=1, warps=4, programs=4)
+        )
     if padded == 4096:
-        return Configuration(rows=1, warps=4, programs=4, held=False)
+        return (
+            Configuration(rows=1, warps=4, programs=4, held=False)
+            if forward
+            else Configuration(rows=1, warps=8, programs=2)
+        )
     if padded == 8192:
         return Configuration(rows=1, warps=8, programs=2, held=False)
     return Configuration(rows=1, warps=16, programs=1, held=False)
