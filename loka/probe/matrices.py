@@ -55,17 +55,17 @@ def rows_of(x: Tensor) -> int:
 
 
 def take_rows(x: Tensor, index: Tensor | None) -> Tensor:
-    """Rows of (..., C) by number, as float32 (R, C); all of them where `index` is None. `x` itself is not copied."""
+    """Rows of (..., C) by number, as contiguous float32 (R, C); all where `index` is None. `x` itself is not copied."""
     if index is None:
-        return x.reshape(-1, x.shape[-1]).float()
+        return x.reshape(-1, x.shape[-1]).float().contiguous()
     if x.dim() == 2:
-        return x.index_select(0, index).float()
+        return x.index_select(0, index).float().contiguous()
     places: list[Tensor] = []
     for size in reversed(x.shape[1:-1]):
         places.append(index % size)
         index = index.div(size, rounding_mode="floor")
     rows: Tensor = x[(index, *reversed(places))]
-    return rows.float()
+    return rows.float().contiguous()
 
 
 def column_amax(x: Tensor) -> Tensor:

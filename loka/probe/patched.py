@@ -16,7 +16,7 @@ from torch import Tensor
 from loka.numerics.names import Gemm
 from loka.numerics.quantize import Quantized, dequantize
 from loka.probe.live import LiveSite
-from loka.probe.matrices import Product, rows_of
+from loka.probe.matrices import Product, rows_of, take_rows
 from loka.probe.rows import RowNumbers, is_rerun
 from loka.probe.trackers import Trackers, apart
 
@@ -93,9 +93,6 @@ class Patched:
         with apart(a[0].device):
             grad, x = dequantize(Quantized(*a)).t(), dequantize(Quantized(*b)).t()
             index = self._numbers.draw(rows_of(x), x.device)
-            if Gemm.FPROP in live.fp8:
-                part = x if index is None else x.index_select(0, index)
-            else:
-                part = trackers.take_input(x, index)
-            trackers.take_gradient(grad, index, trackers.joint_part(part))
+            rows = take_rows(x, index) if Gemm.FPROP in live.fp8 else trackers.take_input(x, index)
+            trackers.take_gradient(grad, index, trackers.joint_part(rows))
         return 1

@@ -128,3 +128,22 @@ def train(model, batches, probe=None, context=contextlib.nullcontext, lr=0.05):
 def make_batches(count, *shape, seed=3):
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(*shape, generator=generator) for _ in range(count)]
+
+
+class Left(nn.Module):
+    """P @ x of a matrix: (7, B) -> (5, B)."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Parameter(torch.randn(5, 7))
+
+    def forward(self, x):
+        return self.mix @ x
+
+
+def build_left():
+    return Left()
+
+
+def left_inputs(batch):
+    return torch.randn(7, batch)

@@ -162,3 +162,18 @@ def test_zero_and_one_row_batches_and_batches_of_zeros(policy):
         first = next(site for site in probe.stats() if site.name == "first")
     assert (first.input.calls, first.input.rows, first.input.nonfinite_calls) == (3, 5, 0)
     assert first.input.moments.comoment.isfinite().all()
+
+
+def test_a_weight_on_the_left_of_a_matrix(policy):
+    """Its rows are columns of what the call was given: taken whole and sampled."""
+    torch.manual_seed(0)
+    model = models.build_left()
+    x = torch.randn(7, 40)
+    for rows in (ALL, 16):
+        with loka.Probe(model, policy("left"), every=1, rows=rows) as probe:
+            models.train(model, [x], probe, lr=0.0)
+            (site,) = probe.stats()
+        assert (site.k, site.n, site.input.rows, site.input.sampled) == (7, 5, 40, min(rows, 40))
+        torch.testing.assert_close(site.input.column_amax, x.abs().amax(1).double(), rtol=0, atol=0)
+        if rows == ALL:
+            same_moments(site.input, [x.T])
