@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NAME = "probe"
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
-_FROM_HELP = "Make the profile of full profiles, merged, instead of training."
+_FROM_HELP = "Make the profile of full profiles, merged, instead of training: loka probe POLICY --from A B."
 
 
 def command(
@@ -66,6 +66,8 @@ def command(
     examined = examine(loaded)
     learned = _merge(examined, files, seed) if files else _learn(examined, places, steps, every, seed, device)
     _save(learned, places)
+    if not files:
+        places.interrupted.unlink(missing_ok=True)
     if as_json:
         from loka.cli.probe_tables import result
 
@@ -96,18 +98,15 @@ def _check_usage(
 
 
 def _learn(examined: Examined, places: Places, steps: int | None, every: int | None, seed: int, device: str) -> Learned:
-    """Train with a Probe and estimate; at Ctrl-C what was sampled goes into a file of its own."""
+    """Train with a Probe and estimate; what was sampled lies in a file of its own until the profile does."""
     from loka.cli.probing import Interrupted, finish, record
 
     try:
-        return finish(examined, record(examined, steps, every, seed, device), seed)
+        return finish(examined, record(examined, steps, every, seed, device, places.interrupted), seed)
     except Interrupted as stopped:
         if stopped.recorded is None:
             note("interrupted before the first sample: nothing was written")
         else:
-            from loka.probe import file
-
-            file.save(places.interrupted, stopped.recorded)
             note(
                 f"interrupted: {stopped.recorded.profile.samples} samples are in {places.interrupted}; for a profile "
                 f"of them: loka probe {examined.policy.path} --from {places.interrupted}"

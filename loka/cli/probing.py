@@ -10,12 +10,16 @@ from loka.cli.output import note
 from loka.errors import InputError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from loka.plan.make import Examined
     from loka.probe.biases import BiasTrack
+    from loka.probe.probe import Probe
     from loka.probe.stats import Recorded
 
 STEPS = 80  # where neither the command line nor the policy gives their number
 SAMPLES = 20  # at the least, where --every is left out
+SAVE_SAMPLES = 5  # between saves: what a run that is killed loses at most
 ROWS = 512  # of each call: a short run makes up for its few samples
 
 
@@ -44,8 +48,13 @@ class Interrupted(Exception):  # noqa: N818 - not an error: a person asked for i
         self.recorded = recorded
 
 
-def record(examined: Examined, steps: int | None, every: int | None, seed: int, device: str) -> Record:
+def record(
+    examined: Examined, steps: int | None, every: int | None, seed: int, device: str, path: Path | None = None
+) -> Record:
     """Train the policy's model with a Probe inside.
+
+    What was sampled goes to `path`, in the background, every SAVE_SAMPLES samples and at the end: a run that is killed
+    leaves it there, also while it estimates. One that fails, or is interrupted before the first sample, leaves none.
 
     Raises Interrupted, NonFiniteLossError, and InputError where the policy cannot train, no site can be watched, or no
     step was sampled.
@@ -72,21 +81,44 @@ def record(examined: Examined, steps: int | None, every: int | None, seed: int, 
         job = replace(job, steps=wanted)
         model = build(job, seed)
         before = read_biases(model, examined.sites)
-        probe = Probe(model, policy.path, every=one_in, rows=ROWS)
+        probe = Probe(model, policy.path, every=one_in, rows=ROWS, path=path, save_every=SAVE_SAMPLES * one_in)
         try:
             with probe:
                 train_watched(model, job, batches, seed, probe, done, lambda n: shown.update("training", n, total))
         except KeyboardInterrupt as stopped:
-            raise Interrupted(probe.recorded() if done.done >= one_in else None) from stopped
-        recorded = probe.recorded()
+            if probe.samples == 0:
+                _remove(path)
+            raise Interrupted(_recorded(probe, path) if probe.samples else None) from stopped
+        except BaseException:
+            _remove(path)
+            raise
+        recorded = _recorded(probe, path)
         biases = track_biases(before, read_biases(model, examined.sites))
     if recorded.profile.samples == 0:
+        _remove(path)
         raise InputError(
             f"no step was sampled: training had {done.done} steps and one in {one_in} is sampled; lower --every"
         )
     if done.done < wanted and steps is not None:
         note(f"note: the batches ended after {done.done} of {wanted} steps")
     return Record(recorded, biases, {"training": time.perf_counter() - start})
+
+
+def _recorded(probe: Probe, path: Path | None) -> Recorded:
+    """What a Probe recorded that is closed: as it was saved, where it was."""
+    from loka.probe import file
+    from loka.probe.stats import Recorded
+
+    if path is not None:
+        saved = file.load(path)
+        if isinstance(saved, Recorded):
+            return saved
+    return probe.recorded()
+
+
+def _remove(path: Path | None) -> None:
+    if path is not None:
+        path.unlink(missing_ok=True)
 
 
 def finish(examined: Examined, record: Record, seed: int) -> Learned:

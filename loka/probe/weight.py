@@ -17,8 +17,9 @@ V <- s V. Two things are said more exactly here than in the paper:
   diagonal, so the inverse is too large: the result is scaled such that trace(U) trace(V) = N K mean(W_c^2),
   as it is in expectation. LowRank.error, measured on columns that the fit has not seen, says how good the rest is.
 
-Non-finite elements are counted and taken as zero. `update` never waits for the device: `cholesky_ex` reports failure
-as a tensor, and an update that failed, or has become non-finite, leaves U and V as they were.
+Non-finite elements are counted, left out of the histogram of values, and taken as zero elsewhere. `update` never waits
+for the device: `cholesky_ex` reports failure as a tensor, and an update that failed, or has become non-finite, leaves U
+and V as they were.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import torch
 from torch import Tensor
 
 from loka.numerics.names import Operand
-from loka.probe.bins import LOWEST, VALUE_BINS
+from loka.probe.bins import LOWEST, VALUE_BINS, ZERO_BIN
 from loka.probe.joint import subset
 from loka.probe.moments import Snapshot, low_rank, sketch_matrix
 from loka.probe.operand import LANES, count_values, zero_places
@@ -223,6 +224,8 @@ def weight_stats(snapshot: Snapshot) -> WeightStats:
     """Read a WeightTracker's snapshot to the host. It must have had an update."""
     ints = snapshot.ints
     held = {name: tensor.cpu() for name, tensor in snapshot.tensors.items()}
+    values = held["values"].clone()
+    values[ZERO_BIN] -= held["nonfinite"]  # counted as the zeros that they were taken as
     return WeightStats(
         step=ints["step"],
         updates=ints["updates"],
@@ -238,7 +241,7 @@ def weight_stats(snapshot: Snapshot) -> WeightStats:
         columns=held["columns"],
         row_amax=held["row_amax"].double(),
         column_amax=held["column_amax"].double(),
-        values=held["values"],
+        values=values,
     )
 
 

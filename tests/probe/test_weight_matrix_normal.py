@@ -10,6 +10,7 @@ from torch import Tensor
 
 from loka.numerics.names import Operand
 from loka.probe import bins
+from loka.probe.bins import ZERO_BIN
 from loka.probe.stats import CHECKS, SKETCH, WEIGHT_ROWS, LowRank, WeightStats
 from loka.probe.weight import WeightTracker, weight_stats
 
@@ -155,6 +156,8 @@ def test_non_finite_weights_are_counted_and_taken_as_zero() -> None:
     assert torch.equal(dense(clean.u), dense(counted.u))
     assert torch.equal(clean.rows, counted.rows)
     assert clean.amax == counted.amax
+    assert (int(clean.values[ZERO_BIN]), int(counted.values[ZERO_BIN])) == (3, 0)
+    assert (int(clean.values.sum()), int(counted.values.sum())) == (54, 51)
 
 
 def test_an_update_that_overflows_leaves_the_matrix_normal_as_it_was() -> None:
