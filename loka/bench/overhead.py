@@ -32,6 +32,7 @@ from loka.sites.callables import current_directory_importable, find_callable
 
 SAVE_EVERY = 10_000  # steps, the default of Probe
 PATIENCE = 300  # seconds for a save
+SAVES = 3  # that are measured
 
 POLICY = """\
 version: 1
@@ -130,8 +131,10 @@ def measure(
     factory: str, inputs: str, batch: int, *, every: int, windows: int, autocast: bool, device: str
 ) -> Overhead:
     """Run everything. Raises InputError where the model, the inputs or a number cannot be used."""
-    if every < 1 or windows < 1 or batch < 1:
-        raise InputError(f"--every, --windows and --batch must be 1 or more, not {every}, {windows}, {batch}")
+    if every <= SAVES or windows < 1 or batch < 1:
+        raise InputError(
+            f"--every must be above {SAVES}, --windows and --batch 1 or more, not {every}, {windows}, {batch}"
+        )
     training = Training(factory, inputs, batch, device, autocast)
     for _ in range(5):  # compiles
         training.step()
@@ -147,8 +150,8 @@ def measure(
         before = _allocated(device)
         with Probe(training.model, policy, every=every, path=file) as probe:
             state = _allocated(device) - before
-            peaks_on.append(training.timed(every, probe.step)[1])
-            blocks, done = _save(training, probe, file)
+            peaks_on.append(training.timed(every - SAVES, probe.step)[1])
+            saves = [_save(training, probe, file) for _ in range(SAVES)]
             size = file.stat().st_size / 2**20
             for _ in range(windows):
                 for times, peaks, after in ((off, peaks_off, _nothing), (on, peaks_on, probe.step)):
@@ -172,8 +175,8 @@ def measure(
         peak_off=max(peaks_off),
         peak_on=max(peaks_on),
         state=state,
-        save_blocks=blocks,
-        save_done=done,
+        save_blocks=statistics.median(blocked for blocked, _ in saves),
+        save_done=statistics.median(done for _, done in saves),
         file_mib=size,
     )
 
@@ -205,6 +208,9 @@ def _sampled(training: Training, policy: Path, steps: int) -> Spread:
 
 def _save(training: Training, probe: Probe, file: Path) -> tuple[float, float]:
     """Milliseconds that a save holds the training thread (the device's work included), and until it is written."""
+    file.unlink(missing_ok=True)
+    training.step()  # weights are looked at once a step
+    probe.step()
     training.wait()
     start = time.perf_counter()
     probe.save()

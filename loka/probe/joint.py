@@ -40,8 +40,9 @@ class JointTracker:
     def update(self, x: Tensor, grad: Tensor) -> None:
         """Take in the chosen features of the same R rows: `x` (R, J) and `grad` (R, I), float32."""
         if self._replay is not None and self._replay.fits(x, grad):
-            self._replay.run(x, grad)
+            self._replay.run(x, grad, lambda: None)
         else:
+            self._settle()
             self._take(x, grad)
 
     def capture(self, rows: int, replays: Replays) -> None:
@@ -50,12 +51,18 @@ class JointTracker:
         JointTracker(x.shape[1], grad.shape[1], replays.device).update(x, grad)  # makes handles
         self._replay = replays.capture(self._take, x, grad)
 
+    def _settle(self) -> None:
+        """Have the current stream wait for what graphs do."""
+        if self._replay is not None:
+            self._replay.join()
+
     def _take(self, x: Tensor, grad: Tensor) -> None:
         both = torch.cat((x, grad), 1)
         usable = torch.linalg.vector_norm(both, math.inf, dim=1, keepdim=True) < LARGEST  # False for NaN
         clean = both.nan_to_num(0.0, 0.0, 0.0) * usable
         self._moments.update_usable(clean, usable)
-        self._count_coherence(*clean.double().split((x.shape[1], grad.shape[1]), 1), usable)
+        own_x, own_grad = clean.double().split((x.shape[1], grad.shape[1]), 1)
+        self._count_coherence(own_x, own_grad, usable)
 
     def _count_coherence(self, x: Tensor, grad: Tensor, usable: Tensor) -> None:
         """Add the means of (x.x')(g.g') over pairs of different rows, and over each row with itself."""
@@ -66,6 +73,7 @@ class JointTracker:
 
     def snapshot(self) -> Snapshot:
         """What was learned so far."""
+        self._settle()
         held = self._moments.snapshot()
         features = {"input_features": self.input_features.clone(), "grad_features": self.grad_features.clone()}
         own = {**features, "coherence": self._coherence.clone()}

@@ -148,14 +148,21 @@ class OperandTracker:
         self.rows += total
         self.sampled += rows.shape[0]
         if total == 0:
+            self._settle()
             self._finite_calls += 1
             return
         with torch.autocast(rows.device.type, enabled=False):
             if self._replay is not None and self._replay.fits(rows, column_amax):
-                self._replay.run(rows, column_amax)
+                self._replay.run(rows, column_amax, self._remember)
             else:
+                self._settle()
                 self._take(rows, column_amax)
-        self._remember()
+                self._remember()
+
+    def _settle(self) -> None:
+        """Have the current stream wait for what graphs do."""
+        if self._replay is not None:
+            self._replay.join()
 
     def _take(self, rows: Tensor, column_amax: Tensor) -> None:
         clean = rows.nan_to_num(0.0, 0.0, 0.0)
@@ -258,6 +265,7 @@ class OperandTracker:
 
     def snapshot(self) -> Snapshot:
         """What was learned so far."""
+        self._settle()
         held = self._moments.snapshot()
         call_amax = self._call_amax_counts.clone()
         _count_amax(call_amax, self._pending[: self._kept], LOWEST[self.operand])

@@ -1,12 +1,13 @@
 """Updates of trackers as CUDA graphs: an update is some eighty small kernels, which take less time than their launches.
 
-All graphs of a Probe share their memory for what lies between, so they run one after another, on whatever streams the
-user's forward and backward run.
+All graphs of a Probe share their memory for what lies between, so they run one after another, on a stream of their own:
+beside the user's forward and backward, whose large kernels leave room for small ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -21,10 +22,8 @@ class Replays:
         self.device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._inputs: dict[
-            tuple[torch.Size, torch.Size], tuple[Tensor, Tensor]
-        ] = {}  # shared by updates of like shapes
+        # Updates of like shapes share what they read from.
+        self._inputs: dict[tuple[torch.Size, torch.Size], tuple[Tensor, Tensor]] = {}
         self._captured = 0
 
     @property
@@ -45,14 +44,18 @@ class Replays:
             update(first, second)
         return Replay(self, graph, first, second)
 
-    def run(self, replay: Replay, first: Tensor, second: Tensor) -> None:
-        """Queue an update on the current stream, after the one before it."""
-        stream = torch.cuda.current_stream(self.device)
-        stream.wait_event(self._done)
-        replay.first.copy_(first)
-        replay.second.copy_(second)
-        replay.graph.replay()
-        self._done.record(stream)
+    @contextmanager
+    def beside(self, *tensors: Tensor) -> Iterator[None]:
+        """What is queued inside runs beside the current stream, after what that holds by now; it reads `tensors`."""
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        for tensor in tensors:
+            tensor.record_stream(self._stream)
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join(self) -> None:
+        """Have the current stream wait for all updates so far."""
+        torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
 
 class Replay:
@@ -68,6 +71,14 @@ class Replay:
         """Whether an update of these shapes can be replayed."""
         return first.shape == self.first.shape and second.shape == self.second.shape
 
-    def run(self, first: Tensor, second: Tensor) -> None:
-        """Do the update with these values."""
-        self._replays.run(self, first, second)
+    def run(self, first: Tensor, second: Tensor, after: Callable[[], None]) -> None:
+        """Queue the update with these values, then what `after` queues."""
+        with self._replays.beside(first, second):
+            self.first.copy_(first)
+            self.second.copy_(second)
+            self.graph.replay()
+            after()
+
+    def join(self) -> None:
+        """Have the current stream wait for all updates so far."""
+        self._replays.join()
