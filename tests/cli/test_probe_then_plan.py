@@ -71,3 +71,20 @@ def test_a_profile_that_the_base_names_lies_beside_the_base(out, shop, loka, pol
         assert checked.out.splitlines()[0].startswith(f"{SUMMARY}: ")
     else:
         assert "for this one, in mine.yaml: profile: elsewhere.safetensors" in ran.out
+
+
+def test_each_remedy_that_is_a_rule_can_be_pasted_into_the_policy(shop, loka, policy_text):
+    tight = policy_text.replace(
+        "  compute: fp8\n", "  compute: fp8\n  scaling: tensorwise\n  budget: {mere: 0.02}\n", 1
+    )
+    shop.write_policy(tight)
+    assert loka("probe", shop.policy).status == 0
+    remedies = {finding.remedy for finding in file.load_profile(shop.folder / SUMMARY).findings}
+    rules = [remedy for remedy in remedies if remedy.startswith("rules: ")]
+    assert len(rules) > 5
+    for rule in rules:
+        (shop.folder / "policies/mine.yaml").write_text(
+            f"version: 1\nname: mine\nextends: shop.yaml\n{rule}\n", encoding="utf-8"
+        )
+        ran = loka("validate", "policies/mine.yaml")
+        assert ran.status == 0, rule + ran.err
