@@ -11,7 +11,7 @@ from loka import dispatch
 
 from . import kernels, modules
 
-STAMP = "2964f494ae6cb072c28698a609325ec8f630f68b9a16cfbf20211e8563a23c23"
+STAMP = "dd1bbc8421f9b0be926c87b1cbad833fa5dba5e9f465511025062d86c94b125d"
 dispatch.check_stamps(__name__, STAMP, kernels.STAMP, modules.STAMP)
 
 # Which modules become which class. `sites` are named for reports; `gemms` are those of each site that run in FP8.

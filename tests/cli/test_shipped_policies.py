@@ -10,6 +10,8 @@ import pytest
 from loka.cli.schema import schema_text
 from loka.numerics.names import Gemm
 from loka.plan.make import make_plan
+from loka.probe.file import load
+from loka.probe.profile import Profile, Verdict
 
 FOLDER = Path(__file__).parents[2] / "policies"
 POLICIES = sorted(path.name for path in FOLDER.glob("*.yaml"))
@@ -50,7 +52,21 @@ def test_the_ranker_fuses_the_norms_and_activations_of_its_layers():
 
 def test_a_policy_far_from_the_checkout_plans_the_same(tmp_path, monkeypatch):
     here = make_plan(FOLDER / "movietweetings.yaml")
-    for name in ("movietweetings.yaml", "ranker.yaml"):
+    for name in ("movietweetings.yaml", "ranker.yaml", "profiles/movietweetings.safetensors"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes((FOLDER / name).read_bytes())
     monkeypatch.chdir(tmp_path)
     assert make_plan("movietweetings.yaml") == here
+
+
+@pytest.mark.parametrize("name", ["movietweetings", "ranker"])
+def test_a_shipped_profile_is_a_small_summary_and_the_evidence_for_every_fp8_gemm(name):
+    file = FOLDER / "profiles" / f"{name}.safetensors"
+    assert file.stat().st_size < 500_000
+    profile = load(file)
+    assert isinstance(profile, Profile)  # the summary form
+    assert profile.samples >= 20
+    plan = make_plan(FOLDER / f"{name}.yaml")
+    judged = [gemm for site in plan.sites for gemm in site.gemms if gemm.fp8]
+    assert judged
+    assert all(gemm.evidence is not None and gemm.evidence.verdict is Verdict.SAFE for gemm in judged)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -60,7 +61,8 @@ def binaries(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_templates_policies_and_no_generated_code(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for folder, kept_as in (("templates", "loka/_share/templates"), ("policies", "loka/_share/policies")):
-        expected = {f"{kept_as}/{file.name}" for file in (REPOSITORY / folder).iterdir() if file.is_file()}
+        root = REPOSITORY / folder
+        expected = {f"{kept_as}/{file.relative_to(root).as_posix()}" for file in root.rglob("*") if file.is_file()}
         assert expected, folder
         assert expected <= set(names)
     assert "loka/py.typed" in names
@@ -75,9 +77,7 @@ def test_installed_far_away_it_generates_and_trains_the_same(binaries: Path, tmp
     )
     assert not Path(share.strip()).is_relative_to(REPOSITORY)
     policy = tmp_path / "policies" / "ranker.yaml"
-    policy.parent.mkdir()
-    for shipped in (Path(share.strip()) / "policies").iterdir():
-        (policy.parent / shipped.name).write_bytes(shipped.read_bytes())
+    shutil.copytree(Path(share.strip()) / "policies", policy.parent)
 
     _run(loka, "generate", "policies/ranker.yaml", cwd=tmp_path)
     for name in PACKAGE_FILES:
