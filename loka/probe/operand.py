@@ -100,6 +100,7 @@ class OperandTracker:
         self._spread = zeros(1 + ROW_RMS_BINS + 2 * SPREAD_BINS, dtype=torch.int64, device=device)
         self._call_amax_counts = zeros(ROW_RMS_BINS, dtype=torch.int64, device=device)
         self._amax = zeros((), device=device)  # of the last call
+        self._lost_calls = zeros((), dtype=torch.int64, device=device)  # with non-finites, and nothing else but zeros
         self._pending = zeros(PENDING, device=device)
         self._kept = 0
         self._nonfinite = zeros(width, dtype=torch.int64, device=device)
@@ -213,7 +214,9 @@ class OperandTracker:
         throughout = finite.all()
         self._finite_calls += throughout
         torch.maximum(self._column_amax, torch.where(throughout, columns, self._zero), out=self._column_amax)
-        return columns.amax(), columns
+        amax = columns.amax()
+        self._lost_calls += (amax == 0) > throughout  # and not
+        return amax, columns
 
     def _count_relative(
         self, magnitude: Tensor, amax: Tensor, row_amax: Tensor, columns: Tensor, block_amax: Tensor
@@ -269,6 +272,7 @@ class OperandTracker:
         held = self._moments.snapshot()
         call_amax = self._call_amax_counts.clone()
         _count_amax(call_amax, self._pending[: self._kept], LOWEST[self.operand])
+        call_amax[0] -= self._lost_calls  # whose maximum is not known; it is not that of a call of zeros
         ints = {
             "operand": OPERANDS.index(self.operand),
             "width": self.width,

@@ -50,7 +50,9 @@ class OperandStats:
     row_spread: Tensor  # (SPREAD_BINS,), log2(amax / rms) of those rows
     block_spread: Tensor  # (SPREAD_BINS,), of 128 neighbours in those rows
     column_amax: Tensor  # (C,), largest finite |x| of each feature, over all rows of calls that were finite throughout
-    call_amax: Tensor  # (ROW_RMS_BINS,), log2 of each call's largest |x|, in the bins of row_rms
+    call_amax: (
+        Tensor  # (ROW_RMS_BINS,), log2 of the largest finite |x| of each call that had one, in the bins of row_rms
+    )
 
 
 @dataclass(frozen=True, slots=True)

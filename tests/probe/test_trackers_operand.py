@@ -182,6 +182,17 @@ def test_a_call_with_non_finites_outside_of_the_sample() -> None:
     assert stats.column_amax.tolist() == [2.0, 5.0]
 
 
+def test_a_call_without_a_finite_element_is_no_call_of_zeros() -> None:
+    tracker = OperandTracker(Operand.GRAD_OUTPUT, 2, "cpu")
+    for value in (math.nan, 4.0, math.inf, 0.0, math.nan):
+        rows = torch.full((3, 2), value)
+        tracker.update(rows, rows.abs().amax(0), 3)
+    stats = operand_stats(tracker.snapshot())
+    assert (stats.calls, stats.nonfinite_calls) == (5, 3)
+    assert int(stats.call_amax.sum()) == 2
+    assert int(stats.call_amax[0]) == 1
+
+
 def test_the_scale_of_a_call_is_over_all_its_rows_not_the_sampled_ones() -> None:
     tracker = OperandTracker(Operand.INPUT, 1, "cpu")
     tracker.update(torch.tensor([[1.0]]), torch.tensor([448.0]), 100)
