@@ -43,6 +43,9 @@ def command(
     check: Annotated[
         bool, typer.Option("--check", help="Compare a fresh sample with the profile; exit 1 where it has drifted.")
     ] = False,
+    draws: Annotated[
+        int | None, typer.Option(min=2, help="The most draws of operands to judge a GEMM by. Default: 16.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the weights, the batches and the estimates.")] = 0,
     device: Device = "auto",
     as_json: Json = False,
@@ -53,7 +56,7 @@ def command(
     from loka.policy.load import load_policy
 
     files = [*(merged or ()), *(more or ())]
-    _check_usage(merged, more, steps, every, out, check)
+    _check_usage(merged, more, steps, every, out, draws, check)
     loaded = load_policy(policy)
     if check:
         _check_drift(examine(loaded), steps, every, seed, device, as_json)
@@ -64,7 +67,9 @@ def command(
     check_writable(places.summary)
     check_writable(places.full)
     examined = examine(loaded)
-    learned = _merge(examined, files, seed) if files else _learn(examined, places, steps, every, seed, device)
+    learned = (
+        _merge(examined, files, draws, seed) if files else _learn(examined, places, steps, every, draws, seed, device)
+    )
     _save(learned, places)
     if not files:
         places.interrupted.unlink(missing_ok=True)
@@ -82,6 +87,7 @@ def _check_usage(
     steps: int | None,
     every: int | None,
     out: str | None,
+    draws: int | None,
     check: bool,
 ) -> None:
     """Raises InputError for options that contradict each other. A shell's `--from *.x` leaves all but one in `more`."""
@@ -93,16 +99,26 @@ def _check_usage(
         raise InputError("--from takes what was recorded, and trains no steps; leave out --steps and --every")
     if check and out is not None:
         raise InputError("--check writes nothing; leave out -o (the profile that it compares with is the policy's)")
+    if check and draws is not None:
+        raise InputError("--check estimates nothing; leave out --draws")
     if steps is not None and every is not None and steps < every:
         raise InputError(f"--steps is {steps} and --every {every}: not one step would be sampled; lower --every")
 
 
-def _learn(examined: Examined, places: Places, steps: int | None, every: int | None, seed: int, device: str) -> Learned:
+def _learn(
+    examined: Examined,
+    places: Places,
+    steps: int | None,
+    every: int | None,
+    draws: int | None,
+    seed: int,
+    device: str,
+) -> Learned:
     """Train with a Probe and estimate; what was sampled lies in a file of its own until the profile does."""
     from loka.cli.probing import Interrupted, finish, record
 
     try:
-        return finish(examined, record(examined, steps, every, seed, device, places.interrupted), seed)
+        return finish(examined, record(examined, steps, every, seed, device, places.interrupted), draws, seed)
     except Interrupted as stopped:
         if stopped.recorded is None:
             note("interrupted before the first sample: nothing was written")
@@ -114,12 +130,12 @@ def _learn(examined: Examined, places: Places, steps: int | None, every: int | N
         raise typer.Exit(INTERRUPTED) from stopped
 
 
-def _merge(examined: Examined, files: list[str], seed: int) -> Learned:
+def _merge(examined: Examined, files: list[str], draws: int | None, seed: int) -> Learned:
     from loka.cli.probing import Interrupted, finish
     from loka.cli.profiles import merge_profiles
 
     try:
-        return finish(examined, merge_profiles(examined.policy, files), seed)
+        return finish(examined, merge_profiles(examined.policy, files), draws, seed)
     except Interrupted as stopped:
         note("interrupted: nothing was written")
         raise typer.Exit(INTERRUPTED) from stopped

@@ -5,29 +5,31 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from loka.cli.output import print_table
-from loka.numerics.names import Compute, Gemm, Range
+from loka.numerics.names import Compute, Gemm
 from loka.plan.summary import common_pattern, pattern_of
 from loka.policy.patterns import compile_pattern
 from loka.probe.evidence import estimate_of
 from loka.probe.profile import Estimate, Finding, Interval, Profile, SiteProfile, Verdict
+from loka.probe.recipes import words
 
 if TYPE_CHECKING:
     from loka.cli.probing import Learned
     from loka.cli.profiles import Places
     from loka.plan.make import Examined
-    from loka.policy.settings import OperandRecipe, SiteSettings
+    from loka.policy.settings import SiteSettings
     from loka.probe.drift import SiteDrift
+    from loka.probe.recipes import Pair
     from loka.sites.site import Site
 
 COLUMNS = ("site", "count", "M", "K", "N", "GEMM", "recipe", "MERE", "95 %", "SQNR, dB", "95 % ", "verdict")
 NUMBERS = ("count", "M", "K", "N", "MERE", "SQNR, dB")
 MANY = 12  # operands; --check without drift shows those that moved most
 
-_NUMBER = re.compile(r"\d[\d.]*(?:e[+-]?\d+)?|\binf\b")
+_NUMBER = re.compile(r"(?<![a-zA-Z])\d[\d.]*(?:e[+-]?\d+)?|\binf\b")
 _WORST_FIRST = (Verdict.UNSAFE, Verdict.UNDECIDED, Verdict.SAFE)
 
 
@@ -170,7 +172,7 @@ _BLANK = ("", "", "", "")
 
 
 def _gemm_line(gemm: Gemm, rows: Sequence[Row]) -> tuple[str, ...]:
-    recipe = _recipe_words(rows[0].settings.gemms[gemm].operands)
+    recipe = _recipe_words(gemm, rows[0].settings.gemms[gemm].operands)
     judged = [(estimate, row) for row in rows if (estimate := _estimate(row, gemm)) is not None]
     if not judged:
         return (gemm.value, recipe, *_BLANK, "no estimate")
@@ -190,17 +192,10 @@ def _ends(interval: Interval, digits: int) -> str:
     return f"{interval.low:.{digits}f} to {interval.high:.{digits}f}"
 
 
-def _recipe_words(operands: tuple[OperandRecipe, OperandRecipe]) -> str:
-    """`e4m3 rowwise`, or both where they differ: `e5m2 x e4m3 rowwise`. Static ranges differ from site to site, and are
-    named without their maximum."""
-    formats = _both(*(recipe.format.value for recipe in operands))
-    scalings = _both(*(recipe.scaling.value for recipe in operands))
-    ranges = _both(*(recipe.range.value for recipe in operands))
-    return f"{formats} {scalings}" if ranges == Range.DYNAMIC.value else f"{formats} {scalings} {ranges}"
-
-
-def _both(a: str, b: str) -> str:
-    return a if a == b else f"{a} x {b}"
+def _recipe_words(gemm: Gemm, operands: Pair) -> str:
+    """The recipe's words, without the maxima of static ranges: those may differ from site to site in one line."""
+    first, second = operands
+    return words(gemm, (replace(first, amax=None), replace(second, amax=None)))
 
 
 def _gemm_results(row: Row) -> list[dict[str, object]]:

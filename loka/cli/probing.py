@@ -121,9 +121,13 @@ def _remove(path: Path | None) -> None:
         path.unlink(missing_ok=True)
 
 
-def finish(examined: Examined, record: Record, seed: int) -> Learned:
-    """Estimate each GEMM's error under each recipe, and find. Raises Interrupted with the record, and InputError."""
+def finish(examined: Examined, record: Record, draws: int | None, seed: int) -> Learned:
+    """Estimate each GEMM's error under each recipe, with at most so many draws, and find.
+
+    Raises Interrupted with the record, and InputError.
+    """
     from loka.cli.progress import Shown
+    from loka.probe.learn import LIMIT
     from loka.probe.learn import finish as learn
 
     start = time.perf_counter()
@@ -134,6 +138,7 @@ def finish(examined: Examined, record: Record, seed: int) -> Learned:
                 examined.sites,
                 examined.settings,
                 batch_size=record.recorded.profile.batch_size,
+                limit=LIMIT if draws is None else draws,
                 seed=seed,
                 bias_norms=record.biases,
                 progress=lambda done, total: shown.update("estimating", done, total),

@@ -62,13 +62,25 @@ class Evidence:
         """A finding about this site."""
         return Finding(self.site.name, kind.value, evidence, remedy)
 
-    def mod(self, use: str) -> str:
-        """A mod for this site, as a policy writes it."""
-        return f'mods: [{{use: {use}, match: "{self.site.name}"}}]'
+    @property
+    def quoted(self) -> str:
+        """The site's name as remedies write it."""
+        return f'"{self.site.name}"'
+
+    def mod(self, use: str, change: str) -> str:
+        """A change of the model, by hand: policies will have a mod for it, which this version does not apply."""
+        return f"in the model, {change} (the mod {use}, which this version does not apply yet)"
+
+    def afresh(self, gemm: Gemm) -> str:
+        """What a rule has to undo before a scaling means dynamic scales of its own; "" where there is nothing."""
+        recipes = self.settings.gemms[gemm].operands
+        turned = "turned: false, " if any(recipe.turned for recipe in recipes) else ""
+        static = "range: dynamic, " if any(recipe.range is Range.STATIC for recipe in recipes) else ""
+        return turned + static
 
     def rule(self, setting: str) -> str:
         """A rule for this site, as a policy writes it."""
-        return f'rules: [{{match: "{self.site.name}", {setting}}}]'
+        return f"rules: [{{match: {self.quoted}, {setting}}}]"
 
 
 def estimate_of(summary: SiteProfile, gemm: Gemm, operands: tuple[OperandRecipe, OperandRecipe]) -> Estimate | None:

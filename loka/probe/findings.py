@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from loka.numerics.names import OPERANDS, Gemm, Operand, Range
-from loka.policy.settings import OperandRecipe, SiteSettings
+from loka.policy.settings import Budget, OperandRecipe, SiteSettings
 from loka.probe.biases import BiasTrack
 from loka.probe.evidence import Evidence, Kind, estimate_of
 from loka.probe.findings_model import MODEL_RULES
 from loka.probe.findings_scale import SCALE_RULES
 from loka.probe.profile import Estimate, Finding, SiteProfile, Verdict
+from loka.probe.recipes import words
 from loka.probe.stats import SiteStats
 from loka.sites.site import Site
 
@@ -103,21 +104,29 @@ def _over_budget(evidence: Evidence) -> Iterator[Finding]:
             if other.gemm is gemm and other.verdict(budget) is Verdict.SAFE and not _special(other.operands)
         )
         better = next(safe, None)
-        back = "turned: false, " if any(recipe.turned for recipe in wanted) else ""
-        setting = "compute: keep" if better is None else back + _recipe_setting(gemm, better)
-        yield evidence.finding(
-            kind,
-            f"{gemm.value}: {_numbers(estimate)} against a budget of mere {budget.mere:g}, sqnr_db {budget.sqnr_db:g}",
-            evidence.rule(f"{gemm.value}: {{{setting}}}"),
-        )
+        setting = "compute: keep" if better is None else _undone(evidence, gemm) + _recipe_setting(gemm, better)
+        remedy = evidence.rule(f"{gemm.value}: {{{setting}}}")
+        if kind is Kind.UNDECIDED:
+            remedy += f"  # or let more draws decide: loka probe --draws {4 * estimate.draws}"
+        judged = f"{gemm.value} {words(gemm, estimate.operands)}"
+        yield evidence.finding(kind, f"{judged}: {_numbers(estimate, verdict, budget)}", remedy)
 
 
-def _numbers(estimate: Estimate) -> str:
+def _numbers(estimate: Estimate, verdict: Verdict, budget: Budget) -> str:
+    """The figures that lie outside the budget, of an undecided GEMM also those whose interval holds it."""
     mere, sqnr = estimate.mere, estimate.sqnr_db
-    return (
-        f"MERE {mere.mean:.3f} ({mere.low:.3f} to {mere.high:.3f}), "
-        f"SQNR {sqnr.mean:.1f} dB ({sqnr.low:.1f} to {sqnr.high:.1f}) after {estimate.draws} draws"
-    )
+    parts = []
+    if mere.low > budget.mere or (verdict is Verdict.UNDECIDED and mere.high > budget.mere):
+        parts.append(f"MERE {mere.mean:.3f} [{mere.low:.3f}, {mere.high:.3f}] against the budget {budget.mere:g}")
+    if sqnr.high < budget.sqnr_db or (verdict is Verdict.UNDECIDED and sqnr.low < budget.sqnr_db):
+        parts.append(f"SQNR {sqnr.mean:.1f} dB [{sqnr.low:.1f}, {sqnr.high:.1f}] against the budget {budget.sqnr_db:g}")
+    return f"{verdict.value} after {estimate.draws} draws: {' and '.join(parts)}"
+
+
+def _undone(evidence: Evidence, gemm: Gemm) -> str:
+    """What the policy says of a GEMM beyond format and scaling: the recipe that is safe was judged without it."""
+    rounded = any(recipe.power_of_two for recipe in evidence.settings.gemms[gemm].operands)
+    return evidence.afresh(gemm) + ("power_of_two: false, " if rounded else "")
 
 
 def _special(operands: tuple[OperandRecipe, OperandRecipe]) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from loka.numerics.names import Format, Gemm, Operand, Scaling
+from loka.numerics.names import Format, Gemm, Operand, Range, Scaling
 from loka.policy.settings import OperandRecipe
 from loka.probe.bins import SPREAD_STEPS, View
 from loka.probe.evidence import Evidence, Kind
@@ -40,9 +40,11 @@ def feature_dominates(evidence: Evidence) -> Iterator[Finding]:
                 Kind.FEATURE_DOMINATES,
                 f"{operand.value}: feature {int(amax.argmax())} reaches {largest:.3g}, the median feature {usual:.3g}: "
                 f"{largest / usual:.0f} times as much (limit: {2**DOMINANT_OCTAVES:.0f})",
-                evidence.rule(f"{gemm.value}: {{scaling: blockwise}}")
+                evidence.rule(f"{gemm.value}: {{{evidence.afresh(gemm)}scaling: blockwise}}")
                 if amax.numel() > BLOCK
-                else evidence.mod("norm_first"),
+                else evidence.mod(
+                    "norm_first", f"bring the features that meet in {evidence.quoted} to one size with a norm"
+                ),
             )
 
 
@@ -58,7 +60,7 @@ def row_dominates(evidence: Evidence) -> Iterator[Finding]:
                 Kind.ROW_DOMINATES,
                 f"{operand.value}: the RMS of the largest row is {2**octaves:.0f} times that of the median row "
                 f"(limit: {2**DOMINANT_OCTAVES:.0f})",
-                evidence.rule(f"{gemm.value}: {{scaling: rowwise}}"),
+                evidence.rule(f"{gemm.value}: {{{evidence.afresh(gemm)}scaling: rowwise}}"),
             )
 
 
@@ -77,7 +79,7 @@ def gradient_underflows(evidence: Evidence) -> Iterator[Finding]:
             f"{gemm.value}: {100 * lost:.1f} % of the elements of grad_output are rounded to zero in "
             f"{recipe.format.value} {'turned' if recipe.turned else recipe.scaling.value} "
             f"(limit: {100 * UNDERFLOW_SHARE:g} %)",
-            evidence.rule(f"{gemm.value}: {{{_remedy(seen, gemm, recipe)}}}"),
+            evidence.rule(f"{gemm.value}: {{{_remedy(seen, gemm, recipe, evidence.afresh(gemm))}}}"),
         )
 
 
@@ -87,8 +89,8 @@ SCALE_RULES = (feature_dominates, row_dominates, gradient_underflows)
 def underflow(seen: OperandSummary, gemm: Gemm, recipe: OperandRecipe) -> float | None:
     """The part of an operand that a recipe rounds to zero; None where no histogram is of that scale's block.
 
-    dgrad scales grad_output along its features, wgrad its transpose along the rows. A turned operand has one scale, and
-    loses what a tensorwise one does, however its GEMM takes that scale.
+    dgrad scales grad_output along its features, wgrad its transpose along the rows. A turned operand, or one of a
+    static range, has one scale, and loses what a tensorwise one does, however its GEMM takes that scale.
     """
     across = {
         Scaling.TENSORWISE: View.TENSORWISE,
@@ -96,32 +98,22 @@ def underflow(seen: OperandSummary, gemm: Gemm, recipe: OperandRecipe) -> float 
     }
     if gemm is Gemm.DGRAD:
         across[Scaling.BLOCKWISE_1X128] = View.BLOCKWISE
-    view = View.TENSORWISE if recipe.turned else across.get(recipe.scaling)
+    one_scale = recipe.turned or recipe.range is Range.STATIC
+    view = View.TENSORWISE if one_scale else across.get(recipe.scaling)
     return next((s.underflow for s in seen.shares if s.view == view and s.format is recipe.format), None)
 
 
-def _remedy(seen: OperandSummary, gemm: Gemm, recipe: OperandRecipe) -> str:
-    """The gentlest change that keeps enough: a finer scale costs no precision, e5m2 one bit, and keeping all gain."""
-    if recipe.turned:
-        return _remedy_of_turned(seen, gemm, recipe)
-    choices = [
-        (replace(recipe, scaling=Scaling.ROWWISE), "scaling: rowwise"),
-        (replace(recipe, format=Format.E5M2), "grad_output: {format: e5m2}"),
-        (
-            replace(recipe, format=Format.E5M2, scaling=Scaling.ROWWISE),
-            "scaling: rowwise, grad_output: {format: e5m2}",
-        ),
-    ]
-    return _first_that_keeps(seen, gemm, choices)
+def _remedy(seen: OperandSummary, gemm: Gemm, recipe: OperandRecipe, afresh: str) -> str:
+    """The gentlest change that keeps enough: a finer scale costs no precision, e5m2 one bit, and keeping all gain.
 
-
-def _remedy_of_turned(seen: OperandSummary, gemm: Gemm, recipe: OperandRecipe) -> str:
-    """The same for an operand that has to be quantised by itself before it can have anything of its own."""
-    rowwise = replace(recipe, scaling=Scaling.ROWWISE, turned=False)
-    choices = [
-        (rowwise, "turned: false, scaling: rowwise"),
-        (replace(rowwise, format=Format.E5M2), "turned: false, scaling: rowwise, grad_output: {format: e5m2}"),
-    ]
+    `afresh`: what has to be undone before scales can be one a row. A turned operand has no format of its own either.
+    """
+    rowwise = replace(recipe, scaling=Scaling.ROWWISE, turned=False, range=Range.DYNAMIC, amax=None)
+    finer = f"{afresh}scaling: rowwise"
+    choices = [(rowwise, finer)]
+    if not recipe.turned:
+        choices.append((replace(recipe, format=Format.E5M2), "grad_output: {format: e5m2}"))
+    choices.append((replace(rowwise, format=Format.E5M2), f"{finer}, grad_output: {{format: e5m2}}"))
     return _first_that_keeps(seen, gemm, choices)
 
 

@@ -36,6 +36,8 @@ def refused(ran, before, shop, *words, status=2):
         (["--from", "a", "--check"], ["--from", "--check"]),
         (["--from", "a", "--steps", "3"], ["leave out --steps"]),
         (["--check", "-o", "x"], ["--check writes nothing"]),
+        (["--check", "--draws", "8"], ["leave out --draws"]),
+        (["--draws", "1"], ["--draws"]),
         (["--check"], [f"{SUMMARY}: no such profile", "loka probe"]),
         (["--device", "tpu"], ["--device is 'tpu'"]),
     ],

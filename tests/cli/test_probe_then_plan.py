@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
-from loka.numerics.names import Gemm, Operand, Range
+from loka.numerics.names import Compute, Gemm, Operand, Range
+from loka.plan.make import examine
+from loka.policy.load import load_policy
 from loka.probe import file
+from loka.probe.evidence import estimate_of
+from loka.probe.profile import Verdict
 
 SUMMARY = "policies/profiles/shop.safetensors"
 NAMED = "profile: profiles/shop.safetensors\n"
@@ -73,14 +78,17 @@ def test_a_profile_that_the_base_names_lies_beside_the_base(out, shop, loka, pol
         assert "for this one, in mine.yaml: profile: elsewhere.safetensors" in ran.out
 
 
-def test_each_remedy_that_is_a_rule_can_be_pasted_into_the_policy(shop, loka, policy_text):
-    tight = policy_text.replace(
-        "  compute: fp8\n", "  compute: fp8\n  scaling: tensorwise\n  budget: {mere: 0.02}\n", 1
-    )
-    shop.write_policy(tight)
-    assert loka("probe", shop.policy).status == 0
-    remedies = {finding.remedy for finding in file.load_profile(shop.folder / SUMMARY).findings}
-    rules = [remedy for remedy in remedies if remedy.startswith("rules: ")]
+@pytest.mark.parametrize(
+    "recipe",
+    ["scaling: tensorwise", "range: static", "power_of_two: true", "power_of_two: true\n  turned: true"],
+)
+def test_each_remedy_that_is_a_rule_can_be_pasted_into_the_policy(recipe, shop, loka, policy_text):
+    """Also beside settings of the policy that the remedy has to undo: what comes of it is a recipe that is safe."""
+    mine = f"  compute: fp8\n  {recipe}\n  budget: {{mere: 0.15}}\n"
+    shop.write_policy(policy_text.replace("  compute: fp8\n", mine, 1) + NAMED)
+    assert loka("probe", shop.policy, "--every", "2").status == 0
+    profile = file.load_profile(shop.folder / SUMMARY)
+    rules = {finding.remedy for finding in profile.findings if finding.remedy.startswith("rules: ")}
     assert len(rules) > 5
     for rule in rules:
         (shop.folder / "policies/mine.yaml").write_text(
@@ -88,3 +96,14 @@ def test_each_remedy_that_is_a_rule_can_be_pasted_into_the_policy(shop, loka, po
         )
         ran = loka("validate", "policies/mine.yaml")
         assert ran.status == 0, rule + ran.err
+        ((match, name), (gemm, asked)) = yaml.safe_load(rule)["rules"][0].items()
+        examined = examine(load_policy("policies/mine.yaml"))
+        ((site, settings),) = [
+            each for each in zip(examined.sites, examined.settings, strict=True) if each[0].name == name
+        ]
+        wanted = settings.gemms[Gemm(gemm)]
+        if asked == {"compute": "keep"}:
+            assert wanted.compute is Compute.KEEP
+        else:
+            estimate = estimate_of(profile.site(site.name), Gemm(gemm), wanted.operands)
+            assert (match, estimate.verdict(settings.budget)) == ("match", Verdict.SAFE)

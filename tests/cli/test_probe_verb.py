@@ -101,6 +101,18 @@ def test_steps_and_every_decide_the_samples(shop, loka):
     assert file.load_profile(shop.folder / SUMMARY).samples == 2
 
 
+def test_draws_are_those_asked_for_at_most(shop, loka, policy_text):
+    """A budget between what two draws say stays open until the last."""
+    shop.write_policy(policy_text.replace("  compute: fp8\n", "  compute: fp8\n  budget: {mere: 0.15}\n", 1))
+    assert loka("probe", shop.policy, "--draws", "5").status == 0
+    full = "policies/profiles/shop.full.safetensors"
+    draws = [each.draws for site in file.load_profile(shop.folder / SUMMARY).sites for each in site.estimates]
+    assert max(draws) == 5
+    assert loka("probe", shop.policy, "--from", full, "--draws", "2").status == 0
+    draws = [each.draws for site in file.load_profile(shop.folder / SUMMARY).sites for each in site.estimates]
+    assert set(draws) == {2}
+
+
 def test_the_last_batch_may_be_smaller(shop, loka):
     reload_model(
         shop, "torch.randn(self.batch_size, 13,", "torch.randn(self.batch_size - 23 * (_ == self.count - 1), 13,"
@@ -190,7 +202,8 @@ def test_findings_are_printed_once_for_sites_that_are_alike(shop, loka):
     start = out.index("feature_dominates: layers.*.down, 2 sites")
     evidence, remedy = out[start:].splitlines()[1:3]
     assert evidence.strip().startswith("layers.0.down: input: feature 0 reaches ")
-    assert remedy.strip() == 'mods: [{use: norm_first, match: "layers.*.down"}]'
+    assert remedy.strip().startswith('in the model, bring the features that meet in "layers.*.down" to one size')
+    assert "mod norm_first, which this version does not apply yet" in remedy
 
 
 @pytest.mark.gpu
