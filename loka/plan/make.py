@@ -115,7 +115,8 @@ def plan_of(examined: Examined, known: Known | None = None) -> Plan:
     wish = wish_of(plans, settings)
     trace = Tracer(model, _inputs(policy, examined.built))
     with current_directory_importable():
-        trace.capture([scope.owner for scope in inline_for(model, wish.sites)] if wish.sites else [])
+        scopes = inline_for(model, wish.sites, wish.chained) if wish.sites else ()
+        trace.capture([scope.owner for scope in scopes])
         rewrites = rewrite(wish, model, trace)
     if rewrites.refused:
         plans = resolve(sites, settings, situation, rewrites.refused)

@@ -7,22 +7,25 @@ module that holds it all, the owner. Only owners that the plan needs are run and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import nn
 
 from loka.errors import LokaError
-from loka.numerics.names import Fuse
+from loka.kernels.rendered_specs import ACTIVATIONS, NORMS
+from loka.numerics.names import OPERANDS, Compute, Fuse, Gemm, Operand
 from loka.plan.plan import NOTHING_AROUND, SitePlan, Skipped
 from loka.policy.settings import SiteSettings
+from loka.sites.chains import Known, find_chains
 from loka.sites.refused import Refused
 from loka.sites.regions import Scope, find_regions, inline_for
 from loka.sites.site import Kind, Site
-from loka.sites.straight import SiteCall, Statement, StraightForward
+from loka.sites.straight import Region, SiteCall, Statement, StraightForward
 
 OUTSIDE = "its Parameter belongs to a module outside of the one that multiplies by it"
 SEVERAL = "it stands for several calls of one Parameter, which cannot be told apart"
+_KNOWN = Known(frozenset(NORMS), frozenset(ACTIVATIONS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,8 @@ class Wish:
 
     parameters: tuple[Site, ...] = ()  # on Parameters: without a rewritten forward they stay as they are
     fused: tuple[Site, ...] = ()  # their neighbours are to be taken along
+    kept: frozenset[str] = frozenset()  # names of those in `fused` whose GEMMs stay in the model's dtype
+    chained: frozenset[str] = frozenset()  # names of those in `fused` whose operands are turned, as in a chain
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -42,7 +47,14 @@ class Wish:
         return Wish(
             tuple(site for site in self.parameters if site.name in names),
             tuple(site for site in self.fused if site.name in names),
+            frozenset(name for name in self.kept if name in names),
+            frozenset(name for name in self.chained if name in names),
         )
+
+    @property
+    def fp8_parameters(self) -> tuple[Site, ...]:
+        """The sites on Parameters that run in FP8 if their owner can be rewritten."""
+        return tuple(site for site in self.parameters if site.name not in self.kept)
 
 
 # Trace an owner; sites in the forward that comes back are named as the owner calls them.
@@ -61,14 +73,36 @@ class Rewrites:
 
 
 def wish_of(plans: Sequence[SitePlan], settings: Sequence[SiteSettings]) -> Wish:
-    """The sites of a plan that cannot be patched by a forward of their own, or shall not."""
-    parameters, fused = [], []
+    """The sites of a plan that cannot be patched by a forward of their own, or shall not.
+
+    Among them those with `compute: keep` and `fuse: always`: only the kernels around their GEMMs are replaced.
+    """
+    parameters, fused, kept, chained = [], [], set(), set()
     for plan, wanted in zip(plans, settings, strict=True):
-        if plan.fp8 and plan.site.kind is not Kind.LINEAR:
-            parameters.append(plan.site)
-        if plan.fp8 and wanted.fuse is Fuse.ALWAYS:
-            fused.append(plan.site)
-    return Wish(tuple(parameters), tuple(fused))
+        site, always = plan.site, wanted.fuse is Fuse.ALWAYS
+        if always and not plan.fp8 and _may_be_fused_as_it_is(site, wanted):
+            kept.add(site.name)
+        if not plan.fp8 and site.name not in kept:
+            continue
+        if site.kind is not Kind.LINEAR:
+            parameters.append(site)
+        if always:
+            fused.append(site)
+            if _input_is_turned(plan):
+                chained.add(site.name)
+    return Wish(tuple(parameters), tuple(fused), frozenset(kept), frozenset(chained))
+
+
+def _may_be_fused_as_it_is(site: Site, wanted: SiteSettings) -> bool:
+    """Whether the policy itself keeps all of a site's GEMMs, and the site could be patched."""
+    keeps = all(asked.compute is Compute.KEEP for asked in wanted.gemms.values())
+    return keeps and not site.blocked and (site.kind is Kind.LINEAR or site.weight is not None)
+
+
+def _input_is_turned(plan: SitePlan) -> bool:
+    """Whether wgrad reads a transposed copy of fprop's input, as every linear of a chain does."""
+    pairs = [gemm.operands for gemm in plan.gemms if gemm.gemm is Gemm.WGRAD and gemm.operands is not None]
+    return any(pair[OPERANDS[Gemm.WGRAD].index(Operand.INPUT)].turned for pair in pairs)
 
 
 def rewrite(wish: Wish, model: nn.Module, trace: Trace) -> Rewrites:
@@ -89,7 +123,7 @@ def _rewrite(wish: Wish, model: nn.Module, trace: Trace, made: Rewrites) -> None
     if not wish.sites:
         return
     covered: set[str] = set()
-    for scope in inline_for(model, wish.sites):
+    for scope in inline_for(model, wish.sites, wish.chained):
         names = {f"{scope.owner}.{name}" if scope.owner else name for name in scope.sites}
         own = wish.only({site.name for site in wish.sites if site.name in names or site.weight in names})
         covered.update(site.name for site in own.sites)
@@ -102,15 +136,17 @@ def _rewrite(wish: Wish, model: nn.Module, trace: Trace, made: Rewrites) -> None
 
 
 def _retry(wish: Wish, scope: Scope, reason: str, model: nn.Module, trace: Trace, made: Rewrites) -> None:
-    """Without the sites that the reason names, else without regions, else not at all."""
+    """Without the sites that the reason names, else without long chains, else without regions, else not at all."""
     named = {site.name for site in wish.parameters if reason.startswith(f"'{_relative(scope, site)}' ")}
     rest = {site.name for site in wish.sites} - named
     if named and rest:
         _refuse(wish.only(named), scope.owner, reason, made)
         _rewrite(wish.only(rest), model, trace, made)
-    elif wish.fused and wish.parameters:
+    elif wish.chained:
+        _rewrite(replace(wish, chained=frozenset()), model, trace, made)
+    elif wish.fused and wish.fp8_parameters:
         _refuse(Wish(fused=wish.fused), scope.owner, reason, made)
-        _rewrite(Wish(wish.parameters), model, trace, made)
+        _rewrite(Wish(wish.fp8_parameters), model, trace, made)
     else:
         _refuse(wish, scope.owner, reason, made)
 
@@ -122,9 +158,9 @@ def _relative(scope: Scope, site: Site) -> str:
 
 
 def _refuse(wish: Wish, owner: str, reason: str, made: Rewrites) -> None:
-    made.refused.update((site.name, reason) for site in wish.parameters)
+    made.refused.update((site.name, reason) for site in wish.fp8_parameters)
     made.notes.update((site.name, reason) for site in wish.fused)
-    share = sum(site.share for site in wish.parameters)
+    share = sum(site.share for site in wish.fp8_parameters)
     for index, known in enumerate(made.skipped):
         if (known.owner, known.reason) == (owner, reason):
             made.skipped[index] = replace(known, share=known.share + share)
@@ -137,16 +173,38 @@ def _take(wish: Wish, scope: Scope, traced: StraightForward, made: Rewrites) -> 
     fused = {site.name for site in wish.fused}
     relative = {_relative(scope, site) for site in wish.parameters if site.name in fused}
     relative |= {name for name in scope.sites if (f"{scope.owner}.{name}" if scope.owner else name) in fused}
-    found = tuple(region for region in find_regions(traced, relative) if region.last > region.first)
+    found = find_regions(traced, relative)
     forward, lost = named_as_in_model(wish, scope, replace(traced, regions=found))
-    for site in lost:
-        made.refused[site.name] = SEVERAL
-    regions = tuple(region for region in forward.regions if region.site in fused)
+    made.refused.update((site.name, SEVERAL) for site in lost if site.name not in wish.kept)
+    in_chains, taken = _chained(wish, forward)
+    regions = tuple(
+        region
+        for region in forward.regions
+        if region.last > region.first and (region.site in taken if region.site in wish.kept else region.site in fused)
+    )
     made.regions.update((region.site, region.ops) for region in regions)
     around = {region.site for region in regions}
-    made.notes.update((name, NOTHING_AROUND) for name in fused - around)
-    if around or any(site not in lost for site in wish.parameters):
+    made.notes.update((name, "" if name in in_chains else NOTHING_AROUND) for name in fused - around)
+    if around or any(site not in lost for site in wish.fp8_parameters):
         made.forwards[scope.owner] = replace(forward, regions=regions)
+
+
+def _chained(wish: Wish, forward: StraightForward) -> tuple[set[str], set[str]]:
+    """The sites in chains of several linears in FP8, and those in the model's dtype that kernels take something for."""
+    in_chains: set[str] = set()
+    fp8 = [region for region in forward.regions if region.site in wish.chained]
+    for chain in find_chains(forward, fp8, _KNOWN):
+        if len(chain.stages) > 1:
+            in_chains.update(stage.site for stage in chain.stages)
+    taken: set[str] = set()
+    for chain in find_chains(forward, _wanted(forward, wish.kept), _KNOWN):
+        if chain.last > chain.first:
+            taken.update(stage.site for stage in chain.stages)
+    return in_chains, taken
+
+
+def _wanted(forward: StraightForward, names: Container[str]) -> tuple[Region, ...]:
+    return tuple(region for region in forward.regions if region.site in names and region.last > region.first)
 
 
 def named_as_in_model(wish: Wish, scope: Scope, traced: StraightForward) -> tuple[StraightForward, tuple[Site, ...]]:
@@ -199,11 +257,13 @@ def with_regions(plans: Sequence[SitePlan], rewrites: Rewrites) -> tuple[SitePla
     """The plans with what came of their regions."""
     if not rewrites.regions and not rewrites.notes:
         return tuple(plans)
-    return tuple(_with_region(plan, rewrites.regions, rewrites.notes) for plan in plans)
+    return tuple(_with_region(plan, rewrites) for plan in plans)
 
 
-def _with_region(plan: SitePlan, regions: Mapping[str, tuple[str, ...]], notes: Mapping[str, str]) -> SitePlan:
+def _with_region(plan: SitePlan, rewrites: Rewrites) -> SitePlan:
     name = plan.site.name
-    if not plan.fp8 or (name not in regions and name not in notes):
-        return plan
-    return replace(plan, region=regions.get(name, ()), region_note="" if name in regions else notes[name])
+    if name in rewrites.regions:
+        return replace(plan, region=rewrites.regions[name], region_note="")
+    if name in rewrites.notes and name not in rewrites.refused:  # why it is refused is its GEMMs' reason
+        return replace(plan, region=(), region_note=rewrites.notes[name])
+    return plan

@@ -301,3 +301,22 @@ def test_ten_thousand_sites_are_decided_and_written_in_a_moment(make_site, make_
     assert [len(binding.modules) for binding in bindings] == [10_000]
     assert len(text) < 6_000_000
     assert seconds < 5  # 0.4 s on a quiet machine
+
+
+def test_a_kept_linear_is_fused_only_where_the_policy_says_so(plan_for):
+    kept = '- {match: "layers.*", compute: keep}\n'
+    assert not any(binding.modules[0].startswith("layers") for binding in plan_for("crosses", kept).bindings)
+    plan = plan_for("crosses", kept + '- {match: "layers.*", fuse: always}\n')
+    _, layers, _ = plan.bindings
+    assert layers.modules == tuple(f"layers.{number}" for number in range(4))
+    assert site(plan, "layers.0.up").region == ("linear", "layer_norm")
+    assert not site(plan, "layers.0.up").fp8
+    assert (site(plan, "layers.0.down").region, site(plan, "layers.0.down").region_note) == ((), NOTHING_AROUND)
+
+
+def test_a_refused_region_of_a_kept_linear_changes_no_share(plan_for):
+    plan = plan_for("branching", '- {match: "layers.*", compute: keep, fuse: always}\n')
+    assert [(skipped.owner, skipped.share) for skipped in plan.skipped] == [("layers.1", 0)]
+    assert {gemm.reason for gemm in site(plan, "layers.1.down").gemms} == {"keep by p.yaml:6"}
+    assert "planmodels.py:" in site(plan, "layers.1.up").region_note
+    assert site(plan, "layers.0.up").region == ("linear", "layer_norm")
