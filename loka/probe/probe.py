@@ -43,8 +43,10 @@ class Probe:
 
         with loka.Probe(model, "policies/ranker.yaml", path="profiles/ranker.full.safetensors") as probe:
             for inputs, target in batches:
-                ...                      # forward, backward, optimizer.step()
-                probe.step()             # once, after each optimizer step
+                optimizer.zero_grad()
+                loss(model(*inputs), target).backward()
+                optimizer.step()
+                probe.step()  # once, after each optimizer step
 
     A sampled step runs eagerly under a mode that sees every torch function; nothing is installed in the model, and
     the other steps run as they would, compiled graphs included. Counted from 0, step i is sampled where
