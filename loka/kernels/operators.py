@@ -67,10 +67,15 @@ def programs(x: Tensor, rows: int, per_multiprocessor: int) -> int:
     At least one, so that without rows there is still a program that writes the (zero) sums; one on the CPU, where the
     reference runs. M may be symbolic.
     """
-    if x.device.type != "cuda":
+    return programs_for(x.shape[0], x.device, rows, per_multiprocessor)
+
+
+def programs_for(m: int, device: torch.device, rows: int, per_multiprocessor: int) -> int:
+    """How many programs take m rows, as `programs` says."""
+    if device.type != "cuda":
         return 1
-    steps = (x.shape[0] + rows - 1) // rows
-    most = torch.sym_min(steps, per_multiprocessor * multiprocessors(x.device.index))  # type: ignore[no-untyped-call]
+    steps = (m + rows - 1) // rows
+    most = torch.sym_min(steps, per_multiprocessor * multiprocessors(device.index))  # type: ignore[no-untyped-call]
     count: int = torch.sym_max(most, 1)  # type: ignore[no-untyped-call]
     return count
 
@@ -89,6 +94,30 @@ def check_rows(x: Tensor, width: int) -> None:
             f"a kernel for floating rows of {width} elements got {x.dtype} of shape {tuple(x.shape)}; the model is "
             "not the one that the package was generated for, generate it again"
         )
+
+
+def check_sample(x: Tensor, embeddings: int, dim: int) -> None:
+    """Raises InputError unless x is floating and (B, embeddings, dim)."""
+    if x.dim() != 3 or x.shape[1:] != (embeddings, dim) or not x.dtype.is_floating_point:
+        raise InputError(
+            f"a kernel for samples of {embeddings} embeddings of {dim} elements got {x.dtype} of shape "
+            f"{tuple(x.shape)}; the model is not the one that the package was generated for, generate it again"
+        )
+
+
+def check_joined(*parts: Tensor, width: int) -> None:
+    """Raises InputError unless each part is floating and (B, n_i, width)."""
+    for part in parts:
+        if part.dim() != 3 or part.shape[2] != width or not part.dtype.is_floating_point:
+            raise InputError(
+                f"a kernel that joins rows of {width} elements got {part.dtype} of shape {tuple(part.shape)}; the "
+                "model is not the one that the package was generated for, generate it again"
+            )
+
+
+def whole_samples(x: Tensor) -> Tensor:
+    """x (B, n, d) itself where each sample is contiguous, wherever the samples lie; else a copy."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
 def _on_its_device(name: str) -> Callable[..., Any]:

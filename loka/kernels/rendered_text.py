@@ -50,15 +50,15 @@ def opened(before: str, items: Sequence[str], after: str, indent: int = 0) -> st
     return f"{margin}{before}(\n{lines}{margin}){after}"
 
 
-def registration(spec: Spec, name: str) -> str:
+def registration(function: str, name: str) -> str:
     """The statement that makes the operator."""
     arguments = [
         f'"{name}"',
-        f'operators.deferred(__package__, "{spec.function}")',
-        f"_{spec.function}_reference",
-        f"_{spec.function}_shapes",
+        f'operators.deferred(__package__, "{function}")',
+        f"_{function}_reference",
+        f"_{function}_shapes",
     ]
-    return opened(f"{spec.function} = operators.operator", arguments, "")
+    return opened(f"{function} = operators.operator", arguments, "")
 
 
 def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Views:
@@ -93,9 +93,9 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
         "statistics": statistics,
         "sums": [name for name in spec.results if name in ("dweight", "dbias", "dadd")],
         "title": norm_title(spec),
-        "shapes": _indented(_norm_shapes(spec)),
+        "shapes": indented(_norm_shapes(spec)),
         "kernel_header": opened(f"def _{spec.function}", [*pointers, "m"], ":"),
-        "host_header": _header(spec.function, parameters, len(spec.results)),
+        "host_header": header(spec.function, parameters, len(spec.results)),
         "allocations": allocations,
         "launch": opened(f"_{spec.function}[(programs,)]", arguments, "", 4),
         "results": ", ".join(spec.results),
@@ -190,9 +190,9 @@ def _counted(
     kernel: dict[str, object] = {
         "spec": spec,
         "title": parts.title,
-        "shapes": _indented([f"{line}." if i + 1 == spec.count else f"{line};" for i, line in enumerate(parts.shapes)]),
+        "shapes": indented([f"{line}." if i + 1 == spec.count else f"{line};" for i, line in enumerate(parts.shapes)]),
         "kernel_header": opened(f"def _{spec.function}", [n for o in parts.inside for n in o] + [*counts], ":"),
-        "host_header": _header(spec.function, parameters, len(spec.results)),
+        "host_header": header(spec.function, parameters, len(spec.results)),
         "allocations": parts.allocations,
         "tile_lines": parts.count_lines,
         "unspecialised": "[" + ", ".join(f'"{name}"' for name in parts.free) + "]",
@@ -214,8 +214,8 @@ def _operator_views(
     if isinstance(spec, NormForward | NormBackward):
         shown = {"title": norm_title(spec), "comment": _norm_shapes(spec)}
     return {
-        "reference_header": _header(f"_{spec.function}_reference", parameters, count),
-        "fake_header": _header(f"_{spec.function}_shapes", parameters, count),
+        "reference_header": header(f"_{spec.function}_reference", parameters, count),
+        "fake_header": header(f"_{spec.function}_shapes", parameters, count),
         "reference": reference,
         "allocations": [*checks, *allocations],
         "returned": f"    return {', '.join(spec.results)}",
@@ -223,7 +223,8 @@ def _operator_views(
     }
 
 
-def _header(function: str, parameters: Sequence[str], results: int) -> str:
+def header(function: str, parameters: Sequence[str], results: int) -> str:
+    """The header of a function of these parameters that returns so many tensors."""
     gives = "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
     return opened(f"def {function}", parameters, f" -> {gives}:")
 
@@ -250,7 +251,8 @@ def _norm_shapes(spec: NormForward | NormBackward) -> list[str]:
     return textwrap.wrap(f"{takes} -> {gives}.", WIDTH - 4)
 
 
-def _indented(lines: Sequence[str]) -> str:
+def indented(lines: Sequence[str]) -> str:
+    """Lines of a docstring in a function's body."""
     return "\n".join(f"    {line}" for line in lines)
 
 

@@ -18,10 +18,17 @@ import jinja2
 from loka.errors import InputError
 from loka.kernels import rendered_text
 from loka.kernels.configs import Configuration, configuration
+from loka.kernels.join_specs import JoinBackward, JoinForward
+from loka.kernels.join_text import JoinConfiguration, join_configuration, join_views
+from loka.kernels.mix_specs import MixBackward, MixForward
+from loka.kernels.mix_text import MixConfiguration, mix_configuration, mix_views
 from loka.kernels.rendered_specs import NormBackward, NormForward, Reduce, Spec, Turn
 
 KERNELS_FILE = "triton_kernels.py"
 OPERATORS_FILE = "fused.py"
+
+AnySpec = Spec | MixForward | MixBackward | JoinForward | JoinBackward
+AnyConfiguration = Configuration | MixConfiguration | JoinConfiguration
 
 _SUFFIX = ".j2"
 _FOLDER = "triton"
@@ -54,6 +61,7 @@ class Rendered:
     digest: str  # sha256 of `text`
     parameters: tuple[str, ...]  # of the operator, in order; a plain forward and `Reduce` take dtypes as well
     results: tuple[str, ...]  # of the operator, in order; one is no tuple
+    reference: str  # the module of loka.kernels that the operator's reference is in
 
 
 @cache
@@ -74,24 +82,36 @@ def load_kernel_templates() -> KernelTemplates:
     return KernelTemplates(texts, _environment(dict(texts)))
 
 
-def render(spec: Spec, templates: KernelTemplates, launched: Configuration | None = None) -> Rendered:
-    """A kernel for `spec`. `launched` overrides how it is launched, for a norm: to measure other choices."""
-    match spec:
-        case NormForward() | NormBackward():
-            chosen = configuration(spec) if launched is None else launched
-            family, views = "norm_forward", rendered_text.norm_views(spec, chosen)
-            if isinstance(spec, NormBackward):
-                family = "norm_backward"
-        case Turn():
-            family, views = "turn", rendered_text.turn_views(spec)
-        case Reduce():
-            family, views = "reduce", rendered_text.reduce_views(spec)
+def render(spec: AnySpec, templates: KernelTemplates, launched: AnyConfiguration | None = None) -> Rendered:
+    """A kernel for `spec`. `launched` overrides how it is launched, to measure others: of the spec's own kind."""
+    family, reference, views = _views(spec, launched)
     text = templates.render(family + ".py" + _SUFFIX, views.kernel)
     digest = hashlib.sha256(text.encode()).hexdigest()
     name = f"{spec.function}_{digest[:8]}"
-    registration = rendered_text.registration(spec, name)
+    registration = rendered_text.registration(spec.function, name)
     operator = templates.render("operator.py" + _SUFFIX, {**views.operator, "registration": registration})
-    return Rendered(spec.function, name, text, operator, digest, spec.parameters, spec.results)
+    return Rendered(spec.function, name, text, operator, digest, spec.parameters, spec.results, reference)
+
+
+def _views(spec: AnySpec, launched: AnyConfiguration | None) -> tuple[str, str, rendered_text.Views]:
+    """A spec's template, the module of its reference, and what its template is given."""
+    match spec:
+        case NormForward() | NormBackward():
+            chosen = launched if isinstance(launched, Configuration) else configuration(spec)
+            family = "norm_forward" if isinstance(spec, NormForward) else "norm_backward"
+            return family, "fused_reference", rendered_text.norm_views(spec, chosen)
+        case Turn():
+            return "turn", "fused_reference", rendered_text.turn_views(spec)
+        case Reduce():
+            return "reduce", "fused_reference", rendered_text.reduce_views(spec)
+        case MixForward() | MixBackward():
+            mixing = launched if isinstance(launched, MixConfiguration) else mix_configuration(spec)
+            family = "mix_forward" if isinstance(spec, MixForward) else "mix_backward"
+            return family, "mix_reference", mix_views(spec, mixing)
+        case JoinForward() | JoinBackward():
+            joining = launched if isinstance(launched, JoinConfiguration) else join_configuration(spec)
+            family = "join_forward" if isinstance(spec, JoinForward) else "join_backward"
+            return family, "join_reference", join_views(spec, joining)
 
 
 def render_files(
@@ -107,9 +127,14 @@ def render_files(
         if by_function[kernel.function] != kernel:
             raise InputError(f"two different kernels are called {kernel.function}; render them in one configuration")
     ordered = [by_function[function] for function in sorted(by_function)]
+    references = {k.reference for k in ordered}
+    own = {reference for reference in references if any(f"{reference}." in k.text for k in ordered)}
     texts = {KERNELS_FILE: [k.text for k in ordered], OPERATORS_FILE: [k.operator for k in ordered]}
+    imports = {KERNELS_FILE: sorted({"operators", *own}), OPERATORS_FILE: sorted({"operators", *references})}
     return {
-        file: templates.render(file + _SUFFIX, {"texts": texts[file], "subject": subject, "stamp": stamp})
+        file: templates.render(
+            file + _SUFFIX, {"texts": texts[file], "imports": imports[file], "subject": subject, "stamp": stamp}
+        )
         for file in texts
     }
 

@@ -1,0 +1,116 @@
+"""Mixing and join kernels on a Hopper GPU: against float64, odd batches, views, graphs and the compiler."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from mix_join_cases import (
+    JOINS,
+    LARGE,
+    SIZES,
+    exact_join,
+    exact_mix,
+    join_inputs,
+    join_specs,
+    mix_inputs,
+    mix_specs,
+    summed,
+)
+from rendered_cases import write_package
+
+from loka.kernels.rendered_specs import Reduce
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
+    ),
+]
+SAMPLES = (1, 17, 1031)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    specs = [spec for sizes in (*SIZES, LARGE) for spec in mix_specs(sizes)]
+    specs += [spec for join in JOINS for spec in join_specs(join)]
+    return write_package(tmp_path_factory.mktemp("mix_join_gpu") / "mix_join_gpu_package", [*specs, Reduce(2)])
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch):
+    """New memory is full of NaN, so that what a kernel leaves unwritten shows."""
+    new_empty = Tensor.new_empty
+    monkeypatch.setattr(Tensor, "new_empty", lambda like, *a, **k: new_empty(like, *a, **k).fill_(torch.nan))
+
+
+def check(got: dict[str, Tensor], exact: dict[str, Tensor], limit: float) -> None:
+    for name, result in got.items():
+        error = (summed(name, result.double(), exact[name]) - exact[name]).norm() / exact[name].norm()
+        assert error < limit, (name, float(error))
+
+
+@pytest.mark.parametrize("sizes", [*SIZES, LARGE], ids=lambda sizes: sizes.name)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_mixing_against_float64(package, sizes, dtype):
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for samples in SAMPLES:
+        inputs = mix_inputs(sizes, samples, dtype, "cuda")
+        wide = torch.cat([inputs["passed"], inputs["dcompressed"]], 1)
+        inputs["passed"], inputs["dcompressed"] = wide[:, : sizes.embeddings], wide[:, sizes.embeddings :]
+        exact = exact_mix(sizes, inputs)
+        limit = {torch.bfloat16: 6e-3, torch.float16: 1e-3, torch.float32: 1e-5}[dtype]
+        for spec in mix_specs(sizes):
+            check(package.run(spec, *(inputs[p] for p in spec.parameters)), exact, limit)
+
+
+@pytest.mark.parametrize("join", JOINS, ids=lambda join: join_specs(join)[0].function)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_joins_against_float64(package, join, dtype):
+    for samples in SAMPLES:
+        inputs = join_inputs(join, samples, dtype, "cuda")
+        exact = exact_join(join, inputs)
+        forward, backward = join_specs(join)
+        got = package.run(forward, *(inputs[p] for p in forward.parameters), dtype)
+        known = {**inputs, **got}
+        got |= package.run(backward, *(known[p] for p in backward.parameters))
+        check(got, exact, 3e-3 if dtype == torch.bfloat16 else 1e-5)
+
+
+def test_non_finite_samples_stay_their_own(package):
+    forward, backward = mix_specs(SIZES[3])
+    inputs = mix_inputs(SIZES[3], 9, torch.bfloat16, "cuda")
+    inputs["x"][4, 3, 5] = torch.inf
+    got = package.run(forward, *(inputs[p] for p in forward.parameters))
+    bad = [not bool(got["products"][i].isfinite().all()) for i in range(9)]
+    assert bad == [i == 4 for i in range(9)]
+    dx = package.run(backward, *(inputs[p] for p in backward.parameters))["dx"]
+    assert [not bool(dx[i].isfinite().all()) for i in range(9)] == bad
+
+
+def test_graph_and_compiler_give_what_a_call_gives(package):
+    forward, _ = mix_specs(SIZES[3])
+    join_forward, _ = join_specs(JOINS[1])
+    mixed = mix_inputs(SIZES[3], 64, torch.bfloat16, "cuda")
+    joined = join_inputs(JOINS[1], 64, torch.bfloat16, "cuda")
+    first = [mixed[p] for p in forward.parameters]
+    second = [joined[p] for p in join_forward.parameters]
+
+    def both() -> tuple[Tensor, Tensor]:
+        products = package.run(forward, *first)["products"]
+        return products, package.run(join_forward, *second, torch.bfloat16)["out"]
+
+    expected = both()
+    compiled = torch.compile(both, fullgraph=True)()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = both()
+    graph.replay()
+    for a, b, c in zip(expected, compiled, captured, strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(a, c)
