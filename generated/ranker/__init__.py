@@ -11,7 +11,7 @@ from loka import dispatch
 
 from . import kernels, modules
 
-STAMP = "dd1bbc8421f9b0be926c87b1cbad833fa5dba5e9f465511025062d86c94b125d"
+STAMP = "228c06bf9501a6bb8f83c2fe37ea360cdd9703ae73644f6cde86d97015107f45"
 dispatch.check_stamps(__name__, STAMP, kernels.STAMP, modules.STAMP)
 
 # Which modules become which class. `sites` are named for reports; `gemms` are those of each site that run in FP8.

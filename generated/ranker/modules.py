@@ -15,7 +15,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "dd1bbc8421f9b0be926c87b1cbad833fa5dba5e9f465511025062d86c94b125d"
+STAMP = "228c06bf9501a6bb8f83c2fe37ea360cdd9703ae73644f6cde86d97015107f45"
 
 
 class EmbedDense3(dispatch.Bound):

@@ -22,6 +22,11 @@ class PlannedChain:
     shape: ChainShape
     sites: tuple[int, ...]
 
+    @property
+    def places(self) -> range:
+        """The statements that it takes."""
+        return range(self.chain.first, self.chain.last + 1)
+
 
 def planned_chains(
     forward: StraightForward, index: Mapping[int, int], plans: Sequence[SitePlan]

@@ -10,7 +10,7 @@ from loka.codegen.chain_backward import backward_lines
 from loka.codegen.chain_names import INDENT, ChainNames, Kernels, product, statement
 from loka.codegen.chain_shapes import ChainShape, NormShape
 from loka.codegen.layout import Code, call, lay_out, literal
-from loka.codegen.names import Names
+from loka.codegen.names import Names, class_of
 from loka.codegen.prose import wrapped
 from loka.codegen.recipes import said
 from loka.kernels.rendered_specs import NormForward, Spec
@@ -58,7 +58,7 @@ class Chains:
             return self._frozen[shape]
         if shape not in self._trained:
             name = self._names.unique(shape.name)
-            self._trained[shape] = (name, self._names.unique(_class_of(name)))
+            self._trained[shape] = (name, self._names.unique(class_of(name)))
         return self._trained[shape][0]
 
     def views(self) -> tuple[ChainView, ...]:
@@ -78,11 +78,6 @@ class Chains:
         for shape in self._frozen:
             _forward_lines(shape, kernels, frozen=True)
         return kernels.specs()
-
-
-def _class_of(name: str) -> str:
-    """layer_norm_linear_e4m3_512x64 as LayerNormLinearE4m3X512x64."""
-    return "".join(f"X{part}" if part[0].isdigit() else part[0].upper() + part[1:] for part in name.split("_"))
 
 
 def _trained(shape: ChainShape, name: str, function: str) -> ChainView:

@@ -9,13 +9,14 @@ from loka.codegen import straight
 from loka.codegen.chain_calls import PlannedChain, chain_arguments, planned_chains, site_call
 from loka.codegen.chains import Chains
 from loka.codegen.layout import Code, call, code_of, lay_out, parse
+from loka.codegen.mixes import Mixes, join_arguments, join_shape, mix_arguments, mix_shape, passing
 from loka.codegen.prose import shown, wrapped
 from loka.codegen.recipes import SiteRecipe, site_recipe
 from loka.codegen.regions import Linear, Regions
 from loka.codegen.signature import parse_argument
 from loka.errors import LokaError
 from loka.plan.plan import SitePlan
-from loka.sites.straight import RefKind, Region, SiteCall, StraightForward
+from loka.sites.straight import Join, Mix, RefKind, Region, SiteCall, StraightForward
 
 INDENT = 8
 
@@ -34,6 +35,10 @@ class Writer(Protocol):
     @property
     def chains(self) -> Chains:
         """The package's chains."""
+
+    @property
+    def mixes(self) -> Mixes:
+        """The package's mixing layers and joins."""
 
     def kernel_name(self, recipe: SiteRecipe, has_bias: bool, frozen: bool) -> str:
         """The wrapper in kernels.py for one more call, without the module."""
@@ -65,6 +70,10 @@ class ForwardBody:
         self._used = straight.used_later(forward.statements, forward.result)
         self._index = _site_indices(forward, sites)
         self._chains = planned_chains(forward, self._index, plans)
+        taken = {place for planned in self._chains.values() for place in planned.places}
+        self._mixes = [mix for mix in forward.mixes if taken.isdisjoint(mix.places)]
+        self._joins = [join for join in forward.joins if taken.isdisjoint(join.places) and self._may_join(join)]
+        self._handed: dict[str, str] = {}  # locals that a mixing layer handed on, under their new names
         self.frozen_weights: list[tuple[SitePlan, str | None]] = [(plan, None) for plan in plans]
         self.imports: set[str] = set()
         self.lines: list[str] = []
@@ -76,9 +85,20 @@ class ForwardBody:
     def _write(self) -> None:
         statements, position = self._forward.statements, 0
         regions = {region.first: region for region in self._forward.regions}
+        joins = {join.norm: join for join in self._joins}
+        absorbed = {place for mix in self._mixes for place in mix.places}
+        absorbed |= {place for join in self._joins for place in join.skipped}
         while position < len(statements):
             region = regions.get(position)
-            if position in self._chains:
+            for mix in self._mixes:
+                if mix.first == position:
+                    self._mix(mix)
+            if position in absorbed:
+                position += 1
+            elif position in joins:
+                self._join(joins[position])
+                position += 1
+            elif position in self._chains:
                 self._chain(self._chains[position])
                 position = self._chains[position].chain.last + 1
             elif region is not None and self._outlined(region):
@@ -96,7 +116,36 @@ class ForwardBody:
     @property
     def fuses(self) -> bool:
         """Whether kernels take along what stands around a GEMM in the model's dtype."""
-        return any(not planned.shape.fp8 for planned in self._chains.values())
+        return bool(self._mixes) or any(not planned.shape.fp8 for planned in self._chains.values())
+
+    def _may_join(self, join: Join) -> bool:
+        """Whether a join has a kernel and is in no region that becomes a function of its own."""
+        around = [region for region in self._forward.regions if not self._outlined(region)]
+        inside = {place for region in self._forward.regions for place in range(region.first, region.last + 1)}
+        free = {place for region in around for place in range(region.first, region.last + 1)}
+        return join_shape(join, self._forward) is not None and (inside - free).isdisjoint(join.places)
+
+    def _mix(self, mix: Mix) -> None:
+        """Compute a mixing layer's results where the first of its statements stands."""
+        shape, statements = mix_shape(mix, self._joins), self._forward.statements
+        name = f"{self._writer.kernels}.{self._writer.mixes.function(shape)}"
+        code = call(name, map(Code, mix_arguments(mix, self._forward, self._scope)))
+        made = [self._target(statements[place].target) or "_" for place in mix.made]
+        if shape.passes:
+            self._handed[mix.x] = self._scope.names.unique(f"{mix.x}_passed")
+            made.append(self._handed[mix.x])
+        self._comment_notes(range(mix.first, mix.first))
+        self.lines += straight.assignment(", ".join(made), code, INDENT, self._scope)
+
+    def _join(self, join: Join) -> None:
+        shape = join_shape(join, self._forward)
+        if shape is None:
+            raise LokaError(f"no kernel joins for statement {join.norm}. This is a fault in LoKA: please report it.")
+        handed = self._handed if passing(join, self._mixes) is not None else {}
+        arguments = join_arguments(join, self._forward, self._scope, handed)
+        name = f"{self._writer.kernels}.{self._writer.mixes.function(shape)}"
+        self._comment_notes(range(join.norm, join.norm + 1))
+        self._assign(join.norm, call(name, map(Code, arguments)))
 
     def _chain(self, planned: PlannedChain) -> None:
         chain, shape = planned.chain, planned.shape

@@ -9,6 +9,7 @@ from loka.codegen.chain_shapes import ChainShape, StageShape, fits
 from loka.codegen.chains import Chains
 from loka.codegen.forwards import INDENT, ForwardBody
 from loka.codegen.layout import Code, call, code_of, lay_out, parse
+from loka.codegen.mixes import Mixes
 from loka.codegen.names import Names, class_name
 from loka.codegen.prose import listed, shown, wrapped
 from loka.codegen.recipes import Recipes, SiteRecipe, describe, site_recipe
@@ -49,6 +50,7 @@ class ModuleWriter:
     recipes: Recipes
     regions: Regions
     chains: Chains
+    mixes: Mixes
     class_names: Names = field(default_factory=Names)
     imports: set[str] = field(default_factory=set)
 

@@ -97,3 +97,8 @@ def _camel(name: str) -> str:
         joint = "X" if made[-1:].isdigit() and word[0].isdigit() else ""
         made += joint + word[0].upper() + word[1:]
     return made[:_LONGEST]
+
+
+def class_of(name: str) -> str:
+    """layer_norm_linear_e4m3_512x64 as LayerNormLinearE4m3X512x64."""
+    return "".join(f"X{part}" if part[0].isdigit() else part[0].upper() + part[1:] for part in name.split("_"))

@@ -12,6 +12,7 @@ import loka
 from loka.codegen.bindings import binding_text
 from loka.codegen.chains import Chains
 from loka.codegen.layout import WIDTH, quoted
+from loka.codegen.mixes import Mixes
 from loka.codegen.modules import BoundView, ModuleWriter
 from loka.codegen.names import RESERVED, Names
 from loka.codegen.prose import shown
@@ -61,6 +62,7 @@ def _render_code(plan: Plan, templates: Templates) -> dict[str, str]:
         recipes=Recipes(kernel_names),
         regions=Regions(kernel_names),
         chains=Chains(kernel_names),
+        mixes=Mixes(kernel_names),
     )
     views = [writer.bound(binding) for binding in plan.bindings]
     common = {"name": plan.name, "policy": shown(policy_name(plan)), "stamp": _UNSTAMPED, "target": quoted(plan.target)}
@@ -77,9 +79,10 @@ def _render_code(plan: Plan, templates: Templates) -> dict[str, str]:
 
 
 def _fused_files(writer: ModuleWriter, policy: str) -> dict[str, str]:
-    """The files of Triton kernels and of their operators, none where no chain calls any."""
+    """The files of Triton kernels and of their operators, none where nothing calls any."""
     templates = load_kernel_templates()
-    kernels = [render(spec, templates) for spec in writer.chains.specs()]
+    specs = dict.fromkeys((*writer.chains.specs(), *writer.mixes.specs()))
+    kernels = [render(spec, templates) for spec in specs]
     return render_files(kernels, templates, policy, _UNSTAMPED) if kernels else {}
 
 
@@ -95,6 +98,7 @@ def _kernels(templates: Templates, writer: ModuleWriter, common: dict[str, str])
             "turn": writer.recipes.turn,
             "chains": writer.chains.views(),
             "frozen_chains": writer.chains.frozen_views(),
+            "functions": writer.mixes.views(),
             "regions": writer.regions.views,
             "imports": sorted(writer.regions.imports),
             **common,

@@ -7,7 +7,7 @@ from loka.dispatch.binding import Binding
 from loka.dispatch.bound import Bound, Tickets
 from loka.dispatch.errors import BindError, FrozenWeightError, LokaWarning, NonFiniteError, VerifyError
 from loka.dispatch.patch import Patch, patch_of
-from loka.dispatch.precision import output_dtype
+from loka.dispatch.precision import joined_dtype, output_dtype
 from loka.dispatch.stamps import check_stamps
 from loka.kernels.scaled_mm import scaled_mm
 
@@ -23,6 +23,7 @@ __all__ = [
     "VerifyError",
     "apply",
     "check_stamps",
+    "joined_dtype",
     "output_dtype",
     "patch_of",
     "scaled_mm",

@@ -1,4 +1,4 @@
-"""The dtype in which a GEMM returns its result."""
+"""The dtypes in which operations return their results, under autocast too."""
 
 from __future__ import annotations
 
@@ -14,3 +14,16 @@ def output_dtype(x: torch.Tensor) -> torch.dtype:
     if x.dtype != torch.float64 and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return x.dtype
+
+
+def joined_dtype(*added: torch.Tensor) -> torch.dtype:
+    """What a norm of the sum or concatenation of these would return: their widest dtype.
+
+    Under torch.autocast it is float32, as that has it for a LayerNorm on a GPU, but for float64.
+    """
+    dtype = added[0].dtype
+    for other in added[1:]:
+        dtype = torch.promote_types(dtype, other.dtype)
+    if dtype != torch.float64 and torch.is_autocast_enabled(added[0].device.type):
+        return torch.float32
+    return dtype

@@ -23,13 +23,13 @@ class JoinConfiguration:
 
 
 def join_configuration(spec: JoinForward | JoinBackward) -> JoinConfiguration:
-    """The choice for a spec: 4096 elements at a step. Measured 128 and 256 wide (docs/results/LOG.md, "joins")."""
-    rows = max(1, 4096 // padded_width(spec.width))
-    if padded_width(spec.width) > 4096:
-        return JoinConfiguration(rows, warps=16, programs=1)
+    """The choice for a spec: so many rows at a step. Measured 128 and 256 wide (docs/results/LOG.md, "joins")."""
+    padded = padded_width(spec.width)
+    if padded > 2048:
+        return JoinConfiguration(1, warps=min(16, padded // 512), programs=max(1, 16384 // padded))
     if isinstance(spec, JoinForward):
-        return JoinConfiguration(rows, warps=8, programs=4)
-    return JoinConfiguration(rows, warps=4, programs=8)
+        return JoinConfiguration(4096 // padded, warps=8, programs=4)
+    return JoinConfiguration(2048 // padded, warps=2, programs=16)
 
 
 def join_views(spec: JoinForward | JoinBackward, launched: JoinConfiguration) -> Views:

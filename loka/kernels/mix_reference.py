@@ -17,22 +17,28 @@ def mix_products(x: Tensor, rank: Tensor) -> Tensor:
 
 
 def mix_backward(
-    dproducts: Tensor, dcompressed: Tensor, x: Tensor, rank: Tensor, compress: Tensor, passed: Tensor
+    dproducts: Tensor, dcompressed: Tensor, x: Tensor, rank: Tensor, compress: Tensor, passed: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of `mix_forward`: dx (B, n, d), with `passed` added and in its dtype; drank (1, n * r) and
-    dcompress (1, c * n) in float32.
+    """The gradients of `mix_forward`: dx (B, n, d), with `passed` added and in its dtype, else in that of x; drank
+    (1, n * r) and dcompress (1, c * n) in float32.
     """
     dx, drank = _products_backward(dproducts, x, rank)
     dcompressed = dcompressed.float()
-    dx = dx + torch.matmul(compress.float().t(), dcompressed) + passed.float()
+    dx = dx + torch.matmul(compress.float().t(), dcompressed)
     dcompress = torch.einsum("bcd,bnd->cn", dcompressed, x.float()).reshape(1, -1)
-    return dx.to(passed.dtype), drank, dcompress
+    return _with_passed(dx, x, passed), drank, dcompress
 
 
-def mix_products_backward(dproducts: Tensor, x: Tensor, rank: Tensor, passed: Tensor) -> tuple[Tensor, Tensor]:
+def mix_products_backward(
+    dproducts: Tensor, x: Tensor, rank: Tensor, passed: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The gradients of `mix_products`, as `mix_backward` gives them."""
     dx, drank = _products_backward(dproducts, x, rank)
-    return (dx + passed.float()).to(passed.dtype), drank
+    return _with_passed(dx, x, passed), drank
+
+
+def _with_passed(dx: Tensor, x: Tensor, passed: Tensor | None) -> Tensor:
+    return dx.to(x.dtype) if passed is None else (dx + passed.float()).to(passed.dtype)
 
 
 def _products_backward(dproducts: Tensor, x: Tensor, rank: Tensor) -> tuple[Tensor, Tensor]:

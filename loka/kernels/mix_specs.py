@@ -65,27 +65,28 @@ class MixForward:
 
 @dataclass(frozen=True, slots=True)
 class MixBackward:
-    """The gradients of `MixForward`, with a gradient of x that came another way added.
+    """The gradients of `MixForward`, with a gradient of x that came another way added where it was passed on.
 
     Parameters: dproducts (B, n, r), dcompressed (B, c, d) where `made` is not 0, x, rank, compress as the forward had
     them, and `passed` (B, n, d), what is added. dcompressed and passed may be parts of wider tensors: only their two
-    last dimensions have to be contiguous. Results: dx (B, n, d) in the dtype of passed; drank (P, n * r) and dcompress
-    (P, c * n), partial sums in float32, which `Reduce` adds up.
+    last dimensions have to be contiguous. Results: dx (B, n, d) in the dtype of passed, else of x; drank (P, n * r) and
+    dcompress (P, c * n), partial sums in float32, which `Reduce` adds up.
     """
 
     sizes: MixSizes
+    passed: bool
 
     @property
     def function(self) -> str:
         """The host function's name."""
-        return f"mix_backward_{self.sizes.name}"
+        return f"mix_backward_{self.sizes.name}" + ("_passed" if self.passed else "")
 
     @property
     def parameters(self) -> tuple[str, ...]:
         """The host function's parameters, all tensors."""
-        if self.sizes.made:
-            return ("dproducts", "dcompressed", "x", "rank", "compress", "passed")
-        return ("dproducts", "x", "rank", "passed")
+        names = ("dproducts", "dcompressed", "x", "rank", "compress")
+        given = names if self.sizes.made else ("dproducts", "x", "rank")
+        return (*given, "passed") if self.passed else given
 
     @property
     def results(self) -> tuple[str, ...]:

@@ -34,8 +34,8 @@ def mix_configuration(spec: MixForward | MixBackward) -> MixConfiguration:
     if isinstance(spec, MixForward):
         return MixConfiguration(d, stages=3 if n * d <= 8192 else 2, warps=4, programs=2)
     if n <= 64:
-        return MixConfiguration(min(d, 128), stages=3, warps=4, programs=1)
-    return MixConfiguration(min(d, 64), stages=2, warps=8, programs=1)
+        return MixConfiguration(min(d, 64), stages=3, warps=4, programs=2)
+    return MixConfiguration(min(d, 64), stages=3, warps=8, programs=1)
 
 
 def mix_views(spec: MixForward | MixBackward, launched: MixConfiguration) -> Views:
@@ -57,6 +57,7 @@ def mix_views(spec: MixForward | MixBackward, launched: MixConfiguration) -> Vie
         "shapes": indented(shapes),
         "kernel_header": opened(f"def _{spec.function}", _kernel_parameters(spec), ":"),
         "host_header": header(spec.function, parameters, len(spec.results)),
+        "passed": isinstance(spec, MixBackward) and spec.passed,
         "reference": reference,
         "allocations": allocations,
         "launch": opened(f"_{spec.function}[(programs,)]", _arguments(spec, launched), "", 4),
@@ -125,7 +126,7 @@ def _allocations(spec: MixForward | MixBackward, launched: MixConfiguration) -> 
     lines = [f"{name} = operators.whole_samples({name})" for name in _strided(spec)]
     lines += [
         f"programs = {programs} if x.dtype.itemsize == 2 else 1",
-        f"dx = x.new_empty((x.shape[0], {n}, {d}), dtype=passed.dtype)",
+        f"dx = x.new_empty((x.shape[0], {n}, {d}){', dtype=passed.dtype' if spec.passed else ''})",
         f"drank = x.new_empty((programs, {n * r}), dtype=torch.float32)",
     ]
     return lines + ([f"dcompress = x.new_empty((programs, {c * n}), dtype=torch.float32)"] if c else [])

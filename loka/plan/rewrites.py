@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from loka.errors import LokaError
+from loka.kernels.mix_specs import why_not as why_not_mixed
 from loka.kernels.rendered_specs import ACTIVATIONS, NORMS
 from loka.numerics.names import OPERANDS, Compute, Fuse, Gemm, Operand
 from loka.plan.plan import NOTHING_AROUND, SitePlan, Skipped
@@ -21,9 +22,10 @@ from loka.sites.chains import Known, find_chains
 from loka.sites.refused import Refused
 from loka.sites.regions import Scope, find_regions, inline_for
 from loka.sites.site import Kind, Site
-from loka.sites.straight import Region, SiteCall, Statement, StraightForward
+from loka.sites.straight import Mix, Region, SiteCall, Statement, StraightForward
 
 OUTSIDE = "its Parameter belongs to a module outside of the one that multiplies by it"
+MIXED = ("transpose", "matmul", "matmul")  # the operations around a site of a mixing layer
 SEVERAL = "it stands for several calls of one Parameter, which cannot be told apart"
 _KNOWN = Known(frozenset(NORMS), frozenset(ACTIVATIONS))
 
@@ -182,11 +184,26 @@ def _take(wish: Wish, scope: Scope, traced: StraightForward, made: Rewrites) -> 
         for region in forward.regions
         if region.last > region.first and (region.site in taken if region.site in wish.kept else region.site in fused)
     )
+    mixes = {mix: _sites_of(mix, forward) for mix in forward.mixes if _is_wanted(mix, wish, forward)}
+    joins = forward.joins if wish.kept or wish.chained else ()
     made.regions.update((region.site, region.ops) for region in regions)
-    around = {region.site for region in regions}
+    made.regions.update((site, MIXED) for sites in mixes.values() for site in sites)
+    around = {region.site for region in regions}.union(*mixes.values())
     made.notes.update((name, "" if name in in_chains else NOTHING_AROUND) for name in fused - around)
     if around or any(site not in lost for site in wish.fp8_parameters):
-        made.forwards[scope.owner] = replace(forward, regions=regions)
+        made.forwards[scope.owner] = replace(forward, regions=regions, mixes=tuple(mixes), joins=joins)
+
+
+def _sites_of(mix: Mix, forward: StraightForward) -> tuple[str, ...]:
+    """The sites that a mixing layer multiplies by."""
+    calls = [forward.statements[place].call for place in (mix.inner, mix.compress) if place is not None]
+    return tuple(call.site for call in calls if call is not None)
+
+
+def _is_wanted(mix: Mix, wish: Wish, forward: StraightForward) -> bool:
+    """Whether all products of a mixing layer stay in the model's dtype, by the policy, and a kernel takes them."""
+    sites, products = _sites_of(mix, forward), 1 + (mix.compress is not None)
+    return len(sites) == products and wish.kept.issuperset(sites) and why_not_mixed(*mix.sizes) is None
 
 
 def _chained(wish: Wish, forward: StraightForward) -> tuple[set[str], set[str]]:

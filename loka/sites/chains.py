@@ -141,7 +141,7 @@ class _Finder:
         return self._readers.get(target) == {last + 1} and [name for name in reads if name in inside] == [target]
 
     def _norm(self, place: int) -> ChainNorm | None:
-        norm = _parse_norm(self._statements[place])
+        norm = parse_norm(self._statements[place])
         return norm if norm is not None and norm.kind in self._known.norms else None
 
     def _activation(self, place: int) -> str | None:
@@ -203,7 +203,7 @@ def _placeholder(template: str) -> int | None:
     return int(inner) if template == f"{{{inner}}}" and inner.isdecimal() else None
 
 
-def _arguments(statement: Statement) -> tuple[str, list[ast.expr], dict[str, ast.expr]] | None:
+def parsed_call(statement: Statement) -> tuple[str, list[ast.expr], dict[str, ast.expr]] | None:
     """The function that a statement calls and its arguments; operand i reads as the name `operand_i`."""
     names = [f"operand_{number}" for number in range(len(statement.operands))]
     try:
@@ -215,9 +215,9 @@ def _arguments(statement: Statement) -> tuple[str, list[ast.expr], dict[str, ast
     return ast.unparse(node.func), node.args, {str(keyword.arg): keyword.value for keyword in node.keywords}
 
 
-def _parse_norm(statement: Statement) -> ChainNorm | None:
+def parse_norm(statement: Statement) -> ChainNorm | None:
     """The norm that a statement is; None where it is another operation, or a norm over more than one dimension."""
-    parsed = _arguments(statement)
+    parsed = parsed_call(statement)
     if statement.call is not None or parsed is None or parsed[0] not in _NORM_ARGUMENTS:
         return None
     function, positional, named = parsed
@@ -261,7 +261,7 @@ def _is_none(node: ast.expr) -> bool:
 
 def _is_plain_activation(statement: Statement) -> bool:
     """Whether an activation is called with its operand alone; in place or not is one here, as nothing else reads it."""
-    parsed = _arguments(statement)
+    parsed = parsed_call(statement)
     if parsed is None or statement.call is not None or len(statement.operands) != 1:
         return False
     function, positional, named = parsed

@@ -67,6 +67,51 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
+class Mix:
+    """Statements that mix a sample's embeddings (`loka.sites.mixes`), which are computed together where they begin.
+
+    Numbers but `sizes` index `StraightForward.statements`.
+    """
+
+    first: int  # the first of the statements below
+    transpose: int
+    inner: int  # x^T @ rank
+    outer: int  # x @ inner
+    compress: int | None  # compress @ x
+    x: str  # the local that is mixed
+    sizes: tuple[int, int, int, int]  # embeddings, dimension, rank, weighted sums (0 without `compress`)
+
+    @property
+    def made(self) -> tuple[int, ...]:
+        """The statements whose results are read outside."""
+        return (self.outer,) if self.compress is None else (self.outer, self.compress)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """All of its statements."""
+        found = (self.transpose, self.inner, self.outer, self.compress)
+        return tuple(place for place in found if place is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A norm with what is put together for it (`loka.sites.joins`), which are computed together where the norm stands.
+
+    Numbers index `StraightForward.statements`.
+    """
+
+    norm: int
+    skipped: tuple[int, ...]  # the concatenation and the sum, those that there are
+    parts: tuple[Ref, ...]  # (B, n_i, d) each
+    residual: Ref | None  # (B, n, d), n the sum of the n_i
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """All of its statements."""
+        return (*self.skipped, self.norm)
+
+
+@dataclass(frozen=True, slots=True)
 class StraightForward:
     """One module's forward, with the children named in `inlined` printed into it.
 
@@ -82,3 +127,5 @@ class StraightForward:
     inlined: tuple[str, ...]  # names of children, relative to the owner, whose forward is printed here
     source_hash: str  # over the source of the owner's forward and of every inlined child's
     regions: tuple[Region, ...] = ()
+    mixes: tuple[Mix, ...] = ()
+    joins: tuple[Join, ...] = ()

@@ -10,6 +10,7 @@ import copy
 import inspect
 import operator
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 import torch
 from torch import fx, nn
@@ -19,7 +20,9 @@ from loka.sites.calls import Weights, find_weights, site_call
 from loka.sites.examples import Examples, missing_storage
 from loka.sites.fxtrace import Op, Recording, record_forward
 from loka.sites.gate import difference
+from loka.sites.joins import find_joins
 from loka.sites.lint import lint
+from loka.sites.mixes import find_mixes
 from loka.sites.printer import (
     HIDING,
     INFIX,
@@ -34,6 +37,7 @@ from loka.sites.printer import (
     variable,
 )
 from loka.sites.refused import CannotTraceError, Refused
+from loka.sites.shapes import observed_shapes
 from loka.sites.source import forward_source_hash, qualified
 from loka.sites.straight import Ref, RefKind, Statement, StraightForward
 
@@ -70,7 +74,8 @@ def trace_forward(
             raise CannotTraceError(found)
     except CannotTraceError as error:
         return Refused(owner, str(error))
-    return forward
+    shapes = observed_shapes(forward, examples, lambda: copy_owner(module, expand))
+    return replace(forward, mixes=find_mixes(forward, shapes), joins=find_joins(forward, shapes))
 
 
 def _expanded(module: nn.Module, inline: Collection[str], sites: Collection[str]) -> frozenset[str]:

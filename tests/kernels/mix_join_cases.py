@@ -55,7 +55,9 @@ def exact_mix(sizes: MixSizes, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     x = leaves["x"]
     products = torch.matmul(x, torch.matmul(x.transpose(1, 2), leaves["rank"]))
     compressed = torch.matmul(leaves["compress"], x)
-    outputs, names = [products, x * 1.0], ["dproducts", "passed"]
+    outputs, names = [products], ["dproducts"]
+    if passes(sizes):
+        outputs, names = [*outputs, x * 1.0], [*names, "passed"]
     if sizes.made:
         outputs, names = [*outputs, compressed], [*names, "dcompressed"]
     wanted = ["x", "rank", *(["compress"] if sizes.made else [])]
@@ -69,7 +71,12 @@ def exact_mix(sizes: MixSizes, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def mix_specs(sizes: MixSizes) -> tuple[MixForward, MixBackward]:
     """Both directions."""
-    return MixForward(sizes), MixBackward(sizes)
+    return MixForward(sizes), MixBackward(sizes, passes(sizes))
+
+
+def passes(sizes: MixSizes) -> bool:
+    """Whether x is handed on, in some of the cases."""
+    return sizes.rank != 16
 
 
 def join_specs(join: Join) -> tuple[JoinForward, JoinBackward]:

@@ -1,0 +1,118 @@
+"""Mixing layers and joins of a forward: what is rendered for each, and what it is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from loka.codegen import straight
+from loka.codegen.mix_functions import FunctionView, backward_of, join_view, mix_view
+from loka.codegen.names import Names, class_of
+from loka.errors import LokaError
+from loka.kernels.join_specs import LARGEST_PARTS, NORMS, JoinForward
+from loka.kernels.mix_specs import MixBackward, MixForward, MixSizes
+from loka.kernels.rendered_specs import LARGEST_WIDTH, Reduce
+from loka.kernels.rendering import AnySpec
+from loka.sites.chains import ChainNorm, parse_norm
+from loka.sites.straight import Join, Mix, Ref, RefKind, StraightForward
+
+
+@dataclass(frozen=True, slots=True)
+class MixShape:
+    """What a mixing layer's text depends on."""
+
+    sizes: MixSizes
+    passes: bool  # whether x is handed on, for a join that adds it: its gradient is then added in the same kernel
+
+
+class Mixes:
+    """The mixing layers and joins of one package, each once, in the order of their first uses."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._found: dict[MixShape | JoinForward, tuple[str, str]] = {}
+
+    def function(self, shape: MixShape | JoinForward) -> str:
+        """The wrapper's name in kernels.py for one more call."""
+        if shape not in self._found:
+            name = self._names.unique(_name(shape))
+            self._found[shape] = (name, self._names.unique(class_of(name)))
+        return self._found[shape][0]
+
+    def views(self) -> tuple[FunctionView, ...]:
+        """Every function that was asked for."""
+        return tuple(
+            mix_view(shape.sizes, shape.passes, *names) if isinstance(shape, MixShape) else join_view(shape, *names)
+            for shape, names in self._found.items()
+        )
+
+    def specs(self) -> tuple[AnySpec, ...]:
+        """The kernels that the functions call, each once."""
+        found: dict[AnySpec, None] = {}
+        for shape in self._found:
+            if isinstance(shape, MixShape):
+                sizes = shape.sizes
+                specs = (MixForward(sizes), MixBackward(sizes, shape.passes), Reduce(2 if sizes.made else 1))
+                found.update(dict.fromkeys(specs))
+            else:
+                backward = backward_of(shape)
+                found.update(dict.fromkeys((shape, backward)))
+                sums = len(backward.results) - 1
+                found.update({Reduce(sums): None} if sums else {})
+        return tuple(found)
+
+
+def mix_shape(mix: Mix, joins: Sequence[Join]) -> MixShape:
+    """The shape of a mixing layer in a forward with these joins."""
+    return MixShape(MixSizes(*mix.sizes), any(_adds(join, mix) for join in joins))
+
+
+def _adds(join: Join, mix: Mix) -> bool:
+    return join.residual == Ref(RefKind.LOCAL, mix.x)
+
+
+def passing(join: Join, mixes: Sequence[Mix]) -> Mix | None:
+    """The mixing layer that hands on what a join adds."""
+    return next((mix for mix in mixes if _adds(join, mix)), None)
+
+
+def join_shape(join: Join, forward: StraightForward) -> JoinForward | None:
+    """The kernel of a join; None where no kernel takes it."""
+    norm = norm_of(join, forward)
+    if norm.kind not in NORMS or norm.width > LARGEST_WIDTH or len(join.parts) > LARGEST_PARTS:
+        return None
+    weight, bias = norm.weight is not None, norm.bias is not None
+    residual = join.residual is not None
+    return JoinForward(norm.width, len(join.parts), residual, norm.kind, weight, bias, norm.eps)
+
+
+def norm_of(join: Join, forward: StraightForward) -> ChainNorm:
+    """The norm that a join ends with."""
+    norm = parse_norm(forward.statements[join.norm])
+    if norm is None:
+        raise LokaError(f"statement {join.norm} is no norm. This is a fault in LoKA: please report it.")
+    return norm
+
+
+def mix_arguments(mix: Mix, forward: StraightForward, scope: straight.Scope) -> list[str]:
+    """What a mixing layer's function is called with."""
+    weights = [forward.statements[mix.inner].operands[1].text]
+    if mix.compress is not None:
+        weights.append(forward.statements[mix.compress].operands[0].text)
+    return [scope.read(mix.x), *weights]
+
+
+def join_arguments(join: Join, forward: StraightForward, scope: straight.Scope, handed: Mapping[str, str]) -> list[str]:
+    """What a join's function is called with; `handed` has the name of what a mixing layer handed on, by local."""
+    parts = [scope.read(part.text) for part in join.parts]
+    norm = norm_of(join, forward)
+    vectors = [ref.text for ref in (norm.weight, norm.bias) if ref is not None]
+    if join.residual is None:
+        return [*parts, *vectors]
+    return [*parts, handed.get(join.residual.text) or scope.read(join.residual.text), *vectors]
+
+
+def _name(shape: MixShape | JoinForward) -> str:
+    if isinstance(shape, JoinForward):
+        return shape.function
+    return MixForward(shape.sizes).function + ("_passing" if shape.passes else "")

@@ -1,0 +1,60 @@
+"""The shapes of what a traced forward computes, seen on its examples."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from loka.sites.examples import Examples, copy_tree
+from loka.sites.gate import with_forward
+from loka.sites.straight import StraightForward
+
+Shape = tuple[int | None, ...]  # None is a dimension that follows the batch
+
+
+def observed_shapes(
+    forward: StraightForward, examples: Examples, copied: Callable[[], nn.Module]
+) -> Mapping[str, Shape]:
+    """The shape of each argument and each statement's target that is one tensor; a name that is set twice is left out.
+
+    `copied` makes a copy of the owner. The forward was shown to run on the examples (`loka.sites.gate`).
+    """
+    targets = [statement.target for statement in forward.statements if statement.target != "_"]
+    owner = copied()
+    signature = inspect.signature(owner.forward)
+    once = [target for target in dict.fromkeys(targets) if targets.count(target) == 1]
+    once = [target for target in once if target not in signature.parameters]
+    shown = with_forward(owner, replace(forward, result=f"({' '.join(f'{name},' for name in once)})"))
+    seen: list[dict[str, Shape]] = []
+    with _evaluating(shown), torch.no_grad():
+        for call in examples.calls:
+            args, kwargs = copy_tree(call.args), copy_tree(call.kwargs)
+            values = {**signature.bind(*args, **kwargs).arguments}
+            values |= dict(zip(once, shown(*args, **kwargs), strict=True))
+            seen.append({name: tuple(value.shape) for name, value in values.items() if isinstance(value, torch.Tensor)})
+    return {name: shape for name in seen[0] if name not in targets or name in once if (shape := _common(name, seen))}
+
+
+def _common(name: str, seen: Sequence[Mapping[str, Shape]]) -> Shape:
+    """A shape that all calls agree on, None where a dimension differs; () where it has not always as many."""
+    shapes = [shapes.get(name, ()) for shapes in seen]
+    if len({len(shape) for shape in shapes}) > 1:
+        return ()
+    return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True))
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """The module in evaluation; a copy shares children with its original, so that the flags are put back."""
+    flags = [(child, child.training) for child in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for child, flag in flags:
+            child.training = flag
