@@ -11,7 +11,7 @@ from loka import dispatch
 
 from . import kernels, modules
 
-STAMP = "dd1bbc8421f9b0be926c87b1cbad833fa5dba5e9f465511025062d86c94b125d"
+STAMP = "942d599809b9ee0a1507f01f84bce2f1522003d0763b95300791b737bebe6672"
 dispatch.check_stamps(__name__, STAMP, kernels.STAMP, modules.STAMP)
 
 # Which modules become which class. `sites` are named for reports; `gemms` are those of each site that run in FP8.
@@ -31,7 +31,7 @@ BINDINGS = (
         train=modules.Layers,
         infer=modules.LayersFrozen,
         replaces="loka.zoo.wukong.WukongLayer",
-        source_hash="b63ea3eb9beefa10091022b66be4eaeef9c777615b30e2e6bf5d18069327c610",
+        source_hash="fe47e1d46a6de0784b0d67beed968cfa6150590c5f2d8144f4431f0276748db1",
         inlined=("fmb_norm", "fmb", "fmb.0", "fmb.1", "fmb.2", "fmb.3", "fmb.4", "fmb.5", "norm"),
         modules=("layers.0", "layers.1", "layers.2"),
         sites=(

@@ -15,7 +15,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "dd1bbc8421f9b0be926c87b1cbad833fa5dba5e9f465511025062d86c94b125d"
+STAMP = "942d599809b9ee0a1507f01f84bce2f1522003d0763b95300791b737bebe6672"
 
 
 class EmbedDense3(dispatch.Bound):
