@@ -128,7 +128,7 @@ def _cell(case: Case, rows: int, width: int, module: ModuleType, peaks: Peaks | 
         bound = bytes_us(read + size_of(made), peaks) if peaks is not None else None
         return Measured(time_call(call, sets), None, None), bound
 
-    cell = cell_of("", case.title, f"{rows} x {width}", run, lambda line: progress(f"{case.title}{line}"))
+    cell = cell_of(case.title, case.title, f"{rows} x {width}", run, progress)
     torch.cuda.empty_cache()
     return cell
 

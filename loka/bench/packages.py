@@ -68,16 +68,15 @@ class Workshop:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         sys.path.remove(str(self._path))
-        for name in [name for name in sys.modules if name.partition(".")[0] in self._imported]:
-            del sys.modules[name]
+        for name in self._imported:
+            _forget(name)
         self._folder.cleanup()
 
     def add(self, subject: Subject) -> tuple[str, str]:
         """Make a subject importable; gives its factory and its inputs as "module:name"."""
         module = f"loka_bench_{subject.name}"
         (self._path / f"{module}.py").write_text(subject.source, encoding="utf-8")
-        self._imported.append(module)
-        importlib.invalidate_caches()
+        self._announce(module)
         return f"{module}:build", f"{module}:inputs"
 
     def make(self, subject: Subject, variant: Variant) -> Made:
@@ -99,8 +98,7 @@ class Workshop:
             notes = dict.fromkeys(site.region_note for site in plan.sites)
             raise LokaError(f"nothing is replaced: {'; '.join(notes)}")
         write_package(render_package(plan), self._path / name)
-        self._imported.append(name)
-        importlib.invalidate_caches()
+        self._announce(name)
         return Made(importlib.import_module(name), plan)
 
     def kernels(self, specs: Sequence[Spec]) -> ModuleType:
@@ -112,6 +110,16 @@ class Workshop:
         files = render_files([render(spec, templates) for spec in specs], templates, "loka bench kernels")
         for file, text in {**files, "__init__.py": ""}.items():
             (folder / file).write_text(text, encoding="utf-8")
+        self._announce(name)
+        return importlib.import_module(f"{name}.{KERNELS_FILE.removesuffix('.py')}")
+
+    def _announce(self, name: str) -> None:
+        """A module of that name is now in the folder; one that was imported before is another."""
+        _forget(name)
         self._imported.append(name)
         importlib.invalidate_caches()
-        return importlib.import_module(f"{name}.{KERNELS_FILE.removesuffix('.py')}")
+
+
+def _forget(name: str) -> None:
+    for known in [module for module in sys.modules if module == name or module.startswith(f"{name}.")]:
+        del sys.modules[known]

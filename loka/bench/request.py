@@ -6,12 +6,13 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from loka.bench import gemms, kernels, models, regions
 from loka.bench.comparison import Progress
 from loka.bench.machine import environment, require_gpu
 from loka.bench.regions import DEFAULT_SHAPES, Form
-from loka.bench.results import Report, Section
+from loka.bench.results import Report, Section, usable_folder
 from loka.bench.variants import choose, variants_named
 from loka.errors import InputError
 
@@ -87,10 +88,14 @@ def check(request: Request) -> Job:
     return Job(request, chosen, lambda progress: regions.run_regions(form, shapes, variants, modes, progress))
 
 
-def run(request: Request, progress: Progress, now: datetime | None = None) -> Report:
-    """Check a request and measure what it asks for. Raises InputError where that cannot be, or there is no GPU."""
+def run(request: Request, out: Path, progress: Progress, now: datetime | None = None) -> Report:
+    """Check a request and measure what it asks for; `out` is only made ready for the report's files.
+
+    Raises InputError where the request is not in order, there is no GPU, or `out` cannot be written into.
+    """
     job = check(request)
     require_gpu()
+    usable_folder(out)
     sections = job.run(progress)
     date = (now or datetime.now(UTC)).astimezone(UTC)
     notes = (METHOD, KERNELS if request.what == "kernels" else STEPS)

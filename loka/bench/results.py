@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterable
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +64,7 @@ class Report:
 
     what: str  # region, model or kernels
     command: str
-    date: str  # ISO 8601, UTC, to the minute
+    date: str  # UTC, to the minute: 2026-11-21T08:12Z
     environment: Environment
     sections: tuple[Section, ...]
     notes: tuple[str, ...] = ()
@@ -71,7 +72,7 @@ class Report:
     @property
     def stem(self) -> str:
         """The files' name without a suffix: region-2026-11-21T0812."""
-        return f"{self.what}-{self.date.replace(':', '').removesuffix('+0000').removesuffix('Z')}"
+        return f"{self.what}-{self.date.replace(':', '').removesuffix('Z')}"
 
 
 def ratio(section: Section, cell: Cell) -> float | None:
@@ -247,8 +248,20 @@ def to_plain(report: Report) -> dict[str, object]:
     }
 
 
+def usable_folder(folder: Path) -> None:
+    """Make a folder, and write into it. Raises InputError where that cannot be, before minutes are spent measuring."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{folder}: cannot be written into ({error.strerror}); choose another folder with -o"
+        ) from error
+
+
 def write_files(report: Report, folder: Path) -> tuple[Path, Path]:
-    """Write STEM.json and STEM.md, each whole or not at all, making the folder. Raises InputError where it cannot."""
+    """Write STEM.json and STEM.md into a folder that is there, each whole or not at all. Raises InputError."""
     texts = {
         ".json": json.dumps(to_plain(report), indent=2, allow_nan=False) + "\n",
         ".md": to_markdown(report),
@@ -258,22 +271,11 @@ def write_files(report: Report, folder: Path) -> tuple[Path, Path]:
         path = folder / (report.stem + suffix)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             temporary.write_text(text, encoding="utf-8", newline="\n")
             temporary.replace(path)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
             raise InputError(f"{path}: cannot be written ({error.strerror}); choose another folder with -o") from error
-        finally:
-            temporary.unlink(missing_ok=True)
         paths.append(path)
     return paths[0], paths[1]
-
-
-def failures(sections: Iterable[Section]) -> tuple[str, ...]:
-    """A line for each cell that failed."""
-    return tuple(
-        f"{cell.variant} on {cell.work}: {cell.failure}"
-        for section in sections
-        for cell in section.cells
-        if cell.timing is None
-    )

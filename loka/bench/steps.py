@@ -66,7 +66,10 @@ def make_work(name: str, base: nn.Module, inputs: tuple[Tensor, ...], modes: Seq
 
 
 def measure(work: Work, variant: Variant, training: bool, package: ModuleType | None) -> Measured:
-    """Prepare, compile, look at memory, capture and time one variant on a GPU. Whatever goes wrong is raised."""
+    """Prepare, compile, look at memory and numbers, capture and time one variant on a GPU.
+
+    Whatever goes wrong is raised; VerifyError where a planned FP8 GEMM did not run.
+    """
     with _alone() as held, float32_products("high"):
         ready = peers.prepare(variant, copy.deepcopy(work.base), training, package)
         inputs = fresh_inputs(work, peers.dtype_of(variant), training)

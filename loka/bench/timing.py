@@ -14,9 +14,8 @@ from loka.errors import InputError
 
 L2_BYTES = 50 * 2**20  # of an H100
 WARM_UPS = 3  # eager runs before a capture
-WARM_UP_MS, MEASURED_MS = 20, 150  # of replays, as Triton's do_bench takes them
+WARM_UP_MS, MEASURED_MS = 20, 150  # of replays
 LAUNCHES = 8  # in a graph of a single kernel, at least
-SAMPLES, DISCARDED = 40, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,64 +28,59 @@ class Timing:
     samples: int
 
 
-class Clock(Protocol):
-    """Times something that a device does."""
+class Timer(Protocol):
+    """How a step is captured and its replays are timed."""
 
-    def milliseconds(self, run: Callable[[], None]) -> float:
-        """From before `run` to after what it started."""
+    def capture(self, step: Callable[[], object]) -> Callable[[], None]:
+        """What replays the step."""
+        ...
+
+    def milliseconds(self, replay: Callable[[], None], measured: int) -> list[float]:
+        """Of each replay, for about `measured` milliseconds in all."""
         ...
 
 
-class EventClock:
-    """CUDA events on the current stream."""
+class GraphTimer:
+    """CUDA graphs, timed by Triton's do_bench, which overwrites the L2 cache between two replays."""
 
-    def milliseconds(self, run: Callable[[], None]) -> float:
-        """Waits for the device to be done before and after."""
-        torch.cuda.synchronize()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        return float(start.elapsed_time(end))
-
-
-def summarise(samples_us: Sequence[float]) -> Timing:
-    """Median, 10th and 90th percentile (linear between samples). Raises InputError without samples."""
-    if not samples_us:
-        raise InputError("nothing was timed: no samples")
-    ordered = sorted(samples_us)
-    return Timing(statistics.median(ordered), _quantile(ordered, 0.1), _quantile(ordered, 0.9), len(ordered))
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-
-
-def capture(step: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """A CUDA graph of one step, after eager runs on a stream of their own."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UPS):
+    def capture(self, step: Callable[[], object]) -> Callable[[], None]:
+        """A CUDA graph of one step, after eager runs on a stream of their own."""
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UPS):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
             step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph
+        return graph.replay
+
+    def milliseconds(self, replay: Callable[[], None], measured: int) -> list[float]:
+        """The GPU's time between events around each replay."""
+        from triton.testing import do_bench
+
+        return [float(time) for time in do_bench(replay, warmup=WARM_UP_MS, rep=measured, return_mode="all")]
 
 
-def time_step(step: Callable[[], object], milliseconds: int = MEASURED_MS) -> Timing:
-    """One step from a CUDA graph; the L2 cache is overwritten between two replays (Triton's do_bench)."""
-    from triton.testing import do_bench
+GRAPHS = GraphTimer()
 
-    graph = capture(step)
-    times = do_bench(graph.replay, warmup=WARM_UP_MS, rep=milliseconds, return_mode="all")
-    return summarise([1e3 * float(time) for time in times])
+
+def time_step(step: Callable[[], object], measured: int = MEASURED_MS, timer: Timer = GRAPHS) -> Timing:
+    """One step from a CUDA graph."""
+    return summarise([1e3 * time for time in timer.milliseconds(timer.capture(step), measured)])
+
+
+def time_call(call: Callable[..., Any], sets: Sequence[Sequence[Any]], timer: Timer = GRAPHS) -> Timing:
+    """One call, from a graph of calls on each set of arguments in turn, at least LAUNCHES of them."""
+    launches = max(LAUNCHES, len(sets))
+    kept: list[Any] = []  # results, so that each call writes to memory of its own
+
+    def all_launches() -> None:
+        kept[:] = [call(*sets[index % len(sets)]) for index in range(launches)]
+
+    times = timer.milliseconds(timer.capture(all_launches), MEASURED_MS)
+    return summarise([1e3 * time / launches for time in times])
 
 
 def rotations(bytes_of_one: int, cache: int = L2_BYTES) -> int:
@@ -99,19 +93,16 @@ def size_of(arguments: Sequence[object]) -> int:
     return sum(value.numel() * value.element_size() for value in arguments if isinstance(value, Tensor))
 
 
-def time_call(call: Callable[..., Any], sets: Sequence[Sequence[Any]], clock: Clock | None = None) -> Timing:
-    """One call, from a graph of calls on each set of arguments in turn, none of which the L2 cache still holds."""
-    launches = max(LAUNCHES, len(sets))
-    kept: list[Any] = []
-
-    def all_launches() -> None:
-        kept[:] = [call(*sets[index % len(sets)]) for index in range(launches)]
-
-    graph = capture(all_launches)
-    return summarise(repeat(graph.replay, clock or EventClock(), launches))
+def summarise(samples_us: Sequence[float]) -> Timing:
+    """Median, 10th and 90th percentile (linear between samples). Raises InputError without samples."""
+    if not samples_us:
+        raise InputError("nothing was timed: there are no samples")
+    ordered = sorted(samples_us)
+    return Timing(statistics.median(ordered), _quantile(ordered, 0.1), _quantile(ordered, 0.9), len(ordered))
 
 
-def repeat(run: Callable[[], None], clock: Clock, launches: int) -> list[float]:
-    """Microseconds of one of the `launches` that `run` makes, time after time; the first times are left out."""
-    times = [1e3 * clock.milliseconds(run) / launches for _ in range(DISCARDED + SAMPLES)]
-    return times[DISCARDED:]
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])

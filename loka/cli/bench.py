@@ -39,7 +39,7 @@ def command(
     from loka.bench.request import Request, run
     from loka.bench.results import to_plain, write_files
 
-    report = run(Request(what, tuple(names or ()), form, only, variants), note)
+    report = run(Request(what, tuple(names or ()), form, only, variants), out, note)
     written = write_files(report, out)
     if as_json:
         print_json(to_plain(report))
