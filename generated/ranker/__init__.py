@@ -11,7 +11,7 @@ from loka import dispatch
 
 from . import kernels, modules
 
-STAMP = "942d599809b9ee0a1507f01f84bce2f1522003d0763b95300791b737bebe6672"
+STAMP = "166870b8bccd0c1b4270aa079bddf3d675ed0a697adb508ba32ca65d0f36a6df"
 dispatch.check_stamps(__name__, STAMP, kernels.STAMP, modules.STAMP)
 
 # Which modules become which class. `sites` are named for reports; `gemms` are those of each site that run in FP8.
@@ -31,7 +31,7 @@ BINDINGS = (
         train=modules.Layers,
         infer=modules.LayersFrozen,
         replaces="loka.zoo.wukong.WukongLayer",
-        source_hash="fe47e1d46a6de0784b0d67beed968cfa6150590c5f2d8144f4431f0276748db1",
+        source_hash="1ca6809d2b9c3b1ffa9158aa44d2e86467c26f608872a4aeeefbc9cc7e6b380e",
         inlined=("fmb_norm", "fmb", "fmb.0", "fmb.1", "fmb.2", "fmb.3", "fmb.4", "fmb.5", "norm"),
         modules=("layers.0", "layers.1", "layers.2"),
         sites=(

@@ -15,7 +15,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "942d599809b9ee0a1507f01f84bce2f1522003d0763b95300791b737bebe6672"
+STAMP = "166870b8bccd0c1b4270aa079bddf3d675ed0a697adb508ba32ca65d0f36a6df"
 
 
 class EmbedDense3(dispatch.Bound):

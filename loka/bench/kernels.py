@@ -1,8 +1,12 @@
-"""The rendered kernels, family by family, against the time of the bytes that each reads and writes."""
+"""The rendered kernels, family by family, against the time of the bytes that each reads and writes.
+
+Each is compared with its reference on the same arguments, too: a kernel that is fast and wrong shows.
+"""
 
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -11,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loka.bench import gemms, roofline
+from loka.bench import library_gemms, roofline
 from loka.bench.comparison import Progress, cell_of
 from loka.bench.packages import Workshop
-from loka.bench.results import Cell, Section
+from loka.bench.results import Cell, Errors, Section
 from loka.bench.roofline import Peaks, bytes_us
-from loka.bench.steps import SEED, Measured
+from loka.bench.steps import SEED, Measured, decibels
 from loka.bench.timing import rotations, size_of, time_call
 from loka.errors import InputError
 from loka.kernels.configs import configuration
@@ -42,20 +46,23 @@ class Case:
 
 
 def _forward(title: str, norm: str | None, activation: str | None, quantise: bool) -> Case:
+    affine, eps = norm == "layer_norm", EPS if norm else 0.0
+
     def spec(width: int) -> NormForward:
-        affine = norm is not None
         return NormForward(
-            width=width, norm=norm, weight=affine, bias=affine, eps=EPS if affine else 0.0, activation=activation,
-            add=False, quantise=quantise, save=True,
+            width=width, norm=norm, weight=affine, bias=affine, eps=eps, activation=activation, add=False,
+            quantise=quantise, save=True,
         )  # fmt: skip
 
     return Case("norm-forward", title, spec, lambda rows, width: norm_arguments(spec(width), rows))
 
 
-def _backward(title: str, activation: str | None, quantise: bool) -> Case:
+def _backward(title: str, norm: str, activation: str | None, quantise: bool) -> Case:
+    affine = norm == "layer_norm"
+
     def spec(width: int) -> NormBackward:
         return NormBackward(
-            width=width, norm="layer_norm", weight=True, bias=True, eps=EPS, activation=activation, add=False,
+            width=width, norm=norm, weight=affine, bias=affine, eps=EPS, activation=activation, add=False,
             quantise=quantise,
         )  # fmt: skip
 
@@ -67,9 +74,9 @@ CASES = (
     _forward("LayerNorm -> e4m3", "layer_norm", None, quantise=True),
     _forward("LayerNorm, SiLU -> e4m3", "layer_norm", "silu", quantise=True),
     _forward("LayerNorm, SiLU -> BF16", "layer_norm", "silu", quantise=False),
-    _backward("LayerNorm backward -> e4m3", None, quantise=True),
-    _backward("SiLU, LayerNorm backward -> e4m3", "silu", quantise=True),
-    _backward("LayerNorm backward -> BF16", None, quantise=False),
+    _backward("LayerNorm backward -> e4m3", "layer_norm", None, quantise=True),
+    _backward("SiLU, LayerNorm backward -> e4m3", "layer_norm", "silu", quantise=True),
+    _backward("LayerNorm backward -> BF16", "layer_norm", None, quantise=False),
     Case("turn", "turn x", lambda width: Turn(1), lambda rows, width: turn_arguments((rows, width))),
     Case(
         "turn",
@@ -112,7 +119,7 @@ def run_kernels(chosen: Sequence[str], variants: Sequence[str], progress: Progre
             ]
         sections.append(Section("rendered kernels (rows x width)", tuple(cells)))
     if GEMM in chosen:
-        sections.append(gemms.run_gemms(variants, peaks, progress))
+        sections.append(library_gemms.run_gemms(variants, peaks, progress))
     return tuple(sections)
 
 
@@ -121,16 +128,27 @@ def _cell(case: Case, rows: int, width: int, module: ModuleType, peaks: Peaks | 
         call = getattr(module, case.spec(width).function)
         torch.manual_seed(SEED)
         first = case.arguments(rows, width)
-        results = call(*first)
-        made = results if isinstance(results, tuple) else (results,)
+        made = _tuple(call(*first))
+        reference = getattr(importlib.import_module(f"{module.__package__}.fused"), f"_{call.__name__}_reference")
+        agreement = Errors(decibels(first_value(made), first_value(_tuple(reference(*first)))), None, "")
         read = size_of(first)
         sets = [first, *(case.arguments(rows, width) for _ in range(rotations(read) - 1))]
         bound = bytes_us(read + size_of(made), peaks) if peaks is not None else None
-        return Measured(time_call(call, sets), None, None), bound
+        return Measured(time_call(call, sets), None, agreement), bound
 
     cell = cell_of(case.title, case.title, f"{rows} x {width}", run, progress)
     torch.cuda.empty_cache()
     return cell
+
+
+def first_value(results: tuple[Tensor, ...]) -> Tensor:
+    """The first of a kernel's results in float32; FP8 rows are multiplied by their scales, which follow them."""
+    first = results[0]
+    return first.float() * results[1] if first.dtype == torch.float8_e4m3fn else first.float()
+
+
+def _tuple(results: Any) -> tuple[Tensor, ...]:
+    return tuple(results) if isinstance(results, tuple | list) else (results,)
 
 
 def norm_arguments(spec: NormForward | NormBackward, rows: int, device: str = "cuda") -> tuple[Tensor, ...]:

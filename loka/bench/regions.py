@@ -19,7 +19,7 @@ from loka.bench.steps import SEED, make_work
 from loka.bench.timing import MEASURED_MS
 from loka.bench.variants import BASELINE, SHOWN, Variant
 from loka.errors import InputError
-from loka.zoo.norms import BlockNorm
+from loka.zoo.blocknorm import BlockNorm
 
 BLOCK = 256
 
@@ -73,7 +73,7 @@ class BlockNormRegion(nn.Module):
     def __init__(self, k: int, n: int) -> None:
         super().__init__()
         self.up = nn.Linear(k, n, bias=False)
-        self.norm = BlockNorm(n, BLOCK)
+        self.norm = BlockNorm(BLOCK)
         self.activation = nn.Hardswish()
         self.down = nn.Linear(n, n, bias=False)
 
@@ -98,7 +98,7 @@ def parse_shape(text: str) -> Shape:
 
 def check_shape(form: Form, shape: Shape) -> None:
     """Raises InputError where the form cannot have the shape."""
-    if form is Form.BLOCK_NORM and shape.n % min(BLOCK, shape.n):
+    if form is Form.BLOCK_NORM and shape.n % BLOCK:
         raise InputError(f"loka bench region: N = {shape.n} is no multiple of {BLOCK}, a block of the block-norm form")
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from loka.bench import gemms, kernels, models, regions
+from loka.bench import kernels, library_gemms, models, regions
 from loka.bench.comparison import Progress
 from loka.bench.machine import environment, require_gpu
 from loka.bench.regions import DEFAULT_SHAPES, Form
@@ -29,7 +29,10 @@ STEPS = (
     "training step and frozen for inference. dB: signal to error against float32. Peak memory: of one training step, "
     "what the variant itself holds."
 )
-KERNELS = "Inputs rotate: between two launches on one of them more than the L2 cache holds is read."
+KERNELS = (
+    "Inputs rotate: between two launches on one of them more than the L2 cache holds is read. dB: signal to error, of "
+    "a rendered kernel's first result against its reference, of a GEMM against float64 on what was quantised."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def check(request: Request) -> Job:
         raise InputError(f"--only: there is no {request.only!r}; write train or infer")
     modes = tuple(mode == "train" for mode in ([request.only] if request.only else ONLY))
     if request.what == "kernels":
-        chosen = choose(request.variants, gemms.NAMES)
+        chosen = choose(request.variants, library_gemms.NAMES)
         families = kernels.families(request.names)
         if request.variants is not None and kernels.GEMM not in families:
             raise InputError("loka bench kernels: --variants are those of the family gemm, which is not measured")

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from loka.zoo.blocknorm import BlockNorm
 from loka.zoo.features import FeatureEmbedding
-from loka.zoo.norms import BlockNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,12 @@ class WukongSizes:
 
 SMALL = WukongSizes(embeddings=64, dim=128, layers=4, rank=32, hidden=2048)
 LARGE = WukongSizes(embeddings=128, dim=256, layers=4, rank=64, hidden=4096)
+BLOCK = 256  # of BlockNorm
 
 
 def norm(width: int, mods: bool) -> nn.Module:
-    """LayerNorm, or BlockNorm with the mods."""
-    return BlockNorm(width) if mods else nn.LayerNorm(width)
+    """LayerNorm, or with the mods BlockNorm of 256, of the whole width where that is less."""
+    return BlockNorm(min(BLOCK, width)) if mods else nn.LayerNorm(width)
 
 
 def activation(mods: bool) -> nn.Module:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loka.bench import __main__ as entry
-from loka.bench import gemms, kernels
+from loka.bench import kernels, library_gemms
 from loka.bench.regions import Form
 from loka.bench.request import Request, run
 from loka.bench.results import to_markdown
@@ -63,19 +63,23 @@ def test_a_region_between_linears_has_a_cell_for_every_variant(tmp_path: Path) -
 def test_memory_of_one_variant_is_not_counted_for_the_next(tmp_path: Path) -> None:
     peaks = []
     for variants in ("bf16", "tf32,bf16"):
-        report = run(Request("region", ("2048,512,512",), only="train", variants=variants), tmp_path, quiet)
+        report = run(Request("region", ("8192,1024,1024",), only="train", variants=variants), tmp_path, quiet)
         peaks.append(next(cell.peak_mib for cell in report.sections[0].cells if cell.variant == "bf16"))
-    assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.15)  # float32 would hold twice as much
 
 
 def test_rendered_kernels_and_gemms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "SHAPES", ((256, 512),))
-    monkeypatch.setattr(gemms, "SHAPES", ((512, 256, 128),))
+    monkeypatch.setattr(library_gemms, "SHAPES", ((512, 256, 128),))
     report = run(Request("kernels"), tmp_path, quiet)
     rendered, products = report.sections
     assert [cell.work for cell in rendered.cells] == [case.title for case in kernels.CASES]
     assert [cell.failure for cell in rendered.cells] == [""] * len(kernels.CASES)
     assert all(cell.timing is not None and 0 < cell.timing.median_us < 1000 for cell in rendered.cells)
+    for cell in rendered.cells:
+        assert cell.errors is not None
+        assert cell.errors.output is not None
+        assert cell.errors.output > 35, cell
     for cell in products.cells:
         if cell.variant.startswith("fbgemm") and report.environment.fbgemm is None:
             assert "FBGEMM GenAI is not installed" in cell.failure

@@ -7,15 +7,15 @@ import torch
 from torch import nn
 
 from loka import zoo
-from loka.zoo.norms import BlockNorm
-from loka.zoo.wukong import LARGE, SMALL, mlp
+from loka.zoo.blocknorm import BlockNorm
+from loka.zoo.wukong import LARGE, SMALL, mlp, norm
 
 
-@pytest.mark.parametrize(("width", "block"), [(512, 256), (256, 256), (128, 128), (768, 256)])
+@pytest.mark.parametrize(("width", "block"), [(512, 256), (128, 128), (24, 8)])
 def test_block_norm_normalises_each_block_on_its_own(width: int, block: int) -> None:
     torch.manual_seed(0)
     x = torch.randn(3, 5, width) * torch.linspace(0.1, 4.0, width)
-    out = BlockNorm(width)(x)
+    out = BlockNorm(block)(x)
     assert out.shape == x.shape
     for start in range(0, width, block):
         part = x[..., start : start + block].double()
@@ -23,16 +23,12 @@ def test_block_norm_normalises_each_block_on_its_own(width: int, block: int) -> 
         torch.testing.assert_close(out[..., start : start + block].double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_block_norm_has_no_parameters_and_survives_zeros() -> None:
-    norm = BlockNorm(256)
-    assert list(norm.parameters()) == []
-    assert not norm(torch.zeros(2, 256)).any()
-
-
-@pytest.mark.parametrize("width", [384, 0])
-def test_blocks_must_fill_the_width(width: int) -> None:
-    with pytest.raises(ValueError, match=f"do not fill a width of {width}"):
-        BlockNorm(width)
+@pytest.mark.parametrize(("width", "block"), [(2048, 256), (256, 256), (128, 128)])
+def test_blocks_are_of_256_or_of_the_whole_width(width: int, block: int) -> None:
+    made = norm(width, mods=True)
+    assert isinstance(made, BlockNorm)
+    assert made.block == block
+    assert isinstance(norm(width, mods=False), nn.LayerNorm)
 
 
 def test_an_mlp_with_mods_is_of_linears_without_bias_block_norms_and_hard_swish() -> None:
