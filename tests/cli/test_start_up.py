@@ -18,7 +18,9 @@ run()
 """
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["train", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["plan", "--help"], ["bench", "--help"], ["train", "--help"], ["--version"]]
+)
 def test_help_imports_nothing_heavy(arguments):
     # typer itself takes pydantic, where it is installed, to read the arguments of a verb.
     heavy = HEAVY if len(arguments) > 1 else (*HEAVY, "pydantic")
@@ -40,7 +42,8 @@ def test_help_names_every_verb_and_only_those():
     text = subprocess.run([sys.executable, "-m", "loka", "--help"], capture_output=True, text=True, check=True).stdout
     listed = [line.split()[1] for line in text.splitlines() if line.startswith("│ ") and line[2].isalpha()]
     assert listed == [
-        "init", "validate", "probe", "plan", "explain", "diff", "generate", "train", "compare", "schema", "doctor"
+        "init", "validate", "probe", "plan", "explain", "diff", "generate", "train", "compare", "bench", "schema",
+        "doctor",
     ]  # fmt: skip
 
 

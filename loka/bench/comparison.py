@@ -1,0 +1,78 @@
+"""Every variant on one piece of work, side by side; what fails is told in its place and stops nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from loka.bench.packages import Made, Subject, Workshop
+from loka.bench.results import Cell
+from loka.bench.steps import Measured, Work, measure
+from loka.bench.variants import Variant
+
+LONGEST_FAILURE = 300  # characters
+
+Progress = Callable[[str], None]
+Bound = Callable[[Variant, bool, Made | None], float | None]  # (variant, training, its package) -> microseconds
+
+
+class Comparison:
+    """One piece of work, the packages generated for it, and its bound."""
+
+    def __init__(
+        self,
+        work: Work,
+        subject: Subject,
+        workshop: Workshop,
+        bound: Bound,
+        progress: Progress,
+    ) -> None:
+        self._work = work
+        self._subject = subject
+        self._workshop = workshop
+        self._bound = bound
+        self._progress = progress
+        self._made: dict[str, Made] = {}
+
+    def cells(self, variants: Sequence[Variant], training: bool) -> tuple[Cell, ...]:
+        """Measure each variant in one mode."""
+        mode = "train" if training else "infer"
+        return tuple(
+            cell_of(
+                f"{self._work.name} {mode}",
+                self._work.name,
+                variant.name,
+                lambda variant=variant: self._measure(variant, training),  # type: ignore[misc]
+                self._progress,
+            )
+            for variant in variants
+        )
+
+    def _measure(self, variant: Variant, training: bool) -> tuple[Measured, float | None]:
+        made = self._package(variant) if variant.generated else None
+        found = measure(self._work, variant, training, made.package if made is not None else None)
+        return found, self._bound(variant, training, made)
+
+    def _package(self, variant: Variant) -> Made:
+        if variant.name not in self._made:
+            self._made[variant.name] = self._workshop.make(self._subject, variant)
+        return self._made[variant.name]
+
+
+def cell_of(
+    label: str, work: str, variant: str, run: Callable[[], tuple[Measured, float | None]], progress: Progress
+) -> Cell:
+    """What `run` measures, and the bound, as a cell; whatever it raises becomes the cell's failure."""
+    try:
+        found, bound = run()
+    except Exception as error:  # noqa: BLE001  (a peer, the compiler and the device raise anything: it is told)
+        failure = describe(error)
+        progress(f"{label} {variant}: failed: {failure}")
+        return Cell(work, variant, None, failure=failure)
+    progress(f"{label} {variant}: {found.timing.median_us:.1f} us")
+    return Cell(work, variant, found.timing, bound, found.peak_mib, found.errors)
+
+
+def describe(error: BaseException) -> str:
+    """The type and the message of an error, on one line and not too long."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= LONGEST_FAILURE else text[: LONGEST_FAILURE - 3] + "..."

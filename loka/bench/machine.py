@@ -1,0 +1,75 @@
+"""What a measurement ran on."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+
+import torch
+
+from loka import __version__
+from loka.errors import InputError
+
+HOPPER = (9, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The device and the versions; None for what is not there."""
+
+    device: str
+    loka: str
+    python: str
+    torch: str
+    cuda: str | None
+    triton: str | None
+    torchao: str | None
+    fbgemm: str | None
+
+    def __str__(self) -> str:
+        found = [f"torch {self.torch}", f"CUDA {self.cuda}", f"Triton {self.triton}", f"Python {self.python}"]
+        found += [f"torchao {self.torchao}" if self.torchao else "no torchao"]
+        found += [f"FBGEMM {self.fbgemm}" if self.fbgemm else "no FBGEMM"]
+        return f"{self.device}; {', '.join(found)}; LoKA {self.loka}"
+
+
+def require_gpu() -> None:
+    """Raises InputError unless the current device is a Hopper GPU and Triton is there."""
+    if not torch.cuda.is_available():
+        raise InputError(
+            "loka bench: no CUDA device is visible, and times of the reference path would say nothing; run it on a "
+            "machine with an H100 or H200 and a CUDA build of torch (loka doctor shows what this one has)"
+        )
+    capability = torch.cuda.get_device_capability()
+    if capability != HOPPER:
+        raise InputError(
+            f"loka bench: {torch.cuda.get_device_name()} has compute capability {capability[0]}.{capability[1]}; the "
+            "generated kernels are for Hopper (9.0); run it on an H100 or H200"
+        )
+    if version_of("triton", "pytorch-triton") is None:
+        raise InputError("loka bench: Triton is not installed; install it: pip install 'triton>=3.6'")
+
+
+def environment() -> Environment:
+    """Of the current CUDA device, or of the CPU where there is none."""
+    return Environment(
+        device=torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+        loka=__version__,
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        cuda=torch.version.cuda,
+        triton=version_of("triton", "pytorch-triton"),
+        torchao=version_of("torchao"),
+        fbgemm=version_of("fbgemm-gpu-genai", "fbgemm-gpu-genai-nightly"),
+    )
+
+
+def version_of(*names: str) -> str | None:
+    """The version of the first of these distributions that is installed."""
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None

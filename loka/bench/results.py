@@ -1,0 +1,281 @@
+"""What a benchmark found, as a record, as tables, and as files. Needs neither torch nor a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from loka.bench.machine import Environment
+from loka.bench.timing import Timing
+from loka.errors import InputError
+
+Table = tuple[tuple[str, ...], list[tuple[str, ...]]]  # columns and rows
+NOTHING = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Signal to error against float32 in dB; None where the signal is zero, or not finite, or was not looked at."""
+
+    output: float | None
+    gradient: float | None  # the worst of all gradients
+    gradient_of: str  # what that is the gradient of; "" where there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One variant on one piece of work."""
+
+    work: str
+    variant: str
+    timing: Timing | None  # None where it failed
+    bound_us: float | None = None  # None where no bound is known
+    peak_mib: float | None = None  # of a training step, what the variant itself holds
+    errors: Errors | None = None
+    failure: str = ""
+
+    @property
+    def reached(self) -> float | None:
+        """The bound's share of the time."""
+        if self.timing is None or self.bound_us is None:
+            return None
+        return self.bound_us / self.timing.median_us
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Cells that belong side by side. Ratios are over `baseline`; the bound of `shown` stands beside the times."""
+
+    title: str
+    cells: tuple[Cell, ...]
+    baseline: str = ""
+    shown: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One run of a benchmark."""
+
+    what: str  # region, model or kernels
+    command: str
+    date: str  # UTC, to the minute: 2026-11-21T08:12Z
+    environment: Environment
+    sections: tuple[Section, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def stem(self) -> str:
+        """The files' name without a suffix: region-2026-11-21T0812."""
+        return f"{self.what}-{self.date.replace(':', '').removesuffix('Z')}"
+
+
+def ratio(section: Section, cell: Cell) -> float | None:
+    """How many times the baseline's speed a cell has; None where one of them was not timed."""
+    for other in section.cells:
+        if other.work == cell.work and other.variant == section.baseline and other.timing and cell.timing:
+            return other.timing.median_us / cell.timing.median_us
+    return None
+
+
+def geometric_mean(section: Section, variant: str) -> float | None:
+    """Of a variant's ratios; None where it, or the baseline, failed on any of the work."""
+    ratios = [ratio(section, cell) for cell in section.cells if cell.variant == variant]
+    known = [value for value in ratios if value is not None]
+    if not known or len(known) < len(ratios):
+        return None
+    return math.exp(sum(math.log(value) for value in known) / len(known))
+
+
+def works_of(section: Section) -> tuple[str, ...]:
+    """The pieces of work, in order."""
+    return tuple(dict.fromkeys(cell.work for cell in section.cells))
+
+
+def variants_of(section: Section) -> tuple[str, ...]:
+    """The variants, in order."""
+    return tuple(dict.fromkeys(cell.variant for cell in section.cells))
+
+
+def side_by_side(section: Section) -> Table:
+    """A row for each piece of work: microseconds of each variant and, in brackets, how many times the baseline's speed.
+
+    The last columns are the bound of the section's `shown` variant and the share of it reached; the last row, where
+    there are several pieces of work, is the geometric mean of the ratios.
+    """
+    variants, works = variants_of(section), works_of(section)
+    cells = {(cell.work, cell.variant): cell for cell in section.cells}
+    rows = []
+    for work in works:
+        texts = [_time_and_ratio(section, cells.get((work, variant))) for variant in variants]
+        best = cells.get((work, section.shown))
+        bound = [_number(best.bound_us if best else None), percent(best.reached if best else None)]
+        rows.append((work, *texts, *(bound if section.shown else ())))
+    if len(works) > 1 and section.baseline:
+        means = [_bare_ratio(geometric_mean(section, variant)) for variant in variants]
+        rows.append(("geometric mean", *means, *(("", "") if section.shown else ())))
+    bounds = (f"bound of {section.shown}", "reached") if section.shown else ()
+    return ("us", *variants, *bounds), rows
+
+
+def details(section: Section) -> Table:
+    """A row for each cell, with the spread, the bound, memory and errors; columns that are empty are left out."""
+    times = ("median us", "p10", "p90", f"over {section.baseline}")
+    columns = ("work", "variant", *times, "bound us", "reached", "peak MiB", "output dB", "worst gradient dB", "note")
+    rows = [_detail(section, cell) for cell in section.cells]
+    keep = [index for index in range(len(columns)) if index < 3 or any(row[index] != NOTHING for row in rows)]
+    return tuple(columns[index] for index in keep), [tuple(row[index] for index in keep) for row in rows]
+
+
+def _detail(section: Section, cell: Cell) -> tuple[str, ...]:
+    time, errors = cell.timing, cell.errors
+    worst = NOTHING
+    if errors is not None and errors.gradient is not None:
+        worst = f"{errors.gradient:.1f} ({errors.gradient_of})"
+    return (
+        cell.work,
+        cell.variant,
+        *(_number(value) for value in ((time.median_us, time.p10_us, time.p90_us) if time else (None, None, None))),
+        _bare_ratio(ratio(section, cell)),
+        _number(cell.bound_us),
+        percent(cell.reached),
+        f"{cell.peak_mib:.0f}" if cell.peak_mib is not None else NOTHING,
+        _number(errors.output if errors else None),
+        worst,
+        cell.failure or NOTHING,
+    )
+
+
+def _time_and_ratio(section: Section, cell: Cell | None) -> str:
+    if cell is None:
+        return NOTHING
+    if cell.timing is None:
+        return "failed"
+    text, over = _number(cell.timing.median_us), ratio(section, cell)
+    return text if over is None or cell.variant == section.baseline else f"{text} ({over:.2f})"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.1f}"
+
+
+def _bare_ratio(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.3f}"
+
+
+def percent(share: float | None) -> str:
+    """A share in whole percent, "-" for None."""
+    return NOTHING if share is None else f"{100 * share:.0f} %"
+
+
+def plain_table(table: Table) -> str:
+    """Columns set apart by blanks, all but the first to the right, without a trailing blank."""
+    columns, rows = table
+    lines = [columns, *rows]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    return "\n".join(
+        "  ".join(
+            text.rjust(width) if index else text.ljust(width)
+            for index, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def markdown_table(table: Table) -> str:
+    """A table of Markdown; a bar in a cell is escaped."""
+    columns, rows = table
+    lines = [columns, tuple("---" for _ in columns), *rows]
+    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
+
+
+def to_markdown(report: Report) -> str:
+    """The report as a page."""
+    parts = [
+        f"# loka bench {report.what}, {report.date}",
+        f"`{report.command}`",
+        f"{report.environment}.",
+    ]
+    for section in report.sections:
+        parts.append(f"## {section.title}")
+        if len(variants_of(section)) > 1:
+            parts.append(markdown_table(side_by_side(section)))
+        parts.append(markdown_table(details(section)))
+    parts += report.notes
+    return "\n\n".join(parts) + "\n"
+
+
+def to_text(report: Report) -> str:
+    """The report for a terminal without rich."""
+    parts = [f"{report.command}\n{report.environment}"]
+    for section in report.sections:
+        parts.append(section.title)
+        if len(variants_of(section)) > 1:
+            parts.append(plain_table(side_by_side(section)))
+        parts.append(plain_table(details(section)))
+    parts += report.notes
+    return "\n\n".join(parts)
+
+
+def to_plain(report: Report) -> dict[str, object]:
+    """The report as JSON can hold it, with ratios, shares and geometric means."""
+    sections: list[dict[str, object]] = []
+    for section in report.sections:
+        cells = [
+            {**dataclasses.asdict(cell), "ratio": ratio(section, cell), "reached": cell.reached}
+            for cell in section.cells
+        ]
+        means = {name: geometric_mean(section, name) for name in variants_of(section)} if section.baseline else {}
+        sections.append(
+            {"title": section.title, "baseline": section.baseline, "geometric_means": means, "cells": cells}
+        )
+    return {
+        "format": "loka.bench",
+        "version": 1,
+        "what": report.what,
+        "command": report.command,
+        "date": report.date,
+        "environment": dataclasses.asdict(report.environment),
+        "sections": sections,
+        "notes": list(report.notes),
+    }
+
+
+def usable_folder(folder: Path) -> None:
+    """Make a folder, and write into it. Raises InputError where that cannot be, before minutes are spent measuring."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{folder}: cannot be written into ({error.strerror}); choose another folder with -o"
+        ) from error
+
+
+def write_files(report: Report, folder: Path) -> tuple[Path, Path]:
+    """Write STEM.json and STEM.md into a folder that is there, each whole or not at all. Raises InputError."""
+    texts = {
+        ".json": json.dumps(to_plain(report), indent=2, allow_nan=False) + "\n",
+        ".md": to_markdown(report),
+    }
+    paths = []
+    for suffix, text in texts.items():
+        path = folder / (report.stem + suffix)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            temporary.write_text(text, encoding="utf-8", newline="\n")
+            temporary.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise InputError(f"{path}: cannot be written ({error.strerror}); choose another folder with -o") from error
+        paths.append(path)
+    return paths[0], paths[1]

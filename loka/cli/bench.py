@@ -1,0 +1,67 @@
+"""`loka bench`: speed, side by side with the peers, on the GPU of this machine."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from loka.cli.output import Json, note, print_json, print_table
+
+if TYPE_CHECKING:
+    from loka.bench.results import Report, Table
+
+NAME = "bench"
+
+
+def command(
+    what: Annotated[str, typer.Argument(metavar="kernels|region|model", show_default=False)],
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME ...]",
+            help="Families of kernels, regions as M,N,K, or models of the zoo. Default: all.",
+            show_default=False,
+        ),
+    ] = None,
+    form: Annotated[str | None, typer.Option(help="Of the regions: layer-norm (the default) or block-norm.")] = None,
+    only: Annotated[str | None, typer.Option(help="train or infer. Default: both.")] = None,
+    variants: Annotated[str | None, typer.Option(help="What is compared, comma-separated. Default: all.")] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="The folder for the JSON and Markdown.")] = Path(
+        "docs/results"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Measure speed side by side: BF16, TF32, torchao, FBGEMM and the generated kernels."""
+    gc.enable()
+    from loka.bench.request import Request, run
+    from loka.bench.results import to_plain, write_files
+
+    report = run(Request(what, tuple(names or ()), form, only, variants), out, note)
+    written = write_files(report, out)
+    if as_json:
+        print_json(to_plain(report))
+    else:
+        show(report)
+    note(f"wrote {written[0]} and {written[1]}")
+
+
+def show(report: Report) -> None:
+    """For each section the times side by side, and everything that is known of each."""
+    from loka.bench.results import details, side_by_side, variants_of
+
+    print(f"{report.command}\n{report.environment}")
+    for section in report.sections:
+        print(f"\n{section.title}")
+        if len(variants_of(section)) > 1:
+            _print(side_by_side(section))
+            print()
+        _print(details(section))
+    print("\n" + "\n".join(report.notes))
+
+
+def _print(table: Table) -> None:
+    columns, rows = table
+    print_table(columns, rows, numbers=columns[1:])

@@ -1,0 +1,123 @@
+"""The bound: by hand where a hand can, and its limits where it cannot be known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from loka.bench.roofline import (
+    PEAKS,
+    Chain,
+    Peaks,
+    SiteWork,
+    bytes_us,
+    chain_backward_bytes,
+    chain_forward_bytes,
+    chain_us,
+    model_us,
+    peaks_of,
+    product_us,
+)
+from loka.bench.variants import Precision
+
+ROUND = Peaks(bandwidth=1e12, flops={Precision.BF16: 1e14, Precision.FP8: 2e14, Precision.FP8_FAST: 4e14})
+H100 = PEAKS["NVIDIA H100 80GB HBM3"]
+NORMS = Chain(rows=1000, widths=(100, 200), before=True, after=True)
+BARE = Chain(rows=1000, widths=(100, 200, 300), before=False, after=False)
+
+
+def test_a_large_product_takes_its_flops_and_a_small_one_its_bytes() -> None:
+    assert product_us(10_000, 10_000, 10_000, Precision.BF16, ROUND) == pytest.approx(2e12 / 1e14 * 1e6)
+    assert product_us(10_000, 10_000, 10_000, Precision.FP8, ROUND) == pytest.approx(2e12 / 2e14 * 1e6)
+    small = 2 * 10 * (1000 + 20) + 2 * 1000 * 20
+    assert product_us(1000, 20, 10, Precision.BF16, ROUND) == pytest.approx(small / 1e12 * 1e6)
+    fp8 = 10 * (1000 + 20) + 2 * 1000 * 20
+    assert product_us(1000, 20, 10, Precision.FP8, ROUND) == pytest.approx(fp8 / 1e12 * 1e6)
+
+
+def test_bytes_take_the_bandwidth() -> None:
+    assert bytes_us(2.43e12, H100) == pytest.approx(1e6)
+
+
+def test_passes_of_a_chain_in_bf16() -> None:
+    # LayerNorm reads and writes x; LayerNorm and sigmoid read and write y
+    assert chain_forward_bytes(NORMS, Precision.BF16, training=True) == 1000 * 100 * 4 + 1000 * 200 * 4
+    # the gradient and y in, dy out; then the gradient and x in, dx out
+    assert chain_backward_bytes(NORMS, Precision.BF16) == 1000 * 200 * 6 + 1000 * 100 * 6
+
+
+def test_passes_of_a_chain_in_fp8() -> None:
+    weights = 100 * 200 * (2 + 1 + 1)
+    training = 1000 * 100 * (2 + 1 + 1) + weights + 1000 * 200 * 4
+    assert chain_forward_bytes(NORMS, Precision.FP8, training=True) == training
+    assert chain_forward_bytes(NORMS, Precision.FP8, training=False) == 1000 * 100 * 3 + 1000 * 200 * 4
+    assert chain_backward_bytes(NORMS, Precision.FP8) == 1000 * 200 * (4 + 2) + 1000 * 100 * 6
+
+
+def test_a_chain_without_norms_at_its_ends_quantises_there_in_fp8_alone() -> None:
+    assert chain_forward_bytes(BARE, Precision.BF16, training=True) == 1000 * 200 * 4
+    assert chain_backward_bytes(BARE, Precision.BF16) == 1000 * 200 * 6
+    assert chain_forward_bytes(BARE, Precision.FP8, training=False) == 1000 * (100 + 200) * 3
+    assert chain_backward_bytes(BARE, Precision.FP8) == 1000 * 300 * (2 + 2) + 1000 * 200 * (4 + 2)
+
+
+def test_float32_tensors_have_four_bytes() -> None:
+    assert chain_forward_bytes(NORMS, Precision.TF32, training=True) == 1000 * 100 * 8 + 1000 * 200 * 8
+
+
+def test_a_chain_is_the_sum_of_its_products_and_passes() -> None:
+    forward = product_us(1000, 200, 100, Precision.BF16, ROUND)
+    passes = bytes_us(chain_forward_bytes(NORMS, Precision.BF16, training=False), ROUND)
+    assert chain_us(NORMS, Precision.BF16, training=False, peaks=ROUND) == pytest.approx(forward + passes)
+    both = (
+        forward + product_us(1000, 100, 200, Precision.BF16, ROUND) + product_us(200, 100, 1000, Precision.BF16, ROUND)
+    )
+    moved = chain_forward_bytes(NORMS, Precision.BF16, training=True) + chain_backward_bytes(NORMS, Precision.BF16)
+    assert chain_us(NORMS, Precision.BF16, training=True, peaks=ROUND) == pytest.approx(both + bytes_us(moved, ROUND))
+
+
+def test_the_large_region_is_bound_by_ten_passes_and_three_products() -> None:
+    chain = Chain(16384, (2048, 2048), before=True, after=True)
+    tensor = 16384 * 2048 * 2  # 67 MB
+    expected = 3 * 2 * 16384 * 2048 * 2048 / 1277e12 + (10 * tensor + 4 * 2048 * 2048) / 2.43e12
+    assert chain_us(chain, Precision.FP8, training=True, peaks=H100) == pytest.approx(1e6 * expected)
+
+
+def test_a_precision_without_a_peak_has_no_bound() -> None:
+    assert chain_us(NORMS, Precision.TF32, training=True, peaks=H100) is None
+    assert model_us([SiteWork(8, 8, 8, 1, False, 0)], Precision.TF32, True, H100) is None
+
+
+def test_a_device_that_was_not_measured_has_no_peaks() -> None:
+    assert peaks_of("NVIDIA H100 80GB HBM3") is H100
+    assert peaks_of("some other device") is None
+
+
+def test_a_model_is_the_sum_of_its_sites() -> None:
+    plain = SiteWork(rows=4096, k=1024, n=512, calls=1, fp8=False, fed=0)
+    fp8 = SiteWork(rows=4096, k=1024, n=512, calls=1, fp8=True, fed=0)
+    one = model_us([plain], Precision.FP8, False, H100)
+    other = model_us([fp8], Precision.FP8, False, H100)
+    both = model_us([plain, fp8], Precision.FP8, False, H100)
+    assert one == pytest.approx(product_us(4096, 512, 1024, Precision.BF16, H100))
+    assert other == pytest.approx(product_us(4096, 512, 1024, Precision.FP8, H100))
+    assert both is not None
+    assert math.isclose(both, one + other)
+
+
+def test_calls_and_passes_of_a_site_count() -> None:
+    once = model_us([SiteWork(4096, 1024, 512, 1, True, 0)], Precision.FP8, False, H100)
+    twice = model_us([SiteWork(4096, 1024, 512, 2, True, 0)], Precision.FP8, False, H100)
+    fed = model_us([SiteWork(4096, 1024, 512, 1, True, 4096 * 1024)], Precision.FP8, False, H100)
+    assert once is not None
+    assert twice == pytest.approx(2 * once)
+    assert fed == pytest.approx(once + bytes_us(4096 * 1024 * 3, H100))
+
+
+def test_training_an_fp8_site_adds_backward_passes_and_its_weight() -> None:
+    rows, k, n = 4096, 1024, 512
+    products = sum(product_us(*sizes, Precision.FP8, H100) for sizes in ((rows, n, k), (rows, k, n), (n, k, rows)))
+    passes = rows * k * ((2 + 2) + (4 + 2)) + n * k * 4
+    found = model_us([SiteWork(rows, k, n, 1, True, rows * k)], Precision.FP8, True, H100)
+    assert found == pytest.approx(products + bytes_us(passes, H100))

@@ -1,0 +1,307 @@
+"""One variant's step, on the CPU: what it computes, what it is made of, and what becomes of failures."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from loka.bench import comparison, peers, steps
+from loka.bench.comparison import LONGEST_FAILURE, Comparison, cell_of, describe
+from loka.bench.packages import Made, Subject, Workshop
+from loka.bench.peers import PeerMissingError, prepare
+from loka.bench.results import Cell, Errors
+from loka.bench.steps import Measured, Work, decibels, errors_of, make_work, measure, step_of
+from loka.bench.timing import Timing
+from loka.bench.variants import VARIANTS, Variant
+from loka.dispatch.errors import VerifyError
+from loka.errors import InputError, LokaError
+
+BY_NAME = {variant.name: variant for variant in VARIANTS}
+OURS = tuple(variant for variant in VARIANTS if variant.generated)
+SIZE = 128
+SUBJECT = Subject(
+    "small",
+    f"""\
+import torch
+from torch import nn
+
+
+def build():
+    return nn.Sequential(nn.LayerNorm({SIZE}), nn.Linear({SIZE}, {SIZE}), nn.SiLU())
+
+
+def inputs(batch_size):
+    return (torch.randn(batch_size, {SIZE}, requires_grad=True),)
+""",
+    32,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.LokaWarning")
+
+
+@pytest.fixture(scope="module")
+def workshop() -> Iterator[Workshop]:
+    with Workshop() as made:
+        yield made
+
+
+@pytest.fixture
+def work() -> Work:
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.LayerNorm(SIZE), nn.Linear(SIZE, SIZE), nn.SiLU())
+    return make_work("small", base, (torch.randn(32, SIZE),), (True, False), 1)
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What `measure` needs a GPU or the compiler for, taken out; gives each `fullgraph` that was asked for."""
+    asked: list[bool] = []
+
+    def compiled(model: nn.Module, fullgraph: bool) -> nn.Module:
+        asked.append(fullgraph)
+        return model
+
+    def timed(step: Callable[[], object], measured: int) -> Timing:
+        step()
+        return Timing(2.0, 1.0, 3.0, measured)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(steps, "time_step", timed)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 3 * 2**20)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 10 * 2**20)
+    for name in ("synchronize", "reset_peak_memory_stats", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    return asked
+
+
+def test_work_holds_values_of_bfloat16_and_its_reference_is_autograds(work: Work) -> None:
+    for value in (*work.inputs, *work.base.parameters()):
+        assert torch.equal(value.bfloat16().float(), value)
+    assert work.leaves == ("x", "0.weight", "0.bias", "1.weight", "1.bias")
+    x = work.inputs[0].clone().requires_grad_()
+    out = work.base(x)
+    grads = torch.autograd.grad(out, [x, *work.base.parameters()], steps.output_gradient(out))
+    for found, expected in zip(work.reference[True], (out, *grads), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert len(work.reference[False]) == 1
+    torch.testing.assert_close(work.reference[False][0], out)
+
+
+def test_the_output_gradient_is_the_same_in_every_precision() -> None:
+    one, other = (steps.output_gradient(torch.zeros(4, 8, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16))
+    assert one.dtype == torch.float32
+    assert torch.equal(one, other.float())
+    assert one.std() > 0.5
+
+
+def test_an_inference_makes_no_graph() -> None:
+    model = nn.Linear(3, 2)
+    (out,) = step_of(model, (torch.ones(1, 3),), training=False)()
+    assert not out.requires_grad
+
+
+def test_a_step_of_a_function_needs_its_model() -> None:
+    with pytest.raises(TypeError, match="give the model as owner"):
+        step_of(lambda x: x, (torch.ones(1, requires_grad=True),), training=True)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", ["tf32", "bf16", "loka-bf16", "loka-fp8", "loka-fp8-fast"])
+def test_every_variant_computes_the_same_function(
+    work: Work, workshop: Workshop, on_the_cpu: list[bool], name: str, training: bool
+) -> None:
+    variant = BY_NAME[name]
+    before = {key: value.clone() for key, value in work.base.state_dict().items()}
+    package = workshop.make(SUBJECT, variant).package if variant.generated else None
+    found = measure(work, variant, training, package)
+    assert found.timing == Timing(2.0, 1.0, 3.0, work.milliseconds)
+    assert found.peak_mib == (7.0 if training else None)
+    assert found.errors is not None
+    least = {"tf32": 100.0, "bf16": 35.0, "loka-bf16": 35.0}.get(name, 20.0)
+    assert found.errors.output is not None
+    assert found.errors.output > least
+    assert (found.errors.gradient is not None) == training
+    if training:
+        assert found.errors.gradient > min(least, 25.0) - 3
+        assert found.errors.gradient_of in work.leaves
+    if variant.precision.is_fp8:
+        assert found.errors.output < 45.0  # FP8 did run
+    assert on_the_cpu == [variant.generated]
+    assert type(work.base) is nn.Sequential
+    assert all(torch.equal(value, before[key]) for key, value in work.base.state_dict().items())
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_planned_gemms_that_do_not_run_are_an_error(
+    work: Work, workshop: Workshop, on_the_cpu: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = workshop.make(SUBJECT, BY_NAME["loka-fp8"]).package
+    untouched = nn.Sequential(nn.LayerNorm(SIZE), nn.Linear(SIZE, SIZE), nn.SiLU()).bfloat16()
+    monkeypatch.setattr(torch, "compile", lambda model, fullgraph: untouched)
+    with pytest.raises(VerifyError):
+        measure(work, BY_NAME["loka-fp8"], False, package)
+
+
+def test_errors_are_those_of_the_output_and_of_the_worst_gradient() -> None:
+    expected = [torch.ones(4), torch.ones(4), torch.ones(4)]
+    found = [torch.full((4,), 1.1), torch.full((4,), 1.01), torch.full((4,), 1.001)]
+    errors = errors_of(found, expected, ("x", "weight"))
+    assert errors == Errors(pytest.approx(20.0, abs=1e-3), pytest.approx(40.0, abs=1e-2), "x")
+    assert errors_of(found[:1], expected[:1], ("x", "weight")).gradient is None
+
+
+def test_decibels_are_bounded_and_of_finite_signals() -> None:
+    one = torch.ones(3)
+    assert decibels(one, one) == pytest.approx(300.0)
+    assert decibels(one, torch.zeros(3)) is None
+    assert decibels(one * torch.nan, one) is None
+    assert decibels(torch.zeros(3), one) == pytest.approx(0.0)
+
+
+def test_a_cell_tells_what_failed_and_the_next_goes_on() -> None:
+    said: list[str] = []
+
+    def failing() -> tuple[Measured, float | None]:
+        raise RuntimeError("no\n  kernel " + "x" * 1000)
+
+    bad = cell_of("work train", "work", "peer", failing, said.append)
+    good = cell_of(
+        "work train", "work", "ours", lambda: (Measured(Timing(5.0, 4.0, 6.0, 9), 1.0, None), 2.5), said.append
+    )
+    assert bad.timing is None
+    assert bad.failure.startswith("RuntimeError: no kernel xxx")
+    assert len(bad.failure) == LONGEST_FAILURE
+    assert good == Cell("work", "ours", Timing(5.0, 4.0, 6.0, 9), 2.5, 1.0)
+    assert said[0].startswith("work train peer: failed: RuntimeError")
+    assert said[1] == "work train ours: 5.0 us"
+
+
+def test_ctrl_c_is_no_failure_of_a_variant() -> None:
+    def interrupted() -> tuple[Measured, float | None]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cell_of("work", "work", "peer", interrupted, print)
+
+
+def test_a_comparison_generates_each_package_once(monkeypatch: pytest.MonkeyPatch, work: Work) -> None:
+    made: list[str] = []
+
+    class Counting(Workshop):
+        def make(self, subject: Subject, variant: Variant) -> Made:
+            made.append(variant.name)
+            return Made(ModuleType(variant.name), SimpleNamespace())  # type: ignore[arg-type]
+
+    def measured(work: Work, variant: Variant, training: bool, package: ModuleType | None) -> Measured:
+        assert (package.__name__ if package else "") == (variant.name if variant.generated else "")
+        return Measured(Timing(1.0, 1.0, 1.0, 1), None, None)
+
+    def bound(variant: Variant, training: bool, made: Made | None) -> float:
+        return 2.0 if training else 1.0
+
+    monkeypatch.setattr(comparison, "measure", measured)
+    with Counting() as shop:
+        compared = Comparison(work, SUBJECT, shop, bound, lambda line: None)
+        cells = [*compared.cells(VARIANTS, True), *compared.cells(VARIANTS, False)]
+    assert made == [variant.name for variant in OURS]
+    assert [cell.variant for cell in cells] == [variant.name for variant in VARIANTS] * 2
+    assert [cell.bound_us for cell in cells] == [2.0] * len(VARIANTS) + [1.0] * len(VARIANTS)
+
+
+def test_a_peer_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torchao", "torchao.float8", "torchao.quantization"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for training in (True, False):
+        with pytest.raises(PeerMissingError, match=r"torchao is not installed .*pip install 'loka\[torchao\]'"):
+            prepare(BY_NAME["torchao-rowwise"], nn.Linear(512, 512), training, None)
+
+
+class Recorded:
+    """Stands for torchao: what it was asked, and for which linears."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[Any] = []
+        float8, quantization = ModuleType("torchao.float8"), ModuleType("torchao.quantization")
+        float8.Float8LinearConfig = SimpleNamespace(from_recipe_name=lambda name: name)  # type: ignore[attr-defined]
+        float8.convert_to_float8_training = self.convert  # type: ignore[attr-defined]
+        quantization.PerRow, quantization.PerTensor = (lambda: "rows"), (lambda: "tensor")  # type: ignore[attr-defined]
+        quantization.Float8DynamicActivationFloat8WeightConfig = lambda granularity: granularity  # type: ignore[attr-defined]
+        quantization.quantize_ = self.quantize  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "torchao", ModuleType("torchao"))
+        monkeypatch.setitem(sys.modules, "torchao.float8", float8)
+        monkeypatch.setitem(sys.modules, "torchao.quantization", quantization)
+
+    def convert(self, model: nn.Module, config: str, module_filter_fn: Callable[[nn.Module, str], bool]) -> nn.Module:
+        self.asked.append((config, [name for name, part in model.named_modules() if module_filter_fn(part, name)]))
+        return model
+
+    def quantize(self, model: nn.Module, config: str, filter_fn: Callable[[nn.Module, str], bool]) -> None:
+        self.asked.append((config, [name for name, part in model.named_modules() if filter_fn(part, name)]))
+
+
+def test_torchao_is_asked_for_wide_linears_in_the_recipe_of_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Recorded(monkeypatch)
+    sizes = [(512, 512), (496, 512), (512, 24), (528, 16), (3456, 512)]
+
+    def model() -> nn.Module:
+        return nn.ModuleDict({f"{k}x{n}": nn.Linear(k, n) for k, n in sizes} | {"norm": nn.LayerNorm(512)})
+
+    for name in ("torchao-tensorwise", "torchao-rowwise"):
+        for training in (True, False):
+            ready = prepare(BY_NAME[name], model(), training, None)
+            assert next(ready.model.parameters()).dtype == torch.bfloat16
+            assert ready.model.training is training
+            ready.verify(training)
+    wide = ["512x512", "528x16", "3456x512"]
+    assert recorded.asked == [("tensorwise", wide), ("tensor", wide), ("rowwise", wide), ("rows", wide)]
+
+
+def test_dtypes_of_variants() -> None:
+    assert {variant.name: peers.dtype_of(variant) for variant in VARIANTS if variant.name in ("tf32", "bf16")} == {
+        "tf32": torch.float32,
+        "bf16": torch.bfloat16,
+    }
+
+
+def test_a_package_in_which_nothing_can_be_fp8_is_refused(workshop: Workshop) -> None:
+    narrow = Subject("narrow", SUBJECT.source.replace(str(SIZE), "32"), 32)
+    with pytest.raises(LokaError, match="no GEMM can run in FP8: "):
+        workshop.make(narrow, BY_NAME["loka-fp8"])
+
+
+def test_a_package_that_replaces_nothing_is_refused(workshop: Workshop) -> None:
+    source = SUBJECT.source.replace(f"nn.LayerNorm({SIZE}), ", "").replace(", nn.SiLU()", "")
+    with pytest.raises(LokaError, match="nothing is replaced: "):
+        workshop.make(Subject("bare", source, 32), BY_NAME["loka-bf16"])
+
+
+def test_a_workshop_leaves_nothing_behind() -> None:
+    path = list(sys.path)
+    with Workshop() as made:
+        factory, inputs = made.add(SUBJECT)
+        assert (factory, inputs) == ("loka_bench_small:build", "loka_bench_small:inputs")
+        package = made.make(SUBJECT, BY_NAME["loka-fp8"]).package
+        assert sys.modules[package.__name__] is package
+    assert sys.path == path
+    assert not [name for name in sys.modules if name == package.__name__ or name.startswith(f"{package.__name__}.")]
+
+
+def test_errors_of_peers_are_described_on_one_line() -> None:
+    assert describe(InputError("a\n  b")) == "InputError: a b"
+
+
+def test_inputs_are_fresh_leaves(work: Work) -> None:
+    (x,) = steps.fresh_inputs(work, torch.float32, training=True)
+    assert x.is_leaf
+    assert x.requires_grad
+    assert x.data_ptr() != work.inputs[0].data_ptr()
+    (y,) = steps.fresh_inputs(work, torch.bfloat16, training=False)
+    assert isinstance(y, Tensor)
+    assert not y.requires_grad
+    assert y.dtype == torch.bfloat16

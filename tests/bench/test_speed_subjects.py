@@ -1,0 +1,145 @@
+"""The regions and models that are measured: what they are, what is generated for them, and what their bound counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from loka.bench import models, regions
+from loka.bench.models import MODELS, fp8_sites, site_works
+from loka.bench.packages import Made, Subject, Workshop
+from loka.bench.regions import DEFAULT_SHAPES, Form, Shape, build, chain_of
+from loka.bench.variants import VARIANTS, Variant
+from loka.plan.make import model_sites
+from loka.sites.site import Kind, Rows, Site
+
+BY_NAME = {variant.name: variant for variant in VARIANTS}
+SMALL = Shape(m=64, n=256, k=128)
+
+
+def shapes_of(model: nn.Module) -> list[tuple[int, ...]]:
+    return [tuple(parameter.shape) for parameter in model.parameters()]
+
+
+def test_the_layer_norm_region_is_the_baselines() -> None:
+    torch.manual_seed(0)
+    region = build(Form.LAYER_NORM, k=128, n=256)
+    assert shapes_of(region) == [(128,), (128,), (256, 128), (256,), (256,)]
+    x = torch.randn(5, 128)
+    weight = next(parameter for parameter in region.parameters() if parameter.dim() == 2)
+    y = nn.functional.layer_norm(nn.functional.layer_norm(x, (128,)) @ weight.t(), (256,))
+    torch.testing.assert_close(region(x), torch.sigmoid(y))
+
+
+def test_the_block_norm_region_has_two_weights_alone() -> None:
+    torch.manual_seed(0)
+    region = build(Form.BLOCK_NORM, k=128, n=512)
+    assert shapes_of(region) == [(512, 128), (512, 512)]
+    x = torch.randn(5, 128)
+    up, down = region.parameters()
+    y = (x @ up.t()).unflatten(-1, (2, 256))
+    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)
+    torch.testing.assert_close(region(x), nn.functional.hardswish(y.flatten(-2)) @ down.t(), rtol=1e-4, atol=1e-5)
+
+
+def test_chains_follow_the_forms() -> None:
+    assert chain_of(Form.LAYER_NORM, SMALL) == regions.Chain(64, (128, 256), before=True, after=True)
+    assert chain_of(Form.BLOCK_NORM, SMALL) == regions.Chain(64, (128, 256, 256), before=False, after=False)
+
+
+def test_every_fp8_bound_of_the_seven_is_below_bf16s() -> None:
+    from loka.bench.roofline import PEAKS, chain_us
+    from loka.bench.variants import Precision
+
+    peaks = PEAKS["NVIDIA H100 80GB HBM3"]
+    for shape in DEFAULT_SHAPES:
+        for form in Form:
+            for training in (True, False):
+                times = [chain_us(chain_of(form, shape), p, training, peaks) for p in (Precision.FP8, Precision.BF16)]
+                if form is Form.LAYER_NORM or shape.n >= 1024:  # below, quantising costs the other form more bytes
+                    assert times[0] < times[1], (form, shape, training)
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.generated], ids=lambda variant: variant.name)
+def test_a_package_is_generated_for_the_layer_norm_region(variant: Variant) -> None:
+    with Workshop() as workshop:
+        made = workshop.make(regions.subject(Form.LAYER_NORM, SMALL), variant)
+        (site,) = made.plan.sites
+        assert site.region == ("layer_norm", "linear", "layer_norm", "sigmoid")
+        assert [gemm.fp8 for gemm in site.gemms] == [variant.precision.is_fp8] * 3
+        assert made.plan.batch_size == 64
+        accumulations = {gemm.accumulation for gemm in site.gemms if gemm.fp8}
+        assert accumulations == ({variant.name.removeprefix("loka-fp8").strip("-") or "precise"} if site.fp8 else set())
+
+
+def test_both_weights_of_the_block_norm_region_run_in_fp8_with_dgrad() -> None:
+    with Workshop() as workshop:
+        made = workshop.make(regions.subject(Form.BLOCK_NORM, SMALL), BY_NAME["loka-fp8"])
+        assert [[gemm.fp8 for gemm in site.gemms] for site in made.plan.sites] == [[True] * 3] * 2
+
+
+def test_models_are_at_the_batch_sizes_of_the_baseline() -> None:
+    assert {name: model.batch for name, model in MODELS.items()} == {
+        "wukong_small": 16384,
+        "wukong_small_mods": 16384,
+        "wukong_large": 4096,
+        "wukong_large_mods": 4096,
+        "dcnv2": 8192,
+    }
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_build_and_take_their_inputs(name: str) -> None:
+    with torch.device("meta"):
+        model = MODELS[name].build()
+    inputs = models.inputs(name, 2)
+    assert all(value.requires_grad for value in inputs)
+    assert model(*(value.detach().to("meta") for value in inputs)).shape == (2, 1)
+
+
+def test_a_model_of_the_zoo_is_planned_with_a_gradient_of_its_inputs() -> None:
+    subject = models.subject("dcnv2")
+    with Workshop() as workshop:
+        small = Subject(subject.name, subject.source, 32)
+        made = workshop.make(small, BY_NAME["loka-fp8"])
+        sites = model_sites(*workshop.add(small), 32)
+    by_name = {plan.site.name: plan for plan in made.plan.sites}
+    assert [gemm.fp8 for gemm in by_name["cross.0.down"].gemms] == [True] * 3
+    assert not by_name["over.8"].fp8  # one output
+    ours = fp8_sites(BY_NAME["loka-fp8"], sites, made)
+    assert ours == frozenset(site.name for site in sites) - {"over.8"}
+    torchao = fp8_sites(BY_NAME["torchao-rowwise"], sites, None)
+    assert torchao == ours - {"over.8"}
+    assert fp8_sites(BY_NAME["bf16"], sites, None) == frozenset()
+    assert fp8_sites(BY_NAME["loka-bf16"], sites, Made(made.package, made.plan)) == ours
+
+
+def site(name: str, kind: Kind, fed_by: tuple[str, ...], k: int = 8, owner: str = "layer", per_sample: int = 1) -> Site:
+    return Site(
+        name=name, kind=kind, owner=owner, weight=None, bias=None, rows=Rows(per_sample), k=k, n=4, calls=2,
+        calls_eval=2, share=0.1, input_grad=True, fed_by=fed_by, followed_by=(), where="",
+    )  # fmt: skip
+
+
+def test_a_linear_has_a_pass_where_something_elementwise_feeds_it() -> None:
+    sites = [
+        site("fed", Kind.LINEAR, ("silu", "layer_norm", "linear")),
+        site("straight", Kind.LINEAR, ("linear",)),
+        site("first", Kind.LINEAR, ()),
+    ]
+    works = site_works(sites, batch=100, fp8=frozenset({"fed"}))
+    assert [work.fed for work in works] == [800, 0, 0]
+    assert [work.fp8 for work in works] == [True, False, False]
+    assert [(work.rows, work.k, work.n, work.calls) for work in works] == [(100, 8, 4, 2)] * 3
+
+
+def test_products_of_one_module_read_one_tensor() -> None:
+    sites = [
+        site("rank", Kind.MATMUL, ("layer_norm", "add"), k=16),
+        site("products", Kind.BMM, ("layer_norm", "add"), k=32),
+        site("compress", Kind.MATMUL, ("layer_norm", "add"), k=16),
+        site("unfed", Kind.MATMUL, (), k=64),
+        site("elsewhere", Kind.MATMUL, ("add",), k=16, owner="other"),
+    ]
+    assert [work.fed for work in site_works(sites, 10, frozenset())] == [0, 320, 0, 0, 160]

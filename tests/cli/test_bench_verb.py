@@ -1,0 +1,114 @@
+"""`loka bench`: what it refuses, and how it prints and writes what was measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loka.bench import __main__ as entry
+from loka.bench import request
+from loka.bench.results import Cell, Section
+from loka.bench.timing import Timing
+
+SECTION = Section(
+    "a section",
+    (
+        Cell("512 x 512 x 512", "bf16", Timing(30.0, 29.0, 31.0, 9), 15.0, 4.0),
+        Cell("512 x 512 x 512", "torchao-rowwise", None, failure="PeerMissingError: not installed"),
+        Cell("512 x 512 x 512", "loka-fp8", Timing(20.0, 19.0, 21.0, 9), 10.0, 3.0),
+    ),
+    "bf16",
+    "loka-fp8",
+)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU is there, and measuring gives SECTION."""
+    monkeypatch.setattr(request, "require_gpu", lambda: None)
+    monkeypatch.setattr(request.regions, "run_regions", lambda *arguments: (SECTION,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("region",), "no CUDA device is visible"),
+        (("kernels",), "no CUDA device is visible"),
+        (("regions",), "there is no 'regions' to measure; write one of kernels, region, model"),
+        (("region", "512"), "'512' is no shape"),
+        (("model", "dcn"), "there is no model 'dcn'"),
+        (("region", "--variants", "bf15"), "there is no 'bf15'"),
+    ],
+)
+def test_what_cannot_be_measured_leaves_with_2_and_writes_nothing(
+    loka: Callable[..., Any],
+    arguments: tuple[str, ...],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    ran = loka("bench", *arguments)
+    assert ran.status == 2
+    assert message in ran.err
+    assert entry.main(list(arguments)) == 2
+    assert capsys.readouterr().err == ran.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("measured")
+def test_tables_are_printed_and_files_written(
+    loka: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = loka("bench", "region", "512,512", "--only", "train")
+    assert ran.status == 0
+    lines = [line.split() for line in ran.out.splitlines()]
+    assert ran.out.startswith("loka bench region 512,512 --only train\n")
+    assert ["512", "x", "512", "x", "512", "30.0", "failed", "20.0", "(1.50)", "10.0", "50", "%"] in lines
+    assert "PeerMissingError: not installed" in ran.out
+    page, data = sorted((tmp_path / "docs" / "results").iterdir(), reverse=True)
+    assert (page.suffix, data.suffix) == (".md", ".json")
+    assert "| 512 x 512 x 512 | 30.0 | failed | 20.0 (1.50) | 10.0 | 50 % |" in page.read_text()
+    assert json.loads(data.read_text())["command"] == "loka bench region 512,512 --only train"
+
+
+@pytest.mark.usefixtures("measured")
+def test_both_entries_print_the_same_json(
+    loka: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = loka("bench", "region", "--json", "-o", str(tmp_path))
+    assert entry.main(["region", "--json", "-o", str(tmp_path)]) == 0
+    one, other = json.loads(ran.out), json.loads(capsys.readouterr().out)
+    assert one.pop("date")
+    assert other.pop("date")
+    assert one == other
+    assert one["sections"][0]["cells"][2]["ratio"] == 1.5
+
+
+@pytest.mark.usefixtures("measured")
+def test_the_entry_without_typer_prints_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.main(["region", "512,512", "-o", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "512 x 512 x 512  30.0           failed  20.0 (1.50)" in out
+    assert "PeerMissingError: not installed" in out
+
+
+def test_the_entry_needs_neither_typer_nor_rich() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['typer'] = sys.modules['rich'] = sys.modules['click'] = None\n"
+        "from loka.bench.__main__ import main\n"
+        "sys.exit(main(['region', '12']))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert "'12' is no shape" in ran.stderr
