@@ -11,7 +11,7 @@ from loka import dispatch
 
 from . import kernels, modules
 
-STAMP = "228c06bf9501a6bb8f83c2fe37ea360cdd9703ae73644f6cde86d97015107f45"
+STAMP = "89b7ca330b2d9a8f096bd7a1b0afaa0aab4e03d1757819015894857f767eb526"
 dispatch.check_stamps(__name__, STAMP, kernels.STAMP, modules.STAMP)
 
 # Which modules become which class. `sites` are named for reports; `gemms` are those of each site that run in FP8.
@@ -31,7 +31,7 @@ BINDINGS = (
         train=modules.Layers,
         infer=modules.LayersFrozen,
         replaces="loka.zoo.wukong.WukongLayer",
-        source_hash="b63ea3eb9beefa10091022b66be4eaeef9c777615b30e2e6bf5d18069327c610",
+        source_hash="1ca6809d2b9c3b1ffa9158aa44d2e86467c26f608872a4aeeefbc9cc7e6b380e",
         inlined=("fmb_norm", "fmb", "fmb.0", "fmb.1", "fmb.2", "fmb.3", "fmb.4", "fmb.5", "norm"),
         modules=("layers.0", "layers.1", "layers.2"),
         sites=(

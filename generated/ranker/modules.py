@@ -15,7 +15,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "228c06bf9501a6bb8f83c2fe37ea360cdd9703ae73644f6cde86d97015107f45"
+STAMP = "89b7ca330b2d9a8f096bd7a1b0afaa0aab4e03d1757819015894857f767eb526"
 
 
 class EmbedDense3(dispatch.Bound):
