@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from loka.kernels import configs
 from loka.kernels.configs import Configuration
+from loka.kernels.gemm_specs import GemmSpec
 from loka.kernels.rendered_specs import NormBackward, NormForward, Reduce, Spec, Turn, numbered
 
 WIDTH = 120  # of a line
 
-_TITLES = {
+TITLES = {
     "layer_norm": "LayerNorm",
     "rms_norm": "RMSNorm",
     "relu": "ReLU",
@@ -50,7 +51,7 @@ def opened(before: str, items: Sequence[str], after: str, indent: int = 0) -> st
     return f"{margin}{before}(\n{lines}{margin}){after}"
 
 
-def registration(spec: Spec, name: str) -> str:
+def registration(spec: Spec | GemmSpec, name: str) -> str:
     """The statement that makes the operator."""
     arguments = [
         f'"{name}"',
@@ -233,9 +234,9 @@ def norm_title(spec: NormForward | NormBackward) -> str:
     steps = ["addition"] if spec.add else []
     if spec.norm is not None:
         eps = f" (eps {spec.eps})" if isinstance(spec, NormForward) else ""
-        steps.append(_TITLES[spec.norm] + eps)
+        steps.append(TITLES[spec.norm] + eps)
     if spec.activation is not None:
-        steps.append(_TITLES[spec.activation])
+        steps.append(TITLES[spec.activation])
     rows = ["e4m3 with one power-of-two scale a row"] if spec.quantise else []
     if isinstance(spec, NormForward):
         said = " -> ".join(steps + rows)

@@ -16,8 +16,10 @@ from importlib import resources
 import jinja2
 
 from loka.errors import InputError
-from loka.kernels import rendered_text
+from loka.kernels import gemm_configs, gemm_text, rendered_text, split_gemm_text
 from loka.kernels.configs import Configuration, configuration
+from loka.kernels.gemm_configs import Tiling
+from loka.kernels.gemm_specs import Gemm, GemmSpec, SplitGemm
 from loka.kernels.rendered_specs import NormBackward, NormForward, Reduce, Spec, Turn
 
 KERNELS_FILE = "triton_kernels.py"
@@ -74,9 +76,20 @@ def load_kernel_templates() -> KernelTemplates:
     return KernelTemplates(texts, _environment(dict(texts)))
 
 
-def render(spec: Spec, templates: KernelTemplates, launched: Configuration | None = None) -> Rendered:
-    """A kernel for `spec`. `launched` overrides how it is launched, for a norm: to measure other choices."""
+def render(
+    spec: Spec | GemmSpec,
+    templates: KernelTemplates,
+    launched: Configuration | None = None,
+    tiling: Tiling | None = None,
+) -> Rendered:
+    """A kernel for `spec`. `launched` (a norm's) and `tiling` (a product's) override the choice, to measure others."""
     match spec:
+        case Gemm():
+            tiled = gemm_configs.tiling(spec) if tiling is None else tiling
+            family, views = "gemm", gemm_text.gemm_views(spec, tiled)
+        case SplitGemm():
+            tiled = gemm_configs.tiling(spec) if tiling is None else tiling
+            family, views = "split_gemm", split_gemm_text.split_gemm_views(spec, tiled)
         case NormForward() | NormBackward():
             chosen = configuration(spec) if launched is None else launched
             family, views = "norm_forward", rendered_text.norm_views(spec, chosen)
@@ -109,9 +122,19 @@ def render_files(
     ordered = [by_function[function] for function in sorted(by_function)]
     texts = {KERNELS_FILE: [k.text for k in ordered], OPERATORS_FILE: [k.operator for k in ordered]}
     return {
-        file: templates.render(file + _SUFFIX, {"texts": texts[file], "subject": subject, "stamp": stamp})
+        file: templates.render(
+            file + _SUFFIX,
+            {"texts": texts[file], "subject": subject, "stamp": stamp, **_imports(texts[file])},
+        )
         for file in texts
     }
+
+
+def _imports(texts: Sequence[str]) -> dict[str, object]:
+    """What a file imports for these texts: modules of loka.kernels, and whether descriptors of tensors."""
+    modules = ("fused_reference", "gemm_launch", "gemm_reference", "operators")
+    used = [module for module in modules if any(f"{module}." in text for text in texts)]
+    return {"modules": ", ".join(used), "descriptors": any("TensorDescriptor." in text for text in texts)}
 
 
 def _environment(texts: dict[str, str]) -> jinja2.Environment:
