@@ -164,16 +164,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wanted = {(kind, shape): list(candidates_of(kind, shape)) for kind in shapes for shape in shapes[kind]}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        every = [candidate for candidates in wanted.values() for candidate in candidates]
-        compiling = functools.partial(compile_one, folder=folder)
-        with ProcessPoolExecutor(chosen.jobs, mp_context=get_context("spawn")) as pool:
-            failures = dict(zip(every, pool.map(compiling, every), strict=True))
+        failures = compile_all([c for candidates in wanted.values() for c in candidates], folder, chosen.jobs)
         for (kind, shape), candidates in wanted.items():
             for candidate in candidates:
-                if failures[candidate]:
-                    more: dict[str, object] = {"error": failures[candidate], "tiling": asdict(candidate.tiling)}
+                if failure := failures[candidate.spec, candidate.tiling]:
+                    more: dict[str, object] = {"error": failure, "tiling": asdict(candidate.tiling)}
                     report(kind, shape, f"rendered {candidate.what}", more)
-            measure_shape(kind, shape, [c for c in candidates if not failures[c]], folder)
+            measure_shape(kind, shape, [c for c in candidates if not failures[c.spec, c.tiling]], folder)
+
+
+def compile_all(candidates: Sequence[Candidate], folder: Path, jobs: int) -> dict[tuple[Gemm | SplitGemm, Tiling], str]:
+    """Compile every kernel once, in `jobs` processes: what is wrong with it, or nothing, by spec and tiling."""
+    kernels = {(candidate.spec, candidate.tiling): candidate for candidate in candidates}
+    compiling = functools.partial(compile_one, folder=folder)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        return dict(zip(kernels, pool.map(compiling, kernels.values()), strict=True))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
