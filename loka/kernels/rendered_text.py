@@ -12,7 +12,7 @@ from loka.kernels.rendered_specs import NormBackward, NormForward, Reduce, Spec,
 
 WIDTH = 120  # of a line
 
-_TITLES = {
+TITLES = {
     "layer_norm": "LayerNorm",
     "rms_norm": "RMSNorm",
     "relu": "ReLU",
@@ -234,9 +234,9 @@ def norm_title(spec: NormForward | NormBackward) -> str:
     steps = ["addition"] if spec.add else []
     if spec.norm is not None:
         eps = f" (eps {spec.eps})" if isinstance(spec, NormForward) else ""
-        steps.append(_TITLES[spec.norm] + eps)
+        steps.append(TITLES[spec.norm] + eps)
     if spec.activation is not None:
-        steps.append(_TITLES[spec.activation])
+        steps.append(TITLES[spec.activation])
     rows = ["e4m3 with one power-of-two scale a row"] if spec.quantise else []
     if isinstance(spec, NormForward):
         said = " -> ".join(steps + rows)

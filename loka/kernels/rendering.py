@@ -16,8 +16,10 @@ from importlib import resources
 import jinja2
 
 from loka.errors import InputError
-from loka.kernels import rendered_text
+from loka.kernels import gemm_configs, gemm_text, rendered_text, split_gemm_text
 from loka.kernels.configs import Configuration, configuration
+from loka.kernels.gemm_configs import Tiling
+from loka.kernels.gemm_specs import Gemm, SplitGemm
 from loka.kernels.join_specs import JoinBackward, JoinForward
 from loka.kernels.join_text import JoinConfiguration, join_configuration, join_views
 from loka.kernels.mix_specs import MixBackward, MixForward
@@ -27,8 +29,8 @@ from loka.kernels.rendered_specs import NormBackward, NormForward, Reduce, Spec,
 KERNELS_FILE = "triton_kernels.py"
 OPERATORS_FILE = "fused.py"
 
-AnySpec = Spec | MixForward | MixBackward | JoinForward | JoinBackward
-AnyConfiguration = Configuration | MixConfiguration | JoinConfiguration
+AnySpec = Spec | Gemm | SplitGemm | MixForward | MixBackward | JoinForward | JoinBackward
+AnyConfiguration = Configuration | Tiling | MixConfiguration | JoinConfiguration
 
 _SUFFIX = ".j2"
 _FOLDER = "triton"
@@ -61,7 +63,6 @@ class Rendered:
     digest: str  # sha256 of `text`
     parameters: tuple[str, ...]  # of the operator, in order; a plain forward and `Reduce` take dtypes as well
     results: tuple[str, ...]  # of the operator, in order; one is no tuple
-    reference: str  # the module of loka.kernels that the operator's reference is in
 
 
 @cache
@@ -84,34 +85,40 @@ def load_kernel_templates() -> KernelTemplates:
 
 def render(spec: AnySpec, templates: KernelTemplates, launched: AnyConfiguration | None = None) -> Rendered:
     """A kernel for `spec`. `launched` overrides how it is launched, to measure others: of the spec's own kind."""
-    family, reference, views = _views(spec, launched)
+    family, views = _views(spec, launched)
     text = templates.render(family + ".py" + _SUFFIX, views.kernel)
     digest = hashlib.sha256(text.encode()).hexdigest()
     name = f"{spec.function}_{digest[:8]}"
     registration = rendered_text.registration(spec.function, name)
     operator = templates.render("operator.py" + _SUFFIX, {**views.operator, "registration": registration})
-    return Rendered(spec.function, name, text, operator, digest, spec.parameters, spec.results, reference)
+    return Rendered(spec.function, name, text, operator, digest, spec.parameters, spec.results)
 
 
-def _views(spec: AnySpec, launched: AnyConfiguration | None) -> tuple[str, str, rendered_text.Views]:
-    """A spec's template, the module of its reference, and what its template is given."""
+def _views(spec: AnySpec, launched: AnyConfiguration | None) -> tuple[str, rendered_text.Views]:
+    """A spec's template, and what it is given."""
     match spec:
+        case Gemm():
+            tiled = launched if isinstance(launched, Tiling) else gemm_configs.tiling(spec)
+            return "gemm", gemm_text.gemm_views(spec, tiled)
+        case SplitGemm():
+            tiled = launched if isinstance(launched, Tiling) else gemm_configs.tiling(spec)
+            return "split_gemm", split_gemm_text.split_gemm_views(spec, tiled)
         case NormForward() | NormBackward():
             chosen = launched if isinstance(launched, Configuration) else configuration(spec)
             family = "norm_forward" if isinstance(spec, NormForward) else "norm_backward"
-            return family, "fused_reference", rendered_text.norm_views(spec, chosen)
+            return family, rendered_text.norm_views(spec, chosen)
         case Turn():
-            return "turn", "fused_reference", rendered_text.turn_views(spec)
+            return "turn", rendered_text.turn_views(spec)
         case Reduce():
-            return "reduce", "fused_reference", rendered_text.reduce_views(spec)
+            return "reduce", rendered_text.reduce_views(spec)
         case MixForward() | MixBackward():
             mixing = launched if isinstance(launched, MixConfiguration) else mix_configuration(spec)
             family = "mix_forward" if isinstance(spec, MixForward) else "mix_backward"
-            return family, "mix_reference", mix_views(spec, mixing)
+            return family, mix_views(spec, mixing)
         case JoinForward() | JoinBackward():
             joining = launched if isinstance(launched, JoinConfiguration) else join_configuration(spec)
             family = "join_forward" if isinstance(spec, JoinForward) else "join_backward"
-            return family, "join_reference", join_views(spec, joining)
+            return family, join_views(spec, joining)
 
 
 def render_files(
@@ -127,16 +134,21 @@ def render_files(
         if by_function[kernel.function] != kernel:
             raise InputError(f"two different kernels are called {kernel.function}; render them in one configuration")
     ordered = [by_function[function] for function in sorted(by_function)]
-    references = {k.reference for k in ordered}
-    own = {reference for reference in references if any(f"{reference}." in k.text for k in ordered)}
     texts = {KERNELS_FILE: [k.text for k in ordered], OPERATORS_FILE: [k.operator for k in ordered]}
-    imports = {KERNELS_FILE: sorted({"operators", *own}), OPERATORS_FILE: sorted({"operators", *references})}
     return {
         file: templates.render(
-            file + _SUFFIX, {"texts": texts[file], "imports": imports[file], "subject": subject, "stamp": stamp}
+            file + _SUFFIX,
+            {"texts": texts[file], "subject": subject, "stamp": stamp, **_imports(texts[file])},
         )
         for file in texts
     }
+
+
+def _imports(texts: Sequence[str]) -> dict[str, object]:
+    """What a file imports for these texts: modules of loka.kernels, and whether descriptors of tensors."""
+    modules = ("fused_reference", "gemm_launch", "gemm_reference", "join_reference", "mix_reference", "operators")
+    used = [module for module in modules if any(f"{module}." in text for text in texts)]
+    return {"modules": ", ".join(used), "descriptors": any("TensorDescriptor." in text for text in texts)}
 
 
 def _environment(texts: dict[str, str]) -> jinja2.Environment:
