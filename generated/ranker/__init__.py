@@ -11,7 +11,7 @@ from loka import dispatch
 
 from . import kernels, modules
 
-STAMP = "dd1bbc8421f9b0be926c87b1cbad833fa5dba5e9f465511025062d86c94b125d"
+STAMP = "77165aebaf79f63266c0dee1969119b82e26234fe460961f3f3d110e2826762e"
 dispatch.check_stamps(__name__, STAMP, kernels.STAMP, modules.STAMP)
 
 # Which modules become which class. `sites` are named for reports; `gemms` are those of each site that run in FP8.

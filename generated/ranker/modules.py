@@ -15,7 +15,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "dd1bbc8421f9b0be926c87b1cbad833fa5dba5e9f465511025062d86c94b125d"
+STAMP = "77165aebaf79f63266c0dee1969119b82e26234fe460961f3f3d110e2826762e"
 
 
 class EmbedDense3(dispatch.Bound):

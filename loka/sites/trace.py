@@ -10,6 +10,7 @@ import copy
 import inspect
 import operator
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 import torch
 from torch import fx, nn
@@ -34,6 +35,7 @@ from loka.sites.printer import (
     variable,
 )
 from loka.sites.refused import CannotTraceError, Refused
+from loka.sites.shapes import with_even_statements
 from loka.sites.source import forward_source_hash, qualified
 from loka.sites.straight import Ref, RefKind, Statement, StraightForward
 
@@ -68,9 +70,9 @@ def trace_forward(
         found = difference(module, forward, examples, lambda: copy_owner(module, expand))
         if found is not None:
             raise CannotTraceError(found)
+        return with_even_statements(forward, examples, lambda: copy_owner(module, expand))
     except CannotTraceError as error:
         return Refused(owner, str(error))
-    return forward
 
 
 def _expanded(module: nn.Module, inline: Collection[str], sites: Collection[str]) -> frozenset[str]:
@@ -291,8 +293,7 @@ class _Printed:
         names = {s.target for s in self.statements}
         read = {ref.text for s in self.statements for ref in s.operands} | names_in(self.result, names)
         self.statements = [
-            s if s.target in read or s.target == "_" else Statement("_", s.op, s.template, s.operands, s.call, s.note)
-            for s in self.statements
+            s if s.target in read or s.target == "_" else replace(s, target="_") for s in self.statements
         ]
 
 
