@@ -11,7 +11,7 @@ from loka import dispatch
 
 from . import kernels, modules
 
-STAMP = "89b7ca330b2d9a8f096bd7a1b0afaa0aab4e03d1757819015894857f767eb526"
+STAMP = "b64ce4b830f64e6ba0dd795deb71d3dfe8b9475ac1e09c893b66a35c030fa17d"
 dispatch.check_stamps(__name__, STAMP, kernels.STAMP, modules.STAMP)
 
 # Which modules become which class. `sites` are named for reports; `gemms` are those of each site that run in FP8.

@@ -15,7 +15,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "89b7ca330b2d9a8f096bd7a1b0afaa0aab4e03d1757819015894857f767eb526"
+STAMP = "b64ce4b830f64e6ba0dd795deb71d3dfe8b9475ac1e09c893b66a35c030fa17d"
 
 
 class EmbedDense3(dispatch.Bound):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loka.codegen import chain_shapes as shapes
-from loka.codegen.chain_names import INDENT, ChainNames, Kernels, product, reduced, statement, unpacked
+from loka.codegen.chain_names import INDENT, ChainNames, Kernels, assigned, product, reduced, statement, unpacked
 from loka.codegen.chain_shapes import ChainShape, StageShape
-from loka.kernels.rendered_specs import NormBackward, Turn
+from loka.kernels.rendered_specs import NormBackward, Products, Turn
 from loka.numerics.names import Gemm
 
 
@@ -31,12 +31,14 @@ class _Backward:
     def _write(self) -> None:
         self._unpack()
         weights = [f"weight{self._names.suffix(index)}" for index in range(len(self._shape.stages))]
-        none = [f"d{name}" for name in weights] if self._ends_with_x else ["dx", *(f"d{name}" for name in weights)]
+        none = [*([] if self._ends_with_x else ["dx"]), *(f"d{name}" for name in (*self._shape.others, *weights))]
         self._add(f"{' = '.join(none)} = None")
         for index in reversed(range(len(self._shape.stages))):
             (self._fp8_stage if self._shape.fp8 else self._plain_stage)(index)
         if self._ends_with_x:
             self._before(INDENT)
+        for other in self._shape.others:
+            self._other(other)
         partials, vectors = [partial for partial, _ in self._sums], [vector for _, vector in self._sums]
         dtypes, totals = [f"{vector}.dtype" for vector in vectors], [f"d{vector}" for vector in vectors]
         self.lines += reduced(self._kernels, partials, dtypes, totals, INDENT)
@@ -82,14 +84,19 @@ class _Backward:
 
     def _through_after(self, index: int, stage: StageShape, results: dict[str, str]) -> bool:
         """From the gradient of a stage's result to that of its product; False where no kernel is needed for that."""
-        spec = shapes.backward_after(stage, self._shape.fp8)
+        reader = self._shape.reader(index)
+        spec = shapes.backward_after(stage, self._shape.fp8, carried=reader is not None)
         if spec is None:
             return False
         s, vectors = self._names.suffix(index), self._names.after(index)
-        known = {**vectors, "mean": f"mean{s}", "rstd": f"rstd{s}"}
-        arguments = {"grad": "grad", "x": f"y{s}", **known} if isinstance(spec, NormBackward) else {"x": "grad"}
+        known = {**vectors, "mean": f"mean{s}", "rstd": f"rstd{s}", "times": str(stage.times)}
+        known |= {"carried": f"dsum{self._names.suffix(reader)}"} if reader is not None else {}
+        x = self._names.sum(index) if stage.summed else f"y{s}"
+        arguments = {"grad": "grad", "x": x, **known} if isinstance(spec, NormBackward) else {"x": "grad"}
         sums = {f"d{key}": f"{vector}_sums" for key, vector in vectors.items()}
-        self.lines += statement(self._kernels, spec, arguments, {**results, **sums}, INDENT)
+        self.lines += statement(self._kernels, spec, arguments, {**results, **sums, "dsum": f"dsum{s}"}, INDENT)
+        if stage.summed and "dsum" not in spec.results:
+            self._add(f"dsum{s} = grad")
         self._sums += [(sums[f"d{key}"], vectors[key]) for key in vectors if f"d{key}" in spec.results]
         return True
 
@@ -103,13 +110,16 @@ class _Backward:
         else:
             self._add(self._needs("x"))
             self._turn(index, ("dy", "x", "weight"), INDENT + 4)
-        target, dtype = ("grad", "dtype") if index or stage.before is not None else ("dx", "x_dtype")
+        summed = not index and stage.before is None and any(self._shares("x"))
+        target, dtype = ("grad", "dtype") if index or stage.before is not None or summed else ("dx", "x_dtype")
         operands = ("dy_fp8", "dy_scale", "weight_turned", "weight_spread")
         tick, indent = f"{self._tick(index)} + 1", INDENT if always else INDENT + 4
         self.lines += product(stage.recipe, Gemm.DGRAD, operands, target, dtype, tick, indent)
         if not always:
             if stage.before is not None:
                 self._before(INDENT + 4)
+            elif summed:
+                self._products("x", "dx", "x_dtype", ["grad"], INDENT + 4)
             self._add("else:")
             self._turn(index, ("dy", "x"), INDENT + 4)
         self._add(self._needs(f"weight{s}"))
@@ -150,10 +160,49 @@ class _Backward:
 
     def _before(self, indent: int) -> None:
         """Through the norm before the first linear."""
-        spec = shapes.backward_before(self._shape.stages[0])
+        spec = shapes.backward_before(self._shape.stages[0], carried=any(self._shares("x")))
+        carried = self._carried(indent) if spec.carried else ""
         vectors = {"weight": "pre_norm_weight", "bias": "pre_norm_bias"}
-        arguments = {"grad": "grad", "x": "x", "mean": "pre_mean", "rstd": "pre_rstd", **vectors}
+        arguments = {"grad": "grad", "carried": carried, "x": "x", "mean": "pre_mean", "rstd": "pre_rstd", **vectors}
         sums = {f"d{key}": f"{vector}_sums" for key, vector in vectors.items()}
         self.lines += statement(self._kernels, spec, arguments, {"dx": "dx", **sums}, indent)
         self._add("dx = dx.to(x.dtype)", indent)
         self._sums += [(sums[f"d{key}"], vectors[key]) for key in vectors if f"d{key}" in spec.results]
+
+    def _shares(self, argument: str) -> tuple[list[str], list[tuple[str, str, str | None]]]:
+        """What stages add to an argument's gradient: sums' gradients, and those with the product that they go with."""
+        plain: list[str] = []
+        pairs: list[tuple[str, str, str | None]] = []
+        for index, stage in enumerate(self._shape.stages):
+            s = self._names.suffix(index)
+            if stage.residual == argument:
+                plain.append(f"dsum{s}")
+            if stage.times == argument:
+                pairs.append((f"dsum{s}", f"y{s}", f"bias{s}" if stage.bias else None))
+        return plain, pairs
+
+    def _products(self, argument: str, target: str, dtype: str, plain: Sequence[str], indent: int) -> None:
+        """`target` as the sum of an argument's shares and of `plain` matrices."""
+        shares, pairs = self._shares(argument)
+        terms = [*plain, *shares]
+        width = next(stage.n for stage in self._shape.stages if argument in (stage.times, stage.residual))
+        spec = Products(width, len(terms), tuple(bias is not None for *_, bias in pairs))
+        arguments = [*terms, *(name for pair in pairs for name in pair if name is not None), dtype]
+        self.lines += assigned([target], self._kernels.call(spec, arguments), indent)
+
+    def _carried(self, indent: int) -> str:
+        """The gradient of x that does not go through the norm before the first linear."""
+        plain, pairs = self._shares("x")
+        if len(plain) == 1 and not pairs:
+            return plain[0]
+        self._products("x", "carried", "x.dtype", [], indent)
+        return "carried"
+
+    def _other(self, name: str) -> None:
+        """The gradient of an argument that stages multiply by or add."""
+        plain, pairs = self._shares(name)
+        self._add(self._needs(name))
+        if len(plain) == 1 and not pairs:
+            self._add(f"d{name} = {plain[0]}.to({name}_dtype)", INDENT + 4)
+        else:
+            self._products(name, f"d{name}", f"{name}_dtype", [], INDENT + 4)

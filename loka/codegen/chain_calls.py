@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from loka.codegen import straight
-from loka.codegen.chain_shapes import KNOWN, ChainShape, chain_shape, fits
+from loka.codegen.chain_shapes import KNOWN, ChainShape, StageSums, chain_shape, fits
 from loka.codegen.recipes import site_recipe
 from loka.errors import LokaError
 from loka.plan.plan import SitePlan
-from loka.sites.chains import Chain, ChainNorm, find_chains
+from loka.sites.chains import Chain, ChainNorm, chain_input, find_chains, residual_stage
 from loka.sites.straight import Ref, RefKind, Region, SiteCall, StraightForward
 
 
@@ -21,6 +21,7 @@ class PlannedChain:
     chain: Chain
     shape: ChainShape
     sites: tuple[int, ...]
+    others: tuple[Ref, ...] = ()  # what is passed for the shape's `others`
 
     @property
     def places(self) -> range:
@@ -46,14 +47,37 @@ def planned_chains(
             kinds[site] = kind
             regions.append(around.get(place, Region(site, place, place, ("linear",))))
     found = {}
-    for chain in find_chains(forward, regions, KNOWN, lambda site, other: kinds[site] == kinds[other]):
+    same = lambda site, other: kinds[site] == kinds[other]  # noqa: E731
+    for chain in find_chains(forward, regions, KNOWN, same, lambda site: kinds[site] == "fp8"):
         sites = tuple(index[stage.linear] for stage in chain.stages)
         biases = [site_call(forward, stage.linear).bias is not None for stage in chain.stages]
         own = [plans[number] for number in sites]
-        shape = chain_shape(chain, own, biases, [site_recipe(plan) for plan in own])
+        sums, others = _sums_of(forward, chain)
+        names = [name for name, _ in others]
+        shape = chain_shape(chain, own, biases, [site_recipe(plan) for plan in own], sums, names)
         if shape.worthwhile:
-            found[chain.first] = PlannedChain(chain, shape, sites)
+            found[chain.first] = PlannedChain(chain, shape, sites, tuple(ref for _, ref in others))
     return found
+
+
+def _sums_of(forward: StraightForward, chain: Chain) -> tuple[list[StageSums], list[tuple[str, Ref]]]:
+    """What each stage multiplies by and adds, and the arguments that are passed for that, by their names."""
+    inner = [residual_stage(forward, chain, stage) for stage in chain.stages]
+    outer: dict[Ref, None] = {}
+    x = chain_input(forward, chain)
+    for stage, number in zip(chain.stages, inner, strict=True):
+        refs = (stage.times, stage.residual if number is None else None)
+        outer.update({ref: None for ref in refs if ref is not None and ref.text != x})
+    names = {ref: "other" if len(outer) == 1 else f"other_{place}" for place, ref in enumerate(outer)}
+
+    def name(ref: Ref | None) -> str | None:
+        return None if ref is None else names.get(ref, "x")
+
+    sums = [
+        StageSums(name(stage.times), name(stage.residual) if number is None else number)
+        for stage, number in zip(chain.stages, inner, strict=True)
+    ]
+    return sums, [(names[ref], ref) for ref in outer]
 
 
 def site_call(forward: StraightForward, place: int) -> SiteCall:
@@ -76,7 +100,7 @@ def chain_arguments(forward: StraightForward, planned: PlannedChain, scope: stra
         parts = straight.linear_call(site_call(forward, stage.linear), texts)
         if not arguments:
             x = parts.x if stage.before is None else _text(forward.statements[chain.first].operands[0], scope)
-            arguments += [x, *_norm_texts(stage.before, scope)]
+            arguments += [x, *(_text(ref, scope) for ref in planned.others), *_norm_texts(stage.before, scope)]
         kept = frozen and shape.fp8
         arguments += [f"self.loka_weight_{number}", f"self.loka_scale_{number}"] if kept else [parts.weight]
         arguments += [parts.bias] if parts.bias is not None else []

@@ -65,6 +65,23 @@ class ChainNames:
         s = self.suffix(index)
         return {"add": f"bias{s}", "weight": f"norm_weight{s}", "bias": f"norm_bias{s}"}
 
+    def sum(self, index: int) -> str:
+        """What a stage's product and residual came to."""
+        return f"sum{self.suffix(index)}"
+
+    def source(self, name: str | int | None, x: str = "x") -> str:
+        """What a stage multiplies by or adds; `x` is what the chain's input is called here."""
+        return self.sum(name) if isinstance(name, int) else x if name == "x" else str(name)
+
+    @property
+    def sums_dtype(self) -> str:
+        """The dtype of sums and products with arguments, as torch would find it."""
+        found = "dtype"
+        used = dict.fromkeys(name for stage in self._shape.stages for name in (stage.times, stage.residual))
+        for name in used:
+            found = f"torch.promote_types({found}, {name}.dtype)" if isinstance(name, str) else found
+        return found
+
     def vectors(self, index: int) -> list[str]:
         """A stage's bias and the parameters of its norm."""
         stage, names = self._shape.stages[index], self.after(index)
@@ -83,7 +100,7 @@ class ChainNames:
 
     def tensors(self) -> list[str]:
         """forward's tensors."""
-        found = ["x", *self.pre_vectors()]
+        found = ["x", *self._shape.others, *self.pre_vectors()]
         for index in range(len(self._shape.stages)):
             found += [f"weight{self.suffix(index)}", *self.vectors(index)]
         return found
@@ -113,7 +130,9 @@ class ChainNames:
                 found += [*self.quantised("x", index).values(), *self.quantised("weight", index).values()]
             else:
                 found += [self.hidden(index), f"weight{s}"]
-            found += [f"y{s}"] if stage.followed else []
+            found += [f"y{s}"] if stage.times is not None or (stage.bent and not stage.summed) else []
+            found += [self.sum(index)] if stage.bent and stage.summed else []
+            found += [stage.times] if stage.times is not None else []
             found += self.vectors(index)
             spec_after = shapes.backward_after(stage, self._shape.fp8)
             parameters = spec_after.parameters if spec_after is not None else ()
@@ -123,10 +142,12 @@ class ChainNames:
     def kept_dtypes(self) -> list[tuple[str, str]]:
         """The dtypes that backward cannot read off what is saved: where forward finds each, its name in backward."""
         found = []
-        if self._shape.fp8 and (len(self._shape.stages) > 1 or self._shape.stages[0].before is not None):
+        named = any("x" in (stage.times, stage.residual) for stage in self._shape.stages)
+        if self._shape.fp8 and (len(self._shape.stages) > 1 or self._shape.stages[0].before is not None or named):
             found.append(("dtype", "dtype"))
         if self._shape.stages[0].before is None:
             found.append(("x.dtype", "x_dtype"))
+        found += [(f"{other}.dtype", f"{other}_dtype") for other in self._shape.others]
         if self._shape.fp8:
             suffixes = [self.suffix(index) for index in range(len(self._shape.stages))]
             found += [(f"weight{s}.dtype", f"weight_dtype{s}") for s in suffixes]
@@ -138,7 +159,7 @@ def statement(
 ) -> list[str]:
     """`results = fused.kernel(arguments)`, both by the names that the kernel has for them."""
     parameters = list(spec.parameters)
-    if isinstance(spec, NormForward) and not spec.quantise:
+    if isinstance(spec, NormForward) and spec.takes_dtype:
         parameters.append("dtype")
     values = kernels.call(spec, [arguments[name] for name in parameters])
     return assigned([results[name] for name in spec.results], values, indent)

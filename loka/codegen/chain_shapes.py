@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loka.codegen.recipes import SiteRecipe
 from loka.errors import LokaError
@@ -28,7 +28,11 @@ class NormShape:
 
 @dataclass(frozen=True, slots=True)
 class StageShape:
-    """[norm] linear [norm] [activation] for x (M, k) and a weight (n, k); `before` in the first stage alone."""
+    """[norm] linear [* matrix] [+ matrix] [norm] [activation] for x (M, k) and a weight (n, k).
+
+    `before` is there in the first stage alone. `times` and `residual` name an argument of the chain, "x" among them;
+    where `residual` is a number, it is the result of that stage.
+    """
 
     k: int
     n: int
@@ -37,11 +41,23 @@ class StageShape:
     before: NormShape | None = None
     after: NormShape | None = None
     activation: str | None = None
+    times: str | None = None
+    residual: str | int | None = None
+
+    @property
+    def summed(self) -> bool:
+        """Whether the product is multiplied by a matrix, or one is added to it."""
+        return self.times is not None or self.residual is not None
+
+    @property
+    def bent(self) -> bool:
+        """Whether a norm or an activation follows."""
+        return self.after is not None or self.activation is not None
 
     @property
     def followed(self) -> bool:
         """Whether a kernel works on the product, and takes the linear's bias along."""
-        return self.after is not None or self.activation is not None
+        return self.bent or self.summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +65,7 @@ class ChainShape:
     """Everything that a chain's text depends on: chains of one shape share their function."""
 
     stages: tuple[StageShape, ...]
+    others: tuple[str, ...] = ()  # arguments beside x that stages multiply by or add
 
     @property
     def fp8(self) -> bool:
@@ -67,6 +84,8 @@ class ChainShape:
         for stage in self.stages:
             found += [stage.before.kind] if stage.before is not None else []
             found.append("linear")
+            found += ["times"] if stage.times is not None else []
+            found += ["residual"] if stage.residual is not None else []
             found += [stage.after.kind] if stage.after is not None else []
             found += [stage.activation] if stage.activation is not None else []
         return tuple(found)
@@ -80,16 +99,38 @@ class ChainShape:
         sizes = "x".join(str(size) for size in (self.stages[0].k, *(stage.n for stage in self.stages)))
         return f"{name}{'_e4m3' if self.fp8 else ''}_{sizes}"
 
+    def reader(self, index: int) -> int | None:
+        """The stage whose residual is what a stage ends with."""
+        return next((number for number, stage in enumerate(self.stages) if stage.residual == index), None)
+
+    def keeps(self, index: int, frozen: bool) -> bool:
+        """Whether a stage's kernel also writes the sum that it makes: for a residual, or for the backward of a norm."""
+        stage = self.stages[index]
+        return self.reader(index) is not None or (stage.summed and stage.bent and not frozen)
+
+
+@dataclass(frozen=True, slots=True)
+class StageSums:
+    """The names of what one stage multiplies by and adds, as `StageShape` has them."""
+
+    times: str | None
+    residual: str | int | None
+
 
 def chain_shape(
-    chain: Chain, plans: Sequence[SitePlan], biases: Sequence[bool], recipes: Sequence[SiteRecipe]
+    chain: Chain,
+    plans: Sequence[SitePlan],
+    biases: Sequence[bool],
+    recipes: Sequence[SiteRecipe],
+    sums: Sequence[StageSums],
+    others: Sequence[str],
 ) -> ChainShape:
-    """The shape of a found chain; `plans`, `biases` and `recipes` are those of its stages.
+    """The shape of a found chain; `plans`, `biases`, `recipes` and `sums` are those of its stages.
 
     Raises LokaError where a norm is not as wide as the linear beside it.
     """
     stages = []
-    for stage, plan, bias, recipe in zip(chain.stages, plans, biases, recipes, strict=True):
+    for stage, plan, bias, recipe, more in zip(chain.stages, plans, biases, recipes, sums, strict=True):
         for norm, width in ((stage.before, plan.site.k), (stage.after, plan.site.n)):
             if norm is not None and norm.width != width:
                 raise LokaError(
@@ -97,8 +138,9 @@ def chain_shape(
                     "fault in LoKA: please report it."
                 )
         before, after = _norm_shape(stage.before), _norm_shape(stage.after)
-        stages.append(StageShape(plan.site.k, plan.site.n, bias, recipe, before, after, stage.activation))
-    return ChainShape(tuple(stages))
+        around = (before, after, stage.activation, more.times, more.residual)
+        stages.append(StageShape(plan.site.k, plan.site.n, bias, recipe, *around))
+    return ChainShape(tuple(stages), tuple(others))
 
 
 def _norm_shape(norm: ChainNorm | None) -> NormShape | None:
@@ -125,26 +167,37 @@ def forward_before(stage: StageShape, quantise: bool, save: bool) -> NormForward
     return NormForward(stage.k, norm.kind, norm.weight, norm.bias, norm.eps, None, False, quantise, save)
 
 
-def forward_after(stage: StageShape, quantise: bool, save: bool) -> NormForward:
+def forward_after(stage: StageShape, quantise: bool, save: bool, keep: bool = False) -> NormForward:
     """The kernel that makes a stage's result, or the next linear's input, from the product."""
     norm = stage.after
-    if norm is None:
-        return NormForward(stage.n, None, False, False, _NO_EPS, stage.activation, stage.bias, quantise, False)
-    return NormForward(
-        stage.n, norm.kind, norm.weight, norm.bias, norm.eps, stage.activation, stage.bias, quantise, save
+    spec = NormForward(
+        stage.n, None, False, False, _NO_EPS, stage.activation, stage.bias, quantise, False, *_sums(stage)
     )
+    if norm is not None:
+        spec = replace(spec, norm=norm.kind, weight=norm.weight, bias=norm.bias, eps=norm.eps, save=save)
+    return replace(spec, keep=keep)
 
 
-def backward_before(stage: StageShape) -> NormBackward:
-    """The kernel that makes x's gradient from that of a first linear's input."""
+def _sums(stage: StageShape) -> tuple[bool, bool]:
+    return stage.times is not None, stage.residual is not None
+
+
+def backward_before(stage: StageShape, carried: bool = False) -> NormBackward:
+    """The kernel that makes x's gradient from that of a first linear's input; `carried` if x has another gradient."""
     norm = stage.before
     if norm is None:
         raise LokaError("no norm stands before the linear. This is a fault in LoKA: please report it.")
-    return NormBackward(stage.k, norm.kind, norm.weight, norm.bias, norm.eps, None, add=False, quantise=False)
+    affine = (norm.weight, norm.bias, norm.eps)
+    return NormBackward(stage.k, norm.kind, *affine, None, add=False, quantise=False, carried=carried)
 
 
-def backward_after(stage: StageShape, quantise: bool) -> NormBackward | NormForward | None:
-    """The kernel that makes the product's gradient from that of the stage's result; None where they are the same."""
+def backward_after(stage: StageShape, quantise: bool, carried: bool = False) -> NormBackward | NormForward | None:
+    """The kernel that makes the product's gradient from that of the stage's result; None where they are the same.
+
+    `carried` says whether the result has a gradient from a residual too.
+    """
+    if stage.summed or carried:
+        return _backward_of_sum(stage, quantise, carried)
     norm = stage.after
     if norm is not None:
         affine = (norm.weight, norm.bias)
@@ -152,6 +205,28 @@ def backward_after(stage: StageShape, quantise: bool) -> NormBackward | NormForw
     if stage.activation is not None or (quantise and stage.bias):
         return NormBackward(stage.n, None, False, False, _NO_EPS, stage.activation, stage.bias, quantise)
     return quantiser(stage.n) if quantise else None
+
+
+def _backward_of_sum(stage: StageShape, quantise: bool, carried: bool) -> NormBackward | NormForward:
+    """`backward_after` of a stage with a product or a residual."""
+    if not (stage.bent or stage.bias or stage.times is not None or carried):
+        return quantiser(stage.n)
+    spec = NormBackward(
+        stage.n,
+        None,
+        False,
+        False,
+        _NO_EPS,
+        stage.activation,
+        stage.bias,
+        quantise,
+        times=stage.times is not None,
+        summed=stage.bent and stage.summed,
+        carried=carried,
+        carry=stage.summed and (stage.bent or carried),
+    )
+    norm = stage.after
+    return spec if norm is None else replace(spec, norm=norm.kind, weight=norm.weight, bias=norm.bias, eps=norm.eps)
 
 
 def reductions(count: int) -> tuple[int, ...]:

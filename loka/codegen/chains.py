@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from loka.codegen import chain_shapes as shapes
@@ -85,7 +85,8 @@ def _trained(shape: ChainShape, name: str, function: str) -> ChainView:
     typed = [Code("ctx: Any"), *(Code(f"{item}: Tensor") for item in names.tensors()), Code("dtype: torch.dtype")]
     ticks = [f"{tick}: int" for tick in names.ticks()]
     inputs = names.tensors()
-    applied = call(f"{function}.apply", [Code(item) for item in ("rows", *inputs[1:], "dtype", *names.ticks())])
+    flat = [f"{item}.reshape(-1, {_width(shape, item)})" if item in shape.others else item for item in inputs[1:]]
+    applied = call(f"{function}.apply", [Code(item) for item in ("rows", *flat, "dtype", *names.ticks())])
     return ChainView(
         function,
         wrapped(f"{_steps(shape)}. {_gemms(shape)}", INDENT // 2, first=3),
@@ -98,6 +99,11 @@ def _trained(shape: ChainShape, name: str, function: str) -> ChainView:
         tuple(lay_out("y = ", applied, "", 4).split("\n")),
         shape.stages[-1].n,
     )
+
+
+def _width(shape: ChainShape, other: str) -> int:
+    """Columns of a matrix that stages multiply by or add."""
+    return next(stage.n for stage in shape.stages if other in (stage.times, stage.residual))
 
 
 def _frozen(shape: ChainShape, name: str) -> FrozenChainView:
@@ -128,7 +134,8 @@ def _docstring(shape: ChainShape, last: str) -> str:
         f"weight{ChainNames(shape).suffix(i)} ({stage.n}, {stage.k})" for i, stage in enumerate(shape.stages)
     )
     first, final = shape.stages[0].k, shape.stages[-1].n
-    return f"{_steps(shape)}: x (..., {first}), {sizes} -> (..., {final}). {last}".strip()
+    others = "".join(f"{other} (..., {_width(shape, other)}), " for other in shape.others)
+    return f"{_steps(shape)}: x (..., {first}), {others}{sizes} -> (..., {final}). {last}".strip()
 
 
 def _gemms(shape: ChainShape) -> str:
@@ -141,8 +148,12 @@ def _forward_lines(shape: ChainShape, kernels: Kernels, frozen: bool) -> list[st
     """The body of forward, or, of the frozen function, what comes after its empty batches."""
     indent = INDENT // 2 if frozen else INDENT
     lines = ["    rows = x.reshape(-1, x.shape[-1])"] if frozen else []
+    lines += [f"    {other} = {other}.reshape(-1, {_width(shape, other)})" for other in shape.others if frozen]
     make = _fp8_stages if shape.fp8 else _plain_stages
-    lines += make(shape, kernels, frozen, "rows" if frozen else "x", indent)
+    made = make(shape, kernels, frozen, "rows" if frozen else "x", indent)
+    if any("sums_dtype" in line for line in made):
+        lines.append(f"{' ' * indent}sums_dtype = {ChainNames(shape).sums_dtype}")
+    lines += made
     names = ChainNames(shape)
     margin = " " * indent
     if frozen:
@@ -173,9 +184,10 @@ def _fp8_stages(shape: ChainShape, kernels: Kernels, frozen: bool, x: str, inden
         operands = (f"x_fp8{s}", f"x_scale{s}", *weight)
         lines += product(stage.recipe, Gemm.FPROP, operands, f"y{s}", "dtype", f"tick{s}", indent)
         if stage.followed or not last:
-            spec = shapes.forward_after(stage, quantise=not last, save=not frozen)
+            spec = shapes.forward_after(stage, not last, save=not frozen, keep=shape.keeps(index, frozen))
             results = names.quantised("x", index + 1, frozen) if not last else {"out": "out"}
-            lines += _after(kernels, spec, names, index, results, indent)
+            sums = {"times": names.source(stage.times, x), "residual": names.source(stage.residual, x)}
+            lines += _after(kernels, spec, names, index, results, indent, sums if stage.summed else {})
         elif stage.bias:
             lines.append(f"{' ' * indent}out = y{s} + bias{s}.to(dtype)")
     return lines
@@ -198,38 +210,62 @@ def _plain_stages(shape: ChainShape, kernels: Kernels, frozen: bool, x: str, ind
         if stage.followed:
             spec = shapes.forward_after(stage, quantise=False, save=not frozen)
             results = {"out": "out" if last else names.hidden(index + 1)}
-            lines += _after(kernels, spec, names, index, results, indent)
+            lines += _after(kernels, spec, names, index, results, indent, {})
     return lines
 
 
 def _after(
-    kernels: Kernels, spec: NormForward, names: ChainNames, index: int, results: dict[str, str], indent: int
+    kernels: Kernels,
+    spec: NormForward,
+    names: ChainNames,
+    index: int,
+    results: dict[str, str],
+    indent: int,
+    sums: dict[str, str],
 ) -> list[str]:
-    """The kernel on a product; a plain one is told the dtype of its result."""
+    """The kernel on a product; a plain one is told the dtype of its result. `sums` are its factor and its residual."""
     s = names.suffix(index)
-    arguments = {**names.after(index), "x": f"y{s}", "dtype": "dtype"}
-    return statement(kernels, spec, arguments, {**results, "mean": f"mean{s}", "rstd": f"rstd{s}"}, indent)
+    arguments = {**names.after(index), **sums, "x": f"y{s}", "dtype": "sums_dtype" if sums else "dtype"}
+    results = {**results, "kept": names.sum(index), "mean": f"mean{s}", "rstd": f"rstd{s}"}
+    return statement(kernels, spec, arguments, results, indent)
 
 
 def _empty_lines(shape: ChainShape) -> list[str]:
     """The chain in torch's own operations, for a batch without rows."""
-    names = ChainNames(shape)
-    steps: list[tuple[str, list[Code]]] = []  # a function, and its arguments after the first
-    for index, stage in enumerate(shape.stages):
-        s = names.suffix(index)
-        if stage.before is not None:
-            steps.append((stage.before.kind, _norm_arguments(stage.before, stage.k, "pre_norm", "")))
-        steps.append(("linear", [Code(f"weight{s}"), *([Code(f"bias{s}")] if stage.bias else [])]))
-        if stage.after is not None:
-            steps.append((stage.after.kind, _norm_arguments(stage.after, stage.n, "norm", s)))
-        if stage.activation is not None:
-            steps.append((stage.activation, []))
+    steps: list[tuple[str, Callable[[str], Code]]] = []  # a name, and what it stands for, made of the one before
+    for index in range(len(shape.stages)):
+        steps += [("y", step) for step in _empty_steps(shape, index)]
+        if shape.reader(index) is not None:
+            steps[-1] = (ChainNames(shape).sum(index), steps[-1][1])
     lines: list[str] = []
-    for number, (function, arguments) in enumerate(steps):
-        step = call(f"torch.nn.functional.{function}", [Code("y" if number else "x"), *arguments])
+    before = "x"
+    for number, (target, step) in enumerate(steps):
         last = number == len(steps) - 1
-        lines += lay_out("return " if last else "y = ", step, "", INDENT).split("\n")
+        lines += lay_out("return " if last else f"{target} = ", step(before), "", INDENT).split("\n")
+        before = target
     return lines
+
+
+def _empty_steps(shape: ChainShape, index: int) -> list[Callable[[str], Code]]:
+    """One stage of it."""
+    names, stage = ChainNames(shape), shape.stages[index]
+    s, steps = names.suffix(index), list[Callable[[str], Code]]()
+
+    def step(function: str, arguments: list[Code]) -> None:
+        steps.append(lambda y: call(f"torch.nn.functional.{function}", [Code(y), *arguments]))
+
+    if stage.before is not None:
+        step(stage.before.kind, _norm_arguments(stage.before, stage.k, "pre_norm", ""))
+    step("linear", [Code(f"weight{s}"), *([Code(f"bias{s}")] if stage.bias else [])])
+    if stage.times is not None:
+        steps.append(lambda y: Code(f"{y} * {names.source(stage.times)}"))
+    if stage.residual is not None:
+        steps.append(lambda y: Code(f"{y} + {names.source(stage.residual)}"))
+    if stage.after is not None:
+        step(stage.after.kind, _norm_arguments(stage.after, stage.n, "norm", s))
+    if stage.activation is not None:
+        step(stage.activation, [])
+    return steps
 
 
 def _norm_arguments(norm: NormShape, width: int, name: str, suffix: str) -> list[Code]:

@@ -18,6 +18,7 @@ TURN_PARTS = 1024  # of `largest` read at a step
 REDUCE_COLUMNS = 16  # of a program
 REDUCE_ROWS = 256  # read at a step, so that every thread has 16 reads on their way
 REDUCE_WARPS = 8
+PRODUCTS_COLUMNS = 1024  # of a program of `products`, at most; it takes one row
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ def configuration(spec: NormForward | NormBackward) -> Configuration:
             if forward
             else Configuration(rows=1, warps=4, programs=4)
         )
+    if padded == 4096 and _streams(spec):  # not measured; chosen so that more reads are on their way
+        return Configuration(rows=1, warps=8, programs=4, held=False)
     if padded == 4096:
         return (
             Configuration(rows=1, warps=4, programs=4, held=False)
@@ -55,6 +58,12 @@ def configuration(spec: NormForward | NormBackward) -> Configuration:
     if padded == 8192:
         return Configuration(rows=1, warps=8, programs=2, held=False)
     return Configuration(rows=1, warps=16, programs=1, held=False)
+
+
+def _streams(spec: NormForward | NormBackward) -> bool:
+    """Whether a kernel without a norm reads several matrices: no sums of a row but its maximum wait for one another."""
+    more = (spec.times, spec.residual if isinstance(spec, NormForward) else spec.carried)
+    return spec.norm is None and any(more)
 
 
 def padded_width(width: int) -> int:

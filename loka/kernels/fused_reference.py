@@ -7,6 +7,7 @@ Everything is float32 inside, whatever the dtypes of the arguments. Sums over ro
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,40 +22,56 @@ from loka.numerics.turn import turn as turn_quantized
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A forward's float32 result (M, width) and the statistics of its norm (M,); they are empty where it has none."""
+    """A forward's float32 result (M, width) and the statistics of its norm (M,); they are empty where it has none.
+
+    `kept` (M, width) is what the norm took.
+    """
 
     y: Tensor
     mean: Tensor
     rstd: Tensor
+    kept: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Backward:
     """Gradients in float32: of x (M, width), and of weight, bias and add, summed over all rows (1, width).
 
-    `weight` and `bias` are those of a norm that had them (weight is empty without a norm).
+    `weight` and `bias` are those of a norm that had them (weight is empty without a norm). `sum` (M, width) is the
+    gradient of what the norm took.
     """
 
     x: Tensor
     weight: Tensor
     bias: Tensor
     add: Tensor
+    sum: Tensor
 
 
 def norm_forward(
     x: Tensor,
     *,
     add: Tensor | None = None,
+    times: Tensor | None = None,
+    residual: Tensor | None = None,
     norm: str | None = None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
     activation: str | None = None,
 ) -> Forward:
-    """x (M, width) -> [+ add] -> [norm over width] -> [activation]; add, weight, bias (width,)."""
+    """x (M, width) -> [+ add] -> [* times] -> [+ residual] -> [norm over width] -> [activation].
+
+    add, weight, bias (width,); times, residual (M, width).
+    """
     x = x.float()
     if add is not None:
         x = x + add.float()
+    if times is not None:
+        x = x * times.float()
+    if residual is not None:
+        x = x + residual.float()
+    kept = x
     mean, rstd = x.new_empty(0), x.new_empty(0)
     if norm == "layer_norm":
         mean = x.mean(1)
@@ -62,14 +79,16 @@ def norm_forward(
     if norm is not None:
         rstd = torch.rsqrt((x * x).mean(1) + eps)
         x = _affine(x * rstd[:, None], weight, bias)
-    return Forward(_activate(x, activation), mean, rstd)
+    return Forward(_activate(x, activation), mean, rstd, kept)
 
 
 def norm_backward(
     grad: Tensor,
     *,
+    carried: Tensor | None = None,
     x: Tensor | None = None,
     add: Tensor | None = None,
+    times: Tensor | None = None,
     norm: str | None = None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -77,31 +96,63 @@ def norm_backward(
     rstd: Tensor | None = None,
     activation: str | None = None,
 ) -> Backward:
-    """The gradient of `norm_forward`: grad (M, width) is its result's; x, add, mean and rstd as it had or gave them.
+    """The gradient of `norm_forward`: grad (M, width) is its result's; add, times, mean, rstd as it had or gave them.
 
-    Raises InputError where a norm or an activation lacks x, or a norm its statistics.
+    x is its input where `add` is given too, or nothing was done to it before the norm; else what it kept. `carried`
+    (M, width) is a further gradient of what it kept. Raises InputError where a norm or an activation lacks x, or a norm
+    its statistics.
     """
-    dz = grad.float()
-    if norm is None and activation is None:
-        total = dz.sum(0, keepdim=True)
-        return Backward(dz, dz.new_empty(0), total, total)
-    if x is None:
-        raise InputError("norm_backward: a norm or an activation needs x, the forward's input")
-    z = x.float() if add is None else x.float() + add.float()
-    if norm is None:
-        dz = _activation_backward(dz, z, activation)
-        total = dz.sum(0, keepdim=True)
-        return Backward(dz, dz.new_empty(0), total, total)
+    dz, dweight = grad.float(), grad.new_empty(0, dtype=torch.float32)
+    dbias = dz.sum(0, keepdim=True)
+    dsum = dz
+    if norm is not None or activation is not None:
+        if x is None:
+            raise InputError("norm_backward: a norm or an activation needs x, the forward's input")
+        z = x.float() if add is None else x.float() + add.float()
+        if norm is None:
+            dsum = _activation_backward(dz, z, activation)
+            dbias = dsum.sum(0, keepdim=True)
+        else:
+            dsum, dweight, dbias = _through_norm(dz, z, norm, weight, bias, mean, rstd, activation)
+    if carried is not None:
+        dsum = dsum + carried.float()
+    dx = dsum if times is None else dsum * times.float()
+    return Backward(dx, dweight, dbias, dx.sum(0, keepdim=True), dsum)
+
+
+def _through_norm(
+    grad: Tensor,
+    z: Tensor,
+    norm: str,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    rstd: Tensor | None,
+    activation: str | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of what a norm took, z, and of its weight and bias."""
     if rstd is None or (norm == "layer_norm" and mean is None):
         raise InputError(f"norm_backward: {norm} needs the statistics that the forward saved")
     n = (z if mean is None else z - mean[:, None]) * rstd[:, None]
-    dz = _activation_backward(dz, _affine(n, weight, bias), activation)
+    dz = _activation_backward(grad, _affine(n, weight, bias), activation)
     dn = dz if weight is None else dz * weight.float()
     dx = dn - n * (dn * n).mean(1, keepdim=True)
     if norm == "layer_norm":
         dx = dx - dn.mean(1, keepdim=True)
-    dx = dx * rstd[:, None]
-    return Backward(dx, (dz * n).sum(0, keepdim=True), dz.sum(0, keepdim=True), dx.sum(0, keepdim=True))
+    return dx * rstd[:, None], (dz * n).sum(0, keepdim=True), dz.sum(0, keepdim=True)
+
+
+def products(
+    plain: Sequence[Tensor], pairs: Sequence[tuple[Tensor, Tensor, Tensor | None]], dtype: torch.dtype
+) -> Tensor:
+    """The sum of matrices (M, width), and of grad * (x + add) for each pair; add (width,) or None."""
+    terms = [matrix.float() for matrix in plain]
+    for grad, x, add in pairs:
+        terms.append(grad.float() * (x.float() if add is None else x.float() + add.float()))
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total.to(dtype)
 
 
 def quantise_rows(y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

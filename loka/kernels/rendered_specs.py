@@ -19,13 +19,14 @@ LARGEST_COUNT = {"turn": 3, "reduce": 6}  # operands in one launch
 
 @dataclass(frozen=True, slots=True)
 class NormForward:
-    """[+ add] -> [norm] -> [activation] -> e4m3 rows or a plain matrix.
+    """[+ add] -> [* times] -> [+ residual] -> [norm] -> [activation] -> e4m3 rows or a plain matrix.
 
-    Parameters of the host function, in this order, those that the spec has: x (M, width), then add, weight, bias
-    (width,), all of any floating dtype; and, unless `quantise`, `dtype: torch.dtype | None = None` of the result (None:
-    that of x). Results, in this order: values (M, width) e4m3, scale (M, 1), largest (P,) where `quantise`, else out
-    (M, width); then mean (M,) and rstd (M,) where they are saved. P is the number of programs launched (1 on the CPU);
-    `largest` is the largest scale that each of them wrote, zero where it had no row.
+    Parameters of the host function, in this order, those that the spec has: x (M, width), add (width,), times and
+    residual (M, width), weight and bias (width,), all of any floating dtype; and, where the result is a plain matrix or
+    there is `kept`, `dtype: torch.dtype | None = None` of it (None: that of x). Results, in this order: values
+    (M, width) e4m3, scale (M, 1), largest (P,) where `quantise`, else out (M, width); then kept (M, width), what the
+    norm takes, where the spec has it; then mean (M,) and rstd (M,) where they are saved. P is the number of programs
+    launched (1 on the CPU); `largest` is the largest scale that each of them wrote, zero where it had no row.
     """
 
     width: int  # of the last dimension, which the norm is over
@@ -37,41 +38,59 @@ class NormForward:
     add: bool  # whether a vector (a linear's bias) is added to x first
     quantise: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
     save: bool  # whether the statistics of the norm are returned, for the backward: mean and rstd, rms_norm rstd only
+    times: bool = False  # whether x + add is multiplied by another matrix
+    residual: bool = False  # whether a matrix is added to that
+    keep: bool = False  # whether the sum before the norm is a result as well, as a plain matrix
 
     def __post_init__(self) -> None:
         _check_norm(self)
-        if self.norm is None and self.activation is None and not self.add and not self.quantise:
+        computes = self.norm is not None or self.activation is not None or self.add or self.times or self.residual
+        if not computes and not self.quantise:
             raise InputError("a forward kernel without add, norm, activation and quantisation would copy its input")
+        if self.keep and self.norm is None and self.activation is None and not self.quantise:
+            raise InputError("a forward kernel whose result is the sum itself has no other sum to keep")
+        if self.keep and not (self.add or self.times or self.residual):
+            raise InputError("a forward kernel that adds nothing to its input would keep a copy of it")
 
     @property
     def function(self) -> str:
         """The host function's name."""
         unsaved = "unsaved" if self.norm is not None and not self.save else ""
-        what = _what(self) or ("" if self.add else "quantise")
-        parts = ("add" if self.add else "", what, "e4m3" if self.quantise else "", str(self.width), _eps(self), unsaved)
+        sums = [name for name in ("add", "times", "residual", "keep") if getattr(self, name)]
+        what = _what(self) or ("" if sums else "quantise")
+        parts = (*sums, what, "e4m3" if self.quantise else "", str(self.width), _eps(self), unsaved)
         return "_".join(part for part in parts if part)
 
     @property
     def parameters(self) -> tuple[str, ...]:
         """The host function's tensor parameters."""
-        return ("x", *_named(add=self.add, weight=self.weight, bias=self.bias))
+        sums = _named(add=self.add, times=self.times, residual=self.residual)
+        return ("x", *sums, *_named(weight=self.weight, bias=self.bias))
+
+    @property
+    def takes_dtype(self) -> bool:
+        """Whether the host function is told the dtype of a plain result."""
+        return self.keep or not self.quantise
 
     @property
     def results(self) -> tuple[str, ...]:
         """What the host function returns."""
         out = ("values", "scale", "largest") if self.quantise else ("out",)
-        return out + _statistics(self, saved=self.save)
+        return out + _named(kept=self.keep) + _statistics(self, saved=self.save)
 
 
 @dataclass(frozen=True, slots=True)
 class NormBackward:
-    """The gradient of [+ add] -> [norm] -> [activation] with respect to x, as e4m3 rows or a plain matrix.
+    """The gradient of [+ add] -> [* times] -> [norm] -> [activation] with respect to x, as e4m3 rows or a plain matrix.
 
-    Parameters, in this order, those that the spec needs: grad (M, width), the output's gradient; x (M, width), the
-    forward's input, before `add`; add, weight, bias (width,); mean (M,) and rstd (M,) as the forward saved them. x and
-    add are not read where neither norm nor activation is there, nor bias without an activation. Results: values (M,
-    width) e4m3, scale (M, 1), largest (P,) where `quantise`, else dx (M, width) in the dtype of grad; then dweight,
-    dbias, dadd, those that exist: partial sums (P, width) in float32, which `Reduce` adds up.
+    Parameters, in this order, those that the spec needs: grad (M, width), the output's gradient; carried (M, width),
+    the gradient of the sum before the norm that comes from elsewhere; x (M, width), the forward's input, before `add`,
+    or, with `summed`, the sum that the forward kept; add, weight, bias (width,); times (M, width); mean (M,) and rstd
+    (M,) as the forward saved them. x is not read where neither norm nor activation is there, nor add with `summed`, nor
+    bias without an activation. Results: values (M, width) e4m3, scale (M, 1), largest (P,) where `quantise`, else dx
+    (M, width) in the dtype of grad; then dsum (M, width), the whole gradient of that sum, in the dtype of carried where
+    there is one, else of grad; then dweight, dbias, dadd, those that exist: partial sums (P, width) in float32, which
+    `Reduce` adds up.
     """
 
     width: int  # of the last dimension, which the norm is over
@@ -82,16 +101,30 @@ class NormBackward:
     activation: str | None  # one of ACTIVATIONS
     add: bool  # whether a vector was added to x first
     quantise: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
+    times: bool = False  # whether x + add was multiplied by another matrix
+    summed: bool = False  # whether x is what the norm took: after `times`, and after a residual
+    carried: bool = False  # whether the sum before the norm has a gradient from elsewhere too
+    carry: bool = False  # whether the gradient of that sum is a result: that of a residual
 
     def __post_init__(self) -> None:
         _check_norm(self)
-        if self.norm is None and self.activation is None and not self.quantise:
+        if not (self.reads_x or self.quantise or self.times or self.carried):
             raise InputError("a backward kernel without norm, activation and quantisation would copy its input")
+        if self.reads_x and self.times and not self.summed:
+            raise InputError("a norm or an activation of a product needs what it took: the sum that the forward kept")
+        if self.summed and not self.reads_x:
+            raise InputError("a backward kernel without norm and activation reads no sum")
+        if self.carry and not (self.reads_x or self.carried):
+            raise InputError("a backward kernel without norm, activation and carried would carry a copy of grad")
+        if self.carry and not (self.quantise or self.times):
+            raise InputError("a backward kernel whose result is the sum's gradient has no other to carry")
 
     @property
     def function(self) -> str:
         """The host function's name."""
-        parts = ("add" if self.add else "", _what(self), "backward", "e4m3" if self.quantise else "", str(self.width))
+        sums = [name for name in ("add", "times", "summed") if getattr(self, name)]
+        carries = [name for name in ("carried", "carry") if getattr(self, name)]
+        parts = (*sums, _what(self), "backward", *carries, "e4m3" if self.quantise else "", str(self.width))
         return "_".join(part for part in parts if part)
 
     @property
@@ -102,16 +135,19 @@ class NormBackward:
     @property
     def parameters(self) -> tuple[str, ...]:
         """The host function's parameters, all tensors."""
-        vectors = _named(
-            x=self.reads_x, add=self.add and self.reads_x, weight=self.weight, bias=self.bias and bool(self.activation)
-        )
-        return ("grad", *vectors, *_statistics(self, saved=True))
+        vectors = _named(x=self.reads_x, add=self.adds, weight=self.weight, bias=self.bias and bool(self.activation))
+        return ("grad", *_named(carried=self.carried), *vectors, *_named(times=self.times), *_statistics(self, True))
+
+    @property
+    def adds(self) -> bool:
+        """Whether add is added to x again."""
+        return self.add and self.reads_x and not self.summed
 
     @property
     def results(self) -> tuple[str, ...]:
         """What the host function returns."""
         out = ("values", "scale", "largest") if self.quantise else ("dx",)
-        return out + _named(dweight=self.weight, dbias=self.bias, dadd=self.add)
+        return out + _named(dsum=self.carry, dweight=self.weight, dbias=self.bias, dadd=self.add)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +209,45 @@ class Reduce:
         return numbered(("total",), self.count)
 
 
-Spec = NormForward | NormBackward | Turn | Reduce
+@dataclass(frozen=True, slots=True)
+class Products:
+    """plain_0 + ... + grad_0 * (x_0 + add_0) + ...: the gradient of a factor of several products, and sums beside it.
+
+    Parameters: `plain` matrices plain_0, ... (M, width); for each of `adds` grad_0, x_0 (M, width) and, where it is
+    True, add_0 (width,), and so on; `dtype: torch.dtype` of the result, out (M, width). Sums are float32.
+    """
+
+    width: int
+    plain: int  # matrices that are added as they are
+    adds: tuple[bool, ...]  # one for each product: whether a vector is added to its second factor
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.width <= LARGEST_WIDTH:
+            raise InputError(f"no kernel is {self.width} wide; rows have 1 to {LARGEST_WIDTH} elements")
+        if self.plain + 2 * len(self.adds) < 2:
+            raise InputError("a kernel of products without a product or a sum would copy its input")
+
+    @property
+    def function(self) -> str:
+        """The host function's name: products_and_2_added_plain_64 has two sums, a product with add, and one without."""
+        kinds = ["added" if add else "plain" for add in self.adds]
+        return "_".join(["products", *(["and", str(self.plain)] if self.plain else []), *kinds, str(self.width)])
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The host function's tensor parameters."""
+        found = [f"plain_{index}" for index in range(self.plain)]
+        for index, add in enumerate(self.adds):
+            found += [f"grad_{index}", f"x_{index}", *([f"add_{index}"] if add else [])]
+        return tuple(found)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the host function returns."""
+        return ("out",)
+
+
+Spec = NormForward | NormBackward | Turn | Reduce | Products
 
 
 def numbered(names: tuple[str, ...], count: int) -> tuple[str, ...]:

@@ -24,7 +24,8 @@ TITLES = {
 _SHAPES = {
     "add": "({w},)", "weight": "({w},)", "bias": "({w},)", "x": "(M, {w})", "grad": "(M, {w})", "out": "(M, {w})",
     "dx": "(M, {w})", "values": "(M, {w})", "scale": "(M, 1)", "largest": "(P,)", "mean": "(M,)", "rstd": "(M,)",
-    "dweight": "(P, {w})", "dbias": "(P, {w})", "dadd": "(P, {w})",
+    "dweight": "(P, {w})", "dbias": "(P, {w})", "dadd": "(P, {w})", "times": "(M, {w})", "residual": "(M, {w})",
+    "carried": "(M, {w})", "kept": "(M, {w})", "dsum": "(M, {w})",
 }  # fmt: skip
 
 
@@ -65,15 +66,14 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
     """Views of a norm's forward or backward."""
     padded = configs.padded_width(spec.width)
     masked, several = padded != spec.width, launched.rows > 1
-    matrices = ("x",) if isinstance(spec, NormForward) else ("grad", "x")
+    matrices = ("x", "times", "residual") if isinstance(spec, NormForward) else ("grad", "carried", "x", "times")
     statistics = [name for name in ("mean", "rstd") if name in spec.parameters + spec.results]
     allocations = _norm_allocations(spec, matrices[0], launched)
     pointers = [f"{name}_ptr" for name in (*spec.parameters, *spec.results)]
     passed = [name if name in statistics else f"{name}.contiguous()" for name in spec.parameters]
     arguments = [*passed, *spec.results, "m", f"num_warps={launched.warps}"]
-    plain_forward = isinstance(spec, NormForward) and not spec.quantise
     parameters = [f"{name}: Tensor" for name in spec.parameters]
-    if plain_forward:
+    if isinstance(spec, NormForward) and spec.takes_dtype:
         parameters.append("dtype: torch.dtype | None = None")
     mask = {(False, False): "", (False, True): "inside", (True, False): "valid[:, None]", (True, True): "mask"}
     by_element = mask[several, masked]
@@ -91,6 +91,7 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
             if name in ("add", "weight", "bias")
         ],
         "statistics": statistics,
+        "checked": [name for name in matrices if name in spec.parameters],
         "sums": [name for name in spec.results if name in ("dweight", "dbias", "dadd")],
         "title": norm_title(spec),
         "shapes": indented(_norm_shapes(spec)),
@@ -232,12 +233,15 @@ def header(function: str, parameters: Sequence[str], results: int) -> str:
 def norm_title(spec: NormForward | NormBackward) -> str:
     """What a kernel does, in words."""
     steps = ["addition"] if spec.add else []
+    steps += ["product"] if spec.times else []
+    steps += ["residual"] if isinstance(spec, NormForward) and spec.residual else []
     if spec.norm is not None:
         eps = f" (eps {spec.eps})" if isinstance(spec, NormForward) else ""
         steps.append(TITLES[spec.norm] + eps)
     if spec.activation is not None:
         steps.append(TITLES[spec.activation])
-    rows = ["e4m3 with one power-of-two scale a row"] if spec.quantise else []
+    scaled = "e4m3 rows" if len(steps) > 3 else "e4m3 with one power-of-two scale a row"
+    rows = [scaled] if spec.quantise else []
     if isinstance(spec, NormForward):
         said = " -> ".join(steps + rows)
     else:
@@ -263,12 +267,15 @@ def _norm_allocations(spec: NormForward | NormBackward, matrix: str, launched: C
         out = f"{matrix}.new_empty((m, {width}))"
     else:
         out = f"{matrix}.new_empty((m, {width}), dtype={matrix}.dtype if dtype is None else dtype)"
+    kept = f"{'carried' if isinstance(spec, NormBackward) and spec.carried else matrix}.new_empty((m, {width}))"
     makers = {
         "values": f"{matrix}.new_empty((m, {width}), dtype=torch.float8_e4m3fn)",
         "scale": f"{matrix}.new_empty((m, 1), dtype=torch.float32)",
         "largest": f"{matrix}.new_empty((programs,), dtype=torch.float32)",
         "out": out,
         "dx": out,
+        "kept": out,
+        "dsum": kept,
         "mean": f"{matrix}.new_empty((m,), dtype=torch.float32)",
         "rstd": f"{matrix}.new_empty((m,), dtype=torch.float32)",
     }
@@ -295,17 +302,21 @@ def _keywords(spec: NormForward | NormBackward, names: Sequence[str]) -> list[st
 def _forward_reference(spec: NormForward) -> list[str]:
     items = ["x", *_keywords(spec, spec.parameters[1:])]
     lines = _body_line("forward = fused_reference.norm_forward", items)
-    saved = [f"forward.{name}" for name in spec.results if name in ("mean", "rstd")]
+    dtype = "x.dtype if dtype is None else dtype"
+    lines += [f"kept = forward.kept.to({dtype})"] if spec.keep else []
+    saved = ["kept"] if spec.keep else []
+    saved += [f"forward.{name}" for name in spec.results if name in ("mean", "rstd")]
     if spec.quantise:
         lines.append("values, scale, largest = fused_reference.quantise_rows(forward.y)")
         return [*lines, f"return {', '.join(['values', 'scale', 'largest', *saved])}"]
-    return [*lines, f"return {', '.join(['forward.y.to(x.dtype if dtype is None else dtype)', *saved])}"]
+    return [*lines, f"return {', '.join([f'forward.y.to({dtype})', *saved])}"]
 
 
 def _backward_reference(spec: NormBackward) -> list[str]:
     items = ["grad", *_keywords(spec, spec.parameters[1:])]
     lines = _body_line("backward = fused_reference.norm_backward", items)
-    sums = [f"backward.{name[1:]}" for name in spec.results if name in ("dweight", "dbias", "dadd")]
+    sums = [f"backward.sum.to({'carried' if spec.carried else 'grad'}.dtype)"] if spec.carry else []
+    sums += [f"backward.{name[1:]}" for name in spec.results if name in ("dweight", "dbias", "dadd")]
     if spec.quantise:
         lines.append("values, scale, largest = fused_reference.quantise_rows(backward.x)")
         return [*lines, f"return {', '.join(['values', 'scale', 'largest', *sums])}"]

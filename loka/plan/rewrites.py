@@ -38,6 +38,7 @@ class Wish:
     fused: tuple[Site, ...] = ()  # their neighbours are to be taken along
     kept: frozenset[str] = frozenset()  # names of those in `fused` whose GEMMs stay in the model's dtype
     chained: frozenset[str] = frozenset()  # names of those in `fused` whose operands are turned, as in a chain
+    apart: frozenset[str] = frozenset()  # owners in which chained linears of several modules are not to be joined
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -51,6 +52,7 @@ class Wish:
             tuple(site for site in self.fused if site.name in names),
             frozenset(name for name in self.kept if name in names),
             frozenset(name for name in self.chained if name in names),
+            self.apart,
         )
 
     @property
@@ -125,7 +127,7 @@ def _rewrite(wish: Wish, model: nn.Module, trace: Trace, made: Rewrites) -> None
     if not wish.sites:
         return
     covered: set[str] = set()
-    for scope in inline_for(model, wish.sites, wish.chained):
+    for scope in inline_for(model, wish.sites, wish.chained, lambda owner: owner not in wish.apart):
         names = {f"{scope.owner}.{name}" if scope.owner else name for name in scope.sites}
         own = wish.only({site.name for site in wish.sites if site.name in names or site.weight in names})
         covered.update(site.name for site in own.sites)
@@ -138,12 +140,14 @@ def _rewrite(wish: Wish, model: nn.Module, trace: Trace, made: Rewrites) -> None
 
 
 def _retry(wish: Wish, scope: Scope, reason: str, model: nn.Module, trace: Trace, made: Rewrites) -> None:
-    """Without the sites that the reason names, else without long chains, else without regions, else not at all."""
+    """Without the sites that the reason names, else in smaller owners, else without long chains, regions, or at all."""
     named = {site.name for site in wish.parameters if reason.startswith(f"'{_relative(scope, site)}' ")}
     rest = {site.name for site in wish.sites} - named
     if named and rest:
         _refuse(wish.only(named), scope.owner, reason, made)
         _rewrite(wish.only(rest), model, trace, made)
+    elif wish.chained and scope.owner not in wish.apart:
+        _rewrite(replace(wish, apart=wish.apart | {scope.owner}), model, trace, made)
     elif wish.chained:
         _rewrite(replace(wish, chained=frozenset()), model, trace, made)
     elif wish.fused and wish.fp8_parameters:

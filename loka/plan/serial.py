@@ -92,6 +92,8 @@ def to_json(plan: Plan) -> str:
     for decision in data["decisions"]:
         _show_evidence(decision)
         _show_turned(decision)
+    for binding in data["bindings"]:
+        _show_even(binding)
     return "{\n" + ",\n".join(f" {_dump(key)}: {_value(data[key])}" for key in sorted(data)) + "\n}\n"
 
 
@@ -207,6 +209,13 @@ def _show_turned(decision: dict[str, Any]) -> None:
     for recipe in decision["operands"] or ():
         if not recipe["turned"]:
             del recipe["turned"]
+
+
+def _show_even(binding: dict[str, Any]) -> None:
+    """Only a statement whose tensors have one shape says so."""
+    for statement in (binding["forward"] or {}).get("statements", ()):
+        if not statement["even"]:
+            del statement["even"]
 
 
 _Item = TypeVar("_Item")

@@ -1,10 +1,10 @@
-"""Chains: runs of regions, each [norm] linear [norm] [activation], that one generated function can take whole."""
+"""Chains: runs of regions, each [norm] linear [* matrix] [+ matrix] [norm] [activation], that one function can take."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loka.sites.printer import names_in
 from loka.sites.straight import Ref, RefKind, Region, SiteCall, Statement, StraightForward
@@ -15,6 +15,10 @@ _NORM_ARGUMENTS = {
     "torch.layer_norm": ("input", "normalized_shape", "weight", "bias", "eps", "cudnn_enable"),
     "torch.nn.functional.rms_norm": ("input", "normalized_shape", "weight", "eps"),
     "torch.rms_norm": ("input", "normalized_shape", "weight", "eps"),
+}
+_PAIRS = {
+    "mul": ("{0} * {1}", "torch.mul({0}, {1})", "{0}.mul({1})"),
+    "add": ("{0} + {1}", "torch.add({0}, {1})", "{0}.add({1})"),
 }
 _LAYER_NORM_EPS = 1e-05  # torch's default; an rms_norm without eps takes one that depends on the dtype
 
@@ -42,11 +46,13 @@ class ChainStage:
     before: ChainNorm | None = None
     after: ChainNorm | None = None
     activation: str | None = None  # "silu"
+    times: Ref | None = None  # what the linear's result is multiplied by: a local from outside the chain
+    residual: Ref | None = None  # what is added then: a local from outside, or an earlier stage's result
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Consecutive statements, each of which but the last is read by the next alone.
+    """Consecutive statements, each of which but the last is read by the next alone, or by a later stage's residual too.
 
     `first` and `last` index `StraightForward.statements`.
     """
@@ -69,17 +75,21 @@ def find_chains(
     regions: Sequence[Region],
     known: Known,
     alike: Callable[[str, str], bool] = lambda site, other: True,
+    sums: Callable[[str], bool] = lambda site: True,
 ) -> tuple[Chain, ...]:
     """The chains in a forward's regions, in the order of the statements.
 
-    `regions` are those that may be rendered so, in order; a region of one statement is a linear alone. A chain takes
-    the part of a region that has the form [norm] linear [norm] [activation] with operations in `known`; what follows in
-    the region stays outside, and ends the chain. A norm at a region's end that its chain did not take goes before the
-    next region's linear, if that alone reads it. A linear whose weight or bias, or a norm whose weight or bias, is
-    computed inside the chain ends the chain before it, and so does a site that is not `alike` the one before. A linear
-    whose operand is a view begins a chain, one whose product is permuted is a chain of one.
+    `regions` are those that may be rendered so, in order; a region of one statement is a linear alone. A chain
+    takes the part of a region that has the form [norm] linear [* matrix] [+ matrix] [norm] [activation] with
+    operations in `known`; what follows in the region stays outside, and ends the chain. The matrices are locals of
+    the result's shape (`Statement.even`), and are taken after sites that `sums` agrees to; the second may be what
+    an earlier stage ended with, if that was a sum too and is read elsewhere by the next linear alone. A norm at a
+    region's end that its chain did not take goes before the next region's linear, if that alone reads it. A linear
+    whose weight or bias, or a norm whose weight or bias, is computed inside the chain ends the chain before it, and
+    so does a site that is not `alike` the one before. A linear whose operand is a view begins a chain, one whose
+    product is permuted is a chain of one.
     """
-    finder = _Finder(forward, regions, known)
+    finder = _Finder(forward, regions, known, sums)
     found = [chain for region in regions if (chain := finder.stage(region)) is not None]
     return tuple(_joined(forward, found, alike))
 
@@ -87,10 +97,12 @@ def find_chains(
 class _Finder:
     """Chains of one stage, region by region."""
 
-    def __init__(self, forward: StraightForward, regions: Sequence[Region], known: Known) -> None:
+    def __init__(
+        self, forward: StraightForward, regions: Sequence[Region], known: Known, sums: Callable[[str], bool]
+    ) -> None:
         self._statements = forward.statements
         self._readers = readers_of(forward)
-        self._known = known
+        self._known, self._sums = known, sums
         self._wanted = {place for region in regions for place in range(region.first, region.last + 1)}
         self._free = 0  # the first statement that no chain has taken
 
@@ -102,12 +114,13 @@ class _Finder:
             return None
         linear = places[0]
         before = self._norm_before(linear)
-        first, last, after, activation = linear - (before is not None), linear, None, None
+        first, last = linear - (before is not None), linear
+        stage = ChainStage(region.site, linear, before)
         call = statements[linear].call
         if call is not None and call.out == "{0}":
-            last, after, activation = self._follow(first, linear, region.last)
+            last, stage = self._follow(first, region.last, stage)
         self._free = last + 1
-        return Chain(first, last, (ChainStage(region.site, linear, before, after, activation),))
+        return Chain(first, last, (stage,))
 
     def _norm_before(self, linear: int) -> ChainNorm | None:
         """The norm just before a linear, if it feeds that alone and may be taken."""
@@ -119,10 +132,17 @@ class _Finder:
             return None
         return self._norm(place)
 
-    def _follow(self, first: int, linear: int, end: int) -> tuple[int, ChainNorm | None, str | None]:
-        """How far the chain goes on after its linear: the last statement, the norm and the activation."""
-        last, after, activation = linear, None, None
-        inside = {self._statements[n].target for n in range(first, linear + 1)}
+    def _follow(self, first: int, end: int, stage: ChainStage) -> tuple[int, ChainStage]:
+        """How far the chain goes on after its linear: the last statement, and the stage with what follows."""
+        last, after, activation = stage.linear, None, None
+        inside = {self._statements[n].target for n in range(first, last + 1)}
+        found: dict[str, Ref | None] = {"mul": None, "add": None}
+        for op in found if self._sums(stage.site) else ():
+            if last < end and self._goes_on(last, inside):
+                found[op] = _other(self._statements[last + 1], op, self._statements[last].target)
+                if found[op] is not None:
+                    last += 1
+                    inside.add(self._statements[last].target)
         if last < end and self._goes_on(last, inside):
             after = self._norm(last + 1)
             if after is not None:
@@ -131,7 +151,7 @@ class _Finder:
         if last < end and self._goes_on(last, inside):
             activation = self._activation(last + 1)
             last += activation is not None
-        return last, after, activation
+        return last, replace(stage, after=after, activation=activation, times=found["mul"], residual=found["add"])
 
     def _goes_on(self, last: int, inside: Collection[str]) -> bool:
         """Whether the statement after `last` is the only one that reads it, and reads nothing else of the chain."""
@@ -150,36 +170,101 @@ class _Finder:
 
 
 def _joined(forward: StraightForward, chains: Sequence[Chain], alike: Callable[[str, str], bool]) -> Iterator[Chain]:
-    """Neighbouring chains as one where the first's result goes into the second's first linear alone."""
+    """Neighbouring chains as one where the first's result goes into the second's first linear, and no further.
+
+    A later residual of the same chain may read it as well.
+    """
     readers = readers_of(forward)
-    current: Chain | None = None
+    run: list[Chain] = []
     for chain in chains:
-        same = current is not None and alike(current.stages[-1].site, chain.stages[0].site)
-        if current is not None and same and _continues(forward.statements, readers, current, chain):
-            current = Chain(current.first, chain.last, (*current.stages, *chain.stages))
-            continue
-        if current is not None:
-            yield current
-        current = chain
-    if current is not None:
-        yield current
+        same = bool(run) and alike(run[-1].stages[-1].site, chain.stages[0].site)
+        if not (same and _follows(forward.statements, readers, run[-1], chain)):
+            yield from _closed_runs(forward.statements, readers, run)
+            run = []
+        run.append(chain)
+    yield from _closed_runs(forward.statements, readers, run)
 
 
-def _continues(statements: Sequence[Statement], readers: dict[str, set[int]], chain: Chain, following: Chain) -> bool:
+def _closed_runs(
+    statements: Sequence[Statement], readers: dict[str, set[int]], run: Sequence[Chain]
+) -> Iterator[Chain]:
+    """The longest chains that a run of neighbours makes, from its start on."""
+    start = 0
+    while start < len(run):
+        end = len(run)
+        while end > start + 1 and not _is_closed(statements, readers, run[start:end]):
+            end -= 1
+        stages = tuple(stage for chain in run[start:end] for stage in chain.stages)
+        yield Chain(run[start].first, run[end - 1].last, stages)
+        start = end
+
+
+def _follows(statements: Sequence[Statement], readers: dict[str, set[int]], chain: Chain, following: Chain) -> bool:
+    """Whether the first linear of a chain multiplies what the chain before it ended with."""
     if following.first != chain.last + 1 or following.stages[0].before is not None:
         return False
     target = statements[chain.last].target
     call = statements[chain.stages[-1].linear].call
-    if readers.get(target) != {following.first} or call is None or call.out != "{0}":
+    if following.first not in readers.get(target, set()) or call is None or call.out != "{0}":
         return False
-    inside = {statement.target for statement in statements[chain.first : chain.last + 1]}
-    reads = [
-        ref.text
-        for statement in statements[following.first : following.last + 1]
-        for ref in statement.operands
-        if ref.kind is RefKind.LOCAL and ref.text in inside
-    ]
-    return reads == [target] and _input(statements[following.first]) == target
+    return _input(statements[following.first]) == target
+
+
+def _is_closed(statements: Sequence[Statement], readers: dict[str, set[int]], run: Sequence[Chain]) -> bool:
+    """Whether what a run of chains ended with is read by the next linear, and by one residual at most, of the run."""
+    ends = {statements[chain.last].target: index for index, chain in enumerate(run[:-1])}
+    inside = {statements[n].target for n in range(run[0].first, run[-1].last + 1)}
+    residuals = {place: ref for chain in run if (place := _residual_place(chain)) and (ref := chain.stages[0].residual)}
+    for index, chain in enumerate(run):
+        for place in range(chain.first, chain.last + 1):
+            reads = [ref.text for ref in statements[place].operands if ref.kind is RefKind.LOCAL and ref.text in inside]
+            previous = statements[place - 1].target
+            expected = [previous] if place > run[0].first else []
+            added = residuals.get(place)
+            if added is not None and added.text in inside:
+                if not _ends_with_a_sum(run, ends.get(added.text), index):
+                    return False
+                expected.append(added.text)
+            if sorted(reads) != sorted(expected):
+                return False
+    for target, index in ends.items():
+        further = readers.get(target, set()) - {run[index + 1].first}
+        if len(further) > 1 or any(place not in residuals or residuals[place].text != target for place in further):
+            return False
+    return True
+
+
+def _ends_with_a_sum(run: Sequence[Chain], index: int | None, reader: int) -> bool:
+    """Whether a chain of the run before the reader ends with the sum that a kernel keeps."""
+    if index is None or index >= reader:
+        return False
+    stage = run[index].stages[-1]
+    sums = stage.times is not None or stage.residual is not None
+    return sums and stage.after is None and stage.activation is None
+
+
+def _residual_place(chain: Chain) -> int | None:
+    """The statement that adds the residual of a chain of one."""
+    stage = chain.stages[0]
+    return None if stage.residual is None else stage.linear + 1 + (stage.times is not None)
+
+
+def chain_input(forward: StraightForward, chain: Chain) -> str | None:
+    """The local that a chain takes as it is; None where it takes a view or an expression."""
+    if chain.stages[0].before is None:
+        return _input(forward.statements[chain.first])
+    ref = forward.statements[chain.first].operands[0]
+    return ref.text if ref.kind is RefKind.LOCAL else None
+
+
+def residual_stage(forward: StraightForward, chain: Chain, stage: ChainStage) -> int | None:
+    """The number of the stage whose result a stage's residual is; None for one from outside the chain."""
+    if stage.residual is None:
+        return None
+    linears = [other.linear for other in chain.stages]
+    ends = [*(linear - 1 for linear in linears[1:]), chain.last]
+    targets = [forward.statements[end].target for end in ends[: linears.index(stage.linear)]]
+    return targets.index(stage.residual.text) if stage.residual.text in targets else None
 
 
 def _input(statement: Statement) -> str | None:
@@ -191,6 +276,14 @@ def _input(statement: Statement) -> str | None:
     ref = statement.operands[index]
     elsewhere = _others(call) if call is not None else ""
     return ref.text if ref.kind is RefKind.LOCAL and f"{{{index}}}" not in elsewhere else None
+
+
+def _other(statement: Statement, op: str, target: str) -> Ref | None:
+    """The matrix that a sum or product takes beside `target`; None where it is another operation."""
+    if statement.op != op or not statement.even or statement.template not in _PAIRS[op]:
+        return None
+    others = [ref for ref in statement.operands if ref.text != target]
+    return others[0] if len(others) == 1 and others[0].kind is RefKind.LOCAL else None
 
 
 def _others(call: SiteCall) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, takewhile
 
 from torch import nn
 
@@ -101,7 +102,12 @@ def _readers(forward: StraightForward) -> dict[str, set[int]]:
     return readers
 
 
-def inline_for(model: nn.Module, sites: Iterable[Site], chained: Collection[str] = ()) -> tuple[Scope, ...]:
+def inline_for(
+    model: nn.Module,
+    sites: Iterable[Site],
+    chained: Collection[str] = (),
+    joins: Callable[[str], bool] = lambda owner: False,
+) -> tuple[Scope, ...]:
     """Which modules' forwards must be rewritten so that the region around each site stands in one of them.
 
     For a plain nn.Linear: the smallest enclosing module that also holds the norm before it (where `fed_by` starts
@@ -110,12 +116,16 @@ def inline_for(model: nn.Module, sites: Iterable[Site], chained: Collection[str]
     first hand-written forward. A linear without such neighbours within reach needs no owner, and has no scope. For a
     Parameter: the module whose forward uses it. Scopes whose owner would be inlined into another's are merged into
     that one. A site in `chained` (names) is also wanted together with an activation before it, so that a chain
-    (`loka.sites.chains`) can run over it. In the order of the model's modules.
+    (`loka.sites.chains`) can run over it; and together with the chained linear that its result goes into, directly or
+    through sums and products, where `joins` agrees to the module that holds both. In the order of the model's modules.
     """
-    modules = dict(model.named_modules())
+    modules, sites = dict(model.named_modules()), tuple(sites)
+    linears = [site for site in sites if site.name in chained and site.name in modules]
+    links = _links(linears, modules, joins)
     owners: dict[str, list[str]] = {}
     for site in sites:
-        owner = _owner_of(site, modules, site.name in chained)
+        wanted = (_owner_of(site, modules, site.name in chained), links.get(site.name))
+        owner = min((name for name in wanted if name is not None), key=len, default=None)
         if owner is not None:
             owners.setdefault(owner, []).append(_weight_name(site, modules))
     scopes = {owner: _scope(owner, names, modules) for owner, names in owners.items()}
@@ -126,6 +136,28 @@ def inline_for(model: nn.Module, sites: Iterable[Site], chained: Collection[str]
             owners[outer] += owners.pop(owner)
             scopes[outer] = _scope(outer, owners[outer], modules)
     return tuple(scopes[owner] for owner in modules if owner in scopes)
+
+
+def _links(sites: Sequence[Site], modules: dict[str, nn.Module], joins: Callable[[str], bool]) -> dict[str, str]:
+    """For linears whose result goes into the next one's, the smallest module with a forward that holds both."""
+    owners: dict[str, str] = {}
+    for site, following in pairwise(sites):
+        if not _feeds(site, following):
+            continue
+        parts = zip(site.name.split("."), following.name.split("."), strict=False)
+        common = ".".join(here for here, _ in takewhile(lambda pair: pair[0] == pair[1], parts))
+        while isinstance(modules[common], nn.ModuleList | nn.ModuleDict):
+            common = common.rpartition(".")[0]
+        for name in (site.name, following.name) if joins(common) else ():
+            owners[name] = min(owners.get(name, common), common, key=len)
+    return owners
+
+
+def _feeds(site: Site, following: Site) -> bool:
+    """Whether the next linear seems to multiply a site's result, or a sum or product of it."""
+    between = list(takewhile(lambda op: op in ELEMENTWISE, site.followed_by))
+    ends = len(between) < len(site.followed_by) and site.followed_by[len(between)] == "linear"
+    return ends and following.fed_by[:1] == (between[-1] if between else "linear",)
 
 
 def _weight_name(site: Site, modules: dict[str, nn.Module]) -> str:

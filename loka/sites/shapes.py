@@ -12,9 +12,10 @@ from torch import nn
 
 from loka.sites.examples import Examples, copy_tree
 from loka.sites.gate import with_forward
-from loka.sites.straight import StraightForward
+from loka.sites.straight import RefKind, Statement, StraightForward
 
 Shape = tuple[int | None, ...]  # None is a dimension that follows the batch
+_PAIRS = frozenset({"add", "mul"})
 
 
 def observed_shapes(
@@ -38,6 +39,19 @@ def observed_shapes(
             values |= dict(zip(once, shown(*args, **kwargs), strict=True))
             seen.append({name: tuple(value.shape) for name, value in values.items() if isinstance(value, torch.Tensor)})
     return {name: shape for name in seen[0] if name not in targets or name in once if (shape := _common(name, seen))}
+
+
+def with_even_statements(forward: StraightForward, shapes: Mapping[str, Shape]) -> StraightForward:
+    """The forward with `even` set for each sum and product whose locals all have the result's shape."""
+    return replace(forward, statements=tuple(replace(s, even=_is_even(s, shapes)) for s in forward.statements))
+
+
+def _is_even(statement: Statement, shapes: Mapping[str, Shape]) -> bool:
+    names = [ref.text for ref in statement.operands if ref.kind is RefKind.LOCAL]
+    if statement.op not in _PAIRS or statement.call is not None or len(names) != 2 or len(statement.operands) != 2:
+        return False
+    shape = shapes.get(statement.target)
+    return shape is not None and all(shapes.get(name) == shape for name in names)
 
 
 def _common(name: str, seen: Sequence[Mapping[str, Shape]]) -> Shape:

@@ -46,6 +46,7 @@ class Statement:
     operands: tuple[Ref, ...]
     call: SiteCall | None = None
     note: str = ""  # the module it came from, where a child was inlined: "fmb.1"
+    even: bool = False  # whether it is a sum or product of two locals that both have the result's shape
 
     def text(self) -> str:
         """The statement as Python, as the model has it."""

@@ -37,7 +37,7 @@ from loka.sites.printer import (
     variable,
 )
 from loka.sites.refused import CannotTraceError, Refused
-from loka.sites.shapes import observed_shapes
+from loka.sites.shapes import observed_shapes, with_even_statements
 from loka.sites.source import forward_source_hash, qualified
 from loka.sites.straight import Ref, RefKind, Statement, StraightForward
 
@@ -75,7 +75,8 @@ def trace_forward(
     except CannotTraceError as error:
         return Refused(owner, str(error))
     shapes = observed_shapes(forward, examples, lambda: copy_owner(module, expand))
-    return replace(forward, mixes=find_mixes(forward, shapes), joins=find_joins(forward, shapes))
+    mixes, joins = find_mixes(forward, shapes), find_joins(forward, shapes)
+    return replace(with_even_statements(forward, shapes), mixes=mixes, joins=joins)
 
 
 def _expanded(module: nn.Module, inline: Collection[str], sites: Collection[str]) -> frozenset[str]:
@@ -296,8 +297,7 @@ class _Printed:
         names = {s.target for s in self.statements}
         read = {ref.text for s in self.statements for ref in s.operands} | names_in(self.result, names)
         self.statements = [
-            s if s.target in read or s.target == "_" else Statement("_", s.op, s.template, s.operands, s.call, s.note)
-            for s in self.statements
+            s if s.target in read or s.target == "_" else replace(s, target="_") for s in self.statements
         ]
 
 

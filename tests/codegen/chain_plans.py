@@ -71,7 +71,11 @@ def traced(body: nn.Module, inputs: Callable[[int], Tensor]) -> StraightForward:
     model = Holder(body)
     examples = capture_examples(model, ["body"], {batch: ModelInputs((inputs(batch),), {}) for batch in (5, 8)})["body"]
     sites = [name for name, child in body.named_modules() if isinstance(child, nn.Linear)]
-    inline = [name for name, child in body.named_modules() if name and isinstance(child, (*_INLINABLE, nn.Sequential))]
+    inline = [
+        name
+        for name, child in body.named_modules()
+        if name and (isinstance(child, (*_INLINABLE, nn.Sequential, nn.ModuleList)) or len(list(child.children())))
+    ]
     found = trace_forward(body, "body", examples, inline=inline, sites=sites)
     assert isinstance(found, StraightForward), found
     regions = tuple(replace(region, site=f"body.{region.site}") for region in find_regions(found, sites))

@@ -12,6 +12,7 @@ from types import ModuleType
 import chain_plans as chains
 import codegen_plans as plans
 import pytest
+import sum_models as sums
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -56,6 +57,12 @@ def stacks() -> dict[str, nn.Module]:
         "activations": nn.Sequential(nn.Linear(48, 64), nn.ReLU(), nn.Linear(64, 64, bias=False), nn.Sigmoid()),
         "one": nn.Sequential(nn.LayerNorm(48), nn.Linear(48, 40), nn.LayerNorm(40), nn.Sigmoid()),
         "norm_at_the_end": nn.Sequential(nn.Linear(48, 13), nn.LayerNorm(13)),
+        "crosses": sums.Crosses(),
+        "crosses_apart": sums.Apart(),
+        "gated": sums.Gated(),
+        "weighted": sums.Weighted(),
+        "residuals": sums.Residuals(),
+        "broadcast": sums.Broadcast(),
         "plain_norm_before": nn.Sequential(nn.RMSNorm(48, eps=1e-5, elementwise_affine=False), nn.Linear(48, 24)),
     }
 
@@ -63,7 +70,8 @@ def stacks() -> dict[str, nn.Module]:
 STACKS = stacks()
 FP8 = {name: chains.chain_plan(body) for name, body in STACKS.items()}
 ROWWISE = {name: chains.chain_plan(STACKS[name], chains.ROWWISE_CHAIN) for name in ("layer_norm_silu", "one")}
-PLAIN = {name: chains.chain_plan(body, chains.AS_IS) for name, body in STACKS.items() if name != "linears"}
+WITHOUT_KERNELS = {"linears", "crosses_apart", "broadcast"}  # where the GEMMs stay in the model's dtype
+PLAIN = {name: chains.chain_plan(body, chains.AS_IS) for name, body in STACKS.items() if name not in WITHOUT_KERNELS}
 
 
 def trained(package: ModuleType, body: nn.Module, x: Tensor, dy: Tensor) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from types import ModuleType
 import chain_plans as chains
 import codegen_plans as plans
 import pytest
+import sum_models as sums
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -69,6 +70,10 @@ def shapes() -> dict[str, Plan]:
             [plans.site_plan("a", k=40_000, **chains.CHAIN)], [plans.linear_binding(("a",), k=40_000)]  # type: ignore[arg-type]
         ),
         "long_names": chains.chain_plan(long_names()),
+        "crosses": chains.chain_plan(sums.Crosses()),
+        "crosses_apart": chains.chain_plan(sums.Apart()),
+        "gated": chains.chain_plan(sums.Gated()),
+        "weighted": chains.chain_plan(sums.Weighted()),
     }  # fmt: skip
 
 
@@ -180,12 +185,25 @@ def test_reads_as_a_person_would_write_it() -> None:
         assert text in kernels
     assert kernels.count("class ") == 1
     files = render_package(PLANS["tower"])
-    assert files["modules.py"].count("kernels.layer_norm_to_linear_3_linears_e4m3_48x80x80x48(") == 1
+    assert files["modules.py"].count("kernels.layer_norm_to_residual_3_linears_e4m3_48x80x80x48(") == 1
     assert "# from norm, mlp.0, mlp.1, mlp.2, mlp.3, mlp.4, mlp.5, mlp.6" in files["modules.py"]
     text = " ".join(files["kernels.py"].split())
     assert (
         "dgrad in e4m3 rowwise with power-of-two scales by a turned copy; wgrad in turned copies, tensorwise." in text
     )
+
+
+def test_cross_layers_are_one_function_that_reads_each_sum_once() -> None:
+    """What lies between two layers is made by one kernel, forward and backward, and x's gradient by one in the end."""
+    kernels = render_package(PLANS["crosses"])["kernels.py"]
+    (body,) = [text for text in kernels.split("\nclass ") if text.startswith("LinearToReluX7Linears")]
+    forward, backward = body[: body.index("def backward")], body[body.index("def backward") :]
+    assert forward.count("sum_1 = fused.add_times_residual_keep_e4m3_48(y_1, bias_1, x, x, sums_dtype)") == 1
+    assert " fused.add_times_residual_e4m3_48(y_5, bias_5, x, sum_3)" in forward  # nobody reads the last sum again
+    assert backward.count("fused.products_and_2_added_added_added_48(") == 1
+    assert backward.count("carried_carry") == 2
+    apart = render_package(PLANS["crosses_apart"])["kernels.py"]
+    assert "dother = fused.products_added_added_48(" in apart
 
 
 def test_other_recipes_are_written_as_before() -> None:

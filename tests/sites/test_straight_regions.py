@@ -224,3 +224,36 @@ def test_an_activation_with_hooks_is_not_inlined() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     model[1].register_forward_hook(lambda *_: None)
     assert inline_for(model, [site("0", (), ("relu",))]) == (Scope("", ("0",), ("0",)),)
+
+
+class Cross(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x0: Tensor, x: Tensor) -> Tensor:
+        return x0 * self.up(self.down(x)) + x
+
+
+def test_chained_linears_of_several_modules_are_joined_in_the_module_that_holds_them() -> None:
+    model = nn.Sequential(nn.ModuleList([Cross(), Cross()]), nn.Linear(8, 8))
+    ends = ("mul", "add", "linear", "add")
+    wanted = [
+        site("0.0.down", (), ("linear",)), site("0.0.up", ("linear",), ends),
+        site("0.1.down", ("add",), ("linear",)), site("0.1.up", ("linear",), ends[:3]), site("1", ("add",)),
+    ]  # fmt: skip
+    chained = {each.name for each in wanted}
+    (scope,) = inline_for(model, wanted, chained, lambda owner: True)
+    assert (scope.owner, sorted(scope.sites)) == ("", ["0.0.down", "0.0.up", "0.1.down", "0.1.up", "1"])
+    assert {"0", "0.0", "0.1", "0.1.down"} <= set(scope.inline)
+    apart = inline_for(model, wanted, chained, lambda owner: owner != "")
+    assert [(scope.owner, scope.sites) for scope in apart] == [("0.0", ("down", "up")), ("0.1", ("down", "up"))]
+    assert [scope.sites for scope in inline_for(model, wanted, chained)] == [("up",), ("up",)]
+
+
+def test_linears_whose_results_go_elsewhere_are_not_joined() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    for fed_by, followed_by in ((("cat",), ("add", "cat")), (("linear",), ("add", "linear")), (("add",), ("linear",))):
+        wanted = [site("0", (), followed_by), site("1", fed_by)]
+        scopes = inline_for(model, wanted, {"0", "1"}, lambda owner: True)
+        assert not any(scope.sites == ("0", "1") for scope in scopes), (fed_by, followed_by)

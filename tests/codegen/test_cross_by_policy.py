@@ -1,0 +1,179 @@
+"""DCNv2's cross layers and over-arch by a policy: one chain over module boundaries, from the file to training."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import chain_plans as chains
+import codegen_plans as plans
+import pytest
+import torch
+from torch import Tensor, nn
+
+from loka.codegen import render_package
+from loka.plan.make import make_plan
+from loka.plan.plan import Plan
+from loka.plan.serial import from_json, to_json
+from loka.zoo.dlrm import DCNSizes, DCNv2
+
+pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
+
+MODELS = """
+import torch
+from torch import nn
+from loka.zoo.dlrm import DCNSizes, DCNv2
+
+def dcnv2():
+    torch.manual_seed(0)
+    return DCNv2(DCNSizes(embeddings=6, dim=16, layers=3, rank=32, over=(64, 48)))
+
+class Hidden(DCNv2):
+    def forward(self, embeddings):
+        with torch.no_grad():  # a forward that is not traced
+            embeddings.sum()
+        return super().forward(embeddings)
+
+def hidden():
+    torch.manual_seed(0)
+    return Hidden(DCNSizes(embeddings=6, dim=16, layers=3, rank=32, over=(64, 48)))
+
+def inputs(batch):
+    return (torch.randn(batch, 6, 16, generator=torch.Generator().manual_seed(1)),)
+"""
+NAME = "linear_to_relu_8_linears_e4m3_96x32x96x32x96x32x96x64x48"
+Make = Callable[[str], tuple[Plan, dict[str, str], ModuleType]]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """The plan of one of MODELS under the turned recipe, the files of its package, and the package."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "cross_models.py").write_text(MODELS)
+    names = ["cross_models"]
+
+    def one(factory: str) -> tuple[Plan, dict[str, str], ModuleType]:
+        (tmp_path / f"{factory}.yaml").write_text(
+            f'version: 1\nname: crossed\nmodel: {{factory: "cross_models:{factory}", inputs: "cross_models:inputs", '
+            "batch_size: 64}\ndefaults: {compute: fp8, scaling: rowwise, power_of_two: true, turned: true, "
+            "fuse: always}\nrules:\n  - {match: {max_n: 16}, compute: keep}\n"
+        )
+        plan = make_plan(f"{factory}.yaml")
+        files = render_package(plan)
+        names.append(f"gen_crossed_{factory}")
+        return plan, files, plans.import_package(files, tmp_path, names[-1])
+
+    yield one
+    for name in names:
+        for module in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+            sys.modules.pop(module)
+
+
+def model_of() -> DCNv2:
+    torch.manual_seed(0)
+    return DCNv2(DCNSizes(embeddings=6, dim=16, layers=3, rank=32, over=(64, 48)))
+
+
+def test_the_cross_layers_and_the_over_arch_are_one_chain(make: Make) -> None:
+    plan, files, _ = make("dcnv2")
+    assert [binding.modules for binding in plan.bindings] == [("",)]
+    assert f"over_3 = kernels.{NAME}(" in files["modules.py"]
+    assert render_package(from_json(to_json(plan))) == files  # what the trace saw of shapes is in plan.json
+
+
+def exact(module: nn.Module) -> nn.Module:
+    """Its linears but the logit's in float64 on quantised operands."""
+    made = chains.simulated(module)
+    for name, child in made.named_modules():
+        if name.endswith("over.4"):
+            del child.__dict__["forward"]
+    return made
+
+
+@pytest.mark.parametrize("batch", [33, 1])
+def test_gradients_are_those_of_quantised_linears(make: Make, batch: int) -> None:
+    _, _, package = make("dcnv2")
+    model = model_of()
+    x, dy = torch.randn(batch, 6, 16), torch.randn(batch, 1)
+    expected = chains.gradients(exact(model), x.double(), dy.double())
+    with package.apply(model) as patch:
+        found = chains.gradients(model, x, dy)
+        patch.verify()
+    assert found.keys() == expected.keys()
+    for key, value in found.items():
+        assert chains.error(value, expected[key]) < 5e-3, key
+
+
+def test_what_needs_no_gradient_gets_none_and_changes_nothing_else(make: Make) -> None:
+    _, _, package = make("dcnv2")
+    model, x = model_of(), torch.randn(16, 6, 16)
+    with package.apply(model):
+        whole = chains.gradients(model, x, torch.ones(16, 1))
+        model.cross[1].down.weight.requires_grad_(False)
+        model.over[0].bias.requires_grad_(False)
+        model.zero_grad()
+        model(x).backward(torch.ones(16, 1))  # x needs none either: no dgrad of the first linear, no products
+        found = {name: p.grad for name, p in model.named_parameters()}
+    for name, grad in found.items():
+        if name in ("cross.1.down.weight", "over.0.bias"):
+            assert grad is None
+        else:
+            assert grad is not None
+            assert torch.equal(grad, whole[name]), name
+
+
+def test_compiled_as_one_graph_and_frozen(make: Make) -> None:
+    _, _, package = make("dcnv2")
+    model = model_of()
+    try:
+        with package.apply(model):
+            compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
+            for batch in (6, 11):
+                x, dy = torch.randn(batch, 6, 16), torch.randn(batch, 1)
+                expected, found = chains.gradients(model, x, dy), chains.gradients(compiled, x, dy)
+                for key, value in expected.items():
+                    torch.testing.assert_close(found.get(key, found.get(f"_orig_mod.{key}")), value)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                assert compiled(x).dtype == model(x).dtype
+        x = torch.randn(9, 6, 16)
+        with package.apply(model), torch.no_grad():
+            trained = model(x)
+        with package.apply(model, mode="infer") as patch, torch.no_grad():
+            assert torch.equal(model(x), trained)
+            patch.verify(backward=False)
+    finally:
+        torch._dynamo.reset()
+
+
+def test_autocast_gives_the_dtypes_of_the_model(make: Make) -> None:
+    """A sum of a bfloat16 product and a float32 input is float32, in a kernel as in torch."""
+    _, _, package = make("dcnv2")
+    model = model_of()
+    x, dy = torch.randn(16, 6, 16), torch.randn(16, 1)
+    plain = copy.deepcopy(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = plain(x)
+    with package.apply(model), torch.autocast("cpu", dtype=torch.bfloat16):
+        found = model(x)
+    assert found.dtype == expected.dtype
+    found.backward(dy.to(found.dtype))
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+def test_where_the_owner_cannot_be_traced_each_layer_is_its_own_chain(make: Make) -> None:
+    plan, files, package = make("hidden")
+    owners = {name for binding in plan.bindings for name in binding.modules}
+    assert owners == {"cross.0", "cross.1", "cross.2", "over"}
+    assert "kernels.linear_linear_times_residual_e4m3_96x32x96(" in files["modules.py"]
+    model, x, dy = model_of(), torch.randn(16, 6, 16), torch.randn(16, 1)
+    hidden = sys.modules["cross_models"].hidden()
+    hidden.load_state_dict(model.state_dict())
+    expected: dict[str, Tensor] = chains.gradients(exact(model), x.double(), dy.double())
+    with package.apply(hidden):
+        found = chains.gradients(hidden, x, dy)
+    for key, value in found.items():
+        assert chains.error(value, expected[key]) < 5e-3, key

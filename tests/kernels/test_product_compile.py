@@ -1,0 +1,58 @@
+"""Kernels with products and residuals compile for sm_90 without a GPU: shared memory, spills, vectors."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from product_cases import every
+from rendered_cases import write_package
+
+from loka.kernels.rendered_specs import Products
+
+triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
+from test_rendered_compile import SHARED, spilled  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+FLOATS = ("values", "scale", "largest", "mean", "rstd", "dweight", "dbias", "dadd")
+SPECS = [spec for spec in every(3456) if isinstance(spec, Products) or spec.quantise]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    return write_package(tmp_path_factory.mktemp("compiled") / "products_for_sm_90", SPECS)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+def pointer_type(name: str) -> str:
+    kind = name.removesuffix("_ptr")
+    if kind == "values":
+        return "*fp8e4nv"
+    return "*fp32" if kind in FLOATS else "*bf16"
+
+
+def compiled(package, spec):
+    kernel = getattr(package.triton_kernels, f"_{spec.function}")
+    types = {name: pointer_type(name) if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
+    attributes = {(index,): [["tt.divisibility", 16]] for index, name in enumerate(types) if name != "m"}
+    warps = int(re.search(r"num_warps=(\d+)", package.kernels[spec.function].text).group(1))
+    source = ASTSource(fn=kernel, signature=types, constexprs={}, attrs=attributes)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.function)
+def test_it_compiles_for_hopper_without_spills(package, spec, tmp_path):
+    binary = compiled(package, spec)
+    assert binary.metadata.shared <= SHARED
+    assert spilled(binary, tmp_path) <= 2
+    assert "ld.global.v4.b32" in binary.asm["ptx"]  # eight of bfloat16 at a time
+    assert ("cvt.rn.satfinite.e4m3x2.f32" in binary.asm["ptx"]) == ("values" in spec.results)
