@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from loka.bench.packages import Made, Subject, Workshop
@@ -58,18 +59,44 @@ class Comparison:
         return self._made[variant.name]
 
 
+def compare(
+    name: str, make: Callable[[], Comparison], variants: Sequence[Variant], modes: Sequence[bool], progress: Progress
+) -> dict[bool, tuple[Cell, ...]]:
+    """The cells of one piece of work by mode (True: training); where `make` raises, each of them says why."""
+    try:
+        comparison = make()
+    except Exception as error:  # noqa: BLE001  (out of memory, or a device that an earlier variant has broken)
+        failure = describe(error)
+        progress(f"{name}: failed: {failure}")
+        return {
+            training: tuple(Cell(name, each.name, None, failure=failure) for each in variants) for training in modes
+        }
+    return {training: comparison.cells(variants, training) for training in modes}
+
+
 def cell_of(
     label: str, work: str, variant: str, run: Callable[[], tuple[Measured, float | None]], progress: Progress
 ) -> Cell:
     """What `run` measures, and the bound, as a cell; whatever it raises becomes the cell's failure."""
+    start = time.perf_counter()
     try:
         found, bound = run()
     except Exception as error:  # noqa: BLE001  (a peer, the compiler and the device raise anything: it is told)
         failure = describe(error)
         progress(f"{label} {variant}: failed: {failure}")
         return Cell(work, variant, None, failure=failure)
-    progress(f"{label} {variant}: {found.timing.median_us:.1f} us")
+    progress(f"{label} {variant}: {_words(found)}, in {time.perf_counter() - start:.0f} s")
     return Cell(work, variant, found.timing, bound, found.peak_mib, found.errors)
+
+
+def _words(found: Measured) -> str:
+    """What was found, for a line of progress: a run that is cut short has told it."""
+    timing, errors = found.timing, found.errors
+    words = f"{timing.median_us:.1f} us ({timing.p10_us:.1f} to {timing.p90_us:.1f})"
+    if found.peak_mib is not None:
+        words += f", peak {found.peak_mib:.0f} MiB"
+    shown = [value for value in (errors.output, errors.gradient) if value is not None] if errors is not None else []
+    return words + (f", {' and '.join(f'{value:.1f}' for value in shown)} dB" if shown else "")
 
 
 def describe(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from loka import zoo
 from loka.bench import roofline
-from loka.bench.comparison import Comparison, Progress
+from loka.bench.comparison import Comparison, Progress, compare
 from loka.bench.packages import Made, Subject, Workshop
 from loka.bench.peers import takes_fp8
 from loka.bench.results import Section
@@ -85,8 +86,10 @@ def run_models(
     """Measure every variant of every model in each mode (True: training) on the current GPU."""
     peaks = roofline.peaks_of(torch.cuda.get_device_name())
     with Workshop() as workshop:
-        comparisons = (_comparison(name, modes, workshop, peaks, progress) for name in names)
-        found = [{training: each.cells(variants, training) for training in modes} for each in comparisons]
+        found = [
+            compare(name, partial(_comparison, name, modes, workshop, peaks, progress), variants, modes, progress)
+            for name in names
+        ]
     return tuple(
         Section(
             "one training step" if training else "one inference",

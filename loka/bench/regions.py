@@ -6,12 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from loka.bench import roofline
-from loka.bench.comparison import Comparison, Progress
+from loka.bench.comparison import Comparison, Progress, compare
 from loka.bench.packages import Made, Subject, Workshop
 from loka.bench.results import Section
 from loka.bench.roofline import Chain, Peaks, chain_us
@@ -137,8 +138,16 @@ def run_regions(
         check_shape(form, shape)
     peaks = roofline.peaks_of(torch.cuda.get_device_name())
     with Workshop() as workshop:
-        comparisons = (_comparison(form, shape, modes, workshop, peaks, progress) for shape in shapes)
-        found = [{training: each.cells(variants, training) for training in modes} for each in comparisons]
+        found = [
+            compare(
+                str(shape),
+                partial(_comparison, form, shape, modes, workshop, peaks, progress),
+                variants,
+                modes,
+                progress,
+            )
+            for shape in shapes
+        ]
     return tuple(
         Section(title(form, training), tuple(cell for cells in found for cell in cells[training]), BASELINE, SHOWN)
         for training in modes

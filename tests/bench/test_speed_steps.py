@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from loka.bench import comparison, peers, steps
-from loka.bench.comparison import LONGEST_FAILURE, Comparison, cell_of, describe
+from loka.bench.comparison import LONGEST_FAILURE, Comparison, cell_of, compare, describe
 from loka.bench.packages import Made, Subject, Workshop
 from loka.bench.peers import PeerMissingError, prepare
 from loka.bench.results import Cell, Errors
@@ -179,7 +179,27 @@ def test_a_cell_tells_what_failed_and_the_next_goes_on() -> None:
     assert len(bad.failure) == LONGEST_FAILURE
     assert good == Cell("work", "ours", Timing(5.0, 4.0, 6.0, 9), 2.5, 1.0)
     assert said[0].startswith("work train peer: failed: RuntimeError")
-    assert said[1] == "work train ours: 5.0 us"
+    assert said[1] == "work train ours: 5.0 us (4.0 to 6.0), peak 1 MiB, in 0 s"
+
+
+def test_work_that_cannot_be_set_up_fails_in_every_cell() -> None:
+    said: list[str] = []
+
+    def failing() -> Comparison:
+        raise RuntimeError("out of memory")
+
+    cells = compare("work", failing, VARIANTS, (True, False), said.append)
+    failure = "RuntimeError: out of memory"
+    expected = tuple(Cell("work", variant.name, None, failure=failure) for variant in VARIANTS)
+    assert cells == {True: expected, False: expected}
+    assert said == [f"work: failed: {failure}"]
+
+
+def test_progress_tells_the_errors() -> None:
+    said: list[str] = []
+    found = Measured(Timing(5.0, 4.0, 6.0, 9), None, Errors(36.54, 27.1, "x"))
+    cell_of("work infer", "work", "ours", lambda: (found, None), said.append)
+    assert said == ["work infer ours: 5.0 us (4.0 to 6.0), 36.5 and 27.1 dB, in 0 s"]
 
 
 def test_ctrl_c_is_no_failure_of_a_variant() -> None:
