@@ -41,8 +41,7 @@ class ChainNames:
     def result(self) -> str:
         """What forward returns."""
         stage = self._shape.stages[-1]
-        added = stage.bias and self._shape.fp8
-        return "out" if stage.followed or added else f"y{self.suffix(len(self._shape.stages) - 1)}"
+        return "out" if stage.followed else f"y{self.suffix(len(self._shape.stages) - 1)}"
 
     def suffix(self, index: int) -> str:
         """ "_1" of the second stage; "" where there is one stage alone."""
@@ -200,7 +199,14 @@ def unpacked(targets: Sequence[str], source: str, indent: int) -> list[str]:
 
 
 def product(
-    recipe: SiteRecipe, gemm: Gemm, operands: Sequence[str], result: str, dtype: str, tick: str, indent: int
+    recipe: SiteRecipe,
+    gemm: Gemm,
+    operands: Sequence[str],
+    result: str,
+    dtype: str,
+    tick: str,
+    indent: int,
+    bias: str | None = None,
 ) -> list[str]:
     """`result = dispatch.scaled_mm(...)` for values and scales; of a tensorwise operand's scales the first is all."""
     found = dict(recipe.items())[gemm]
@@ -212,5 +218,6 @@ def product(
             texts[2 * place + 1] += "[:1]"
     scalings = [quoted(operand.scaling.value) for operand in found.operands]
     fast = repr(found.accumulation == Accumulation.FAST)
-    value = call("dispatch.scaled_mm", [Code(item) for item in (*texts, *scalings, dtype, fast, tick)])
+    arguments = [*texts, *scalings, dtype, fast, tick, *([] if bias is None else [bias])]
+    value = call("dispatch.scaled_mm", map(Code, arguments))
     return lay_out(f"{result} = ", value, "", indent).split("\n")

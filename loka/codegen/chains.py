@@ -182,14 +182,13 @@ def _fp8_stages(shape: ChainShape, kernels: Kernels, frozen: bool, x: str, inden
             lines += statement(kernels, quantise, {"x": f"weight{s}"}, names.quantised("weight", index), indent)
         weight = (f"weight{s}", f"scale{s}") if frozen else (f"weight_fp8{s}", f"weight_scale{s}")
         operands = (f"x_fp8{s}", f"x_scale{s}", *weight)
-        lines += product(stage.recipe, Gemm.FPROP, operands, f"y{s}", "dtype", f"tick{s}", indent)
+        bias = f"bias{s}.to(dtype)" if last and stage.bias and not stage.followed else None
+        lines += product(stage.recipe, Gemm.FPROP, operands, f"y{s}", "dtype", f"tick{s}", indent, bias)
         if stage.followed or not last:
             spec = shapes.forward_after(stage, not last, save=not frozen, keep=shape.keeps(index, frozen))
             results = names.quantised("x", index + 1, frozen) if not last else {"out": "out"}
             sums = {"times": names.source(stage.times, x), "residual": names.source(stage.residual, x)}
             lines += _after(kernels, spec, names, index, results, indent, sums if stage.summed else {})
-        elif stage.bias:
-            lines.append(f"{' ' * indent}out = y{s} + bias{s}.to(dtype)")
     return lines
 
 

@@ -1,10 +1,12 @@
 """The operator `loka::scaled_mm`: one FP8 GEMM that counts itself.
 
     loka::scaled_mm(Tensor a, Tensor scale_a, Tensor b, Tensor scale_b, str scaling_a, str scaling_b,
-                    ScalarType dtype, bool fast, SymInt tick) -> Tensor
+                    ScalarType dtype, bool fast, SymInt tick, Tensor? bias=None) -> Tensor
 
-`(a * scale_a) @ (b * scale_b).T` for FP8 a of (R, C) and b of (S, C), with scales in the shapes of
-`numerics.quantize.scale_shape`; the result is (R, S), contiguous, of `dtype`. Sizes may be zero.
+`(a * scale_a) @ (b * scale_b).T + bias` for FP8 a of (R, C) and b of (S, C), with scales in the shapes of
+`numerics.quantize.scale_shape`, and a bias of (S,) or none; the result is (R, S), contiguous, of `dtype`. Sizes may be
+zero. Where the GPU's kernel takes the bias (tensorwise and rowwise, all in bfloat16), it is added before the result is
+rounded, as in the reference; elsewhere after.
 
 On the CPU, and on a GPU without FP8 tensor cores (compute capability under 8.9), the reference runs: dequantise,
 multiply in float32. It takes every pair of recipes. On other GPUs `torch.nn.functional.scaled_mm` runs, which takes
@@ -45,7 +47,7 @@ _SCALING_TYPE = {
 _library = torch.library.Library("loka", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(  # type: ignore[no-untyped-call]
     "scaled_mm(Tensor a, Tensor scale_a, Tensor b, Tensor scale_b, str scaling_a, str scaling_b, "
-    "ScalarType dtype, bool fast, SymInt tick) -> Tensor",
+    "ScalarType dtype, bool fast, SymInt tick, Tensor? bias=None) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -60,6 +62,7 @@ def _fake(
     dtype: torch.dtype,
     fast: bool,
     tick: int,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Shape and dtype of the result, without running or counting."""
     if a.dim() != 2 or b.dim() != 2:
@@ -67,6 +70,11 @@ def _fake(
     torch._check(  # type: ignore[no-untyped-call]
         a.shape[1] == b.shape[1], lambda: f"loka::scaled_mm: a has {a.shape[1]} columns and b has {b.shape[1]}"
     )
+    if bias is not None:
+        torch._check(  # type: ignore[no-untyped-call]
+            bias.dim() == 1 and bias.shape[0] == b.shape[0],
+            lambda: f"loka::scaled_mm: the bias is {tuple(bias.shape)} and b has {b.shape[0]} rows",
+        )
     return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
 
 
@@ -80,9 +88,14 @@ def _reference(
     dtype: torch.dtype,
     fast: bool,
     tick: int,
+    bias: Tensor | None = None,
 ) -> Tensor:
     ticks.tick(tick)
-    return reference_scaled_mm(a, scale_a, b, scale_b, dtype)
+    if bias is None:
+        return reference_scaled_mm(a, scale_a, b, scale_b, dtype)
+    if bias.dim() != 1 or bias.shape[0] != b.shape[0]:
+        raise InputError(f"loka::scaled_mm: the bias is {tuple(bias.shape)} and b has {b.shape[0]} rows")
+    return (reference_scaled_mm(a, scale_a, b, scale_b, torch.float32) + bias.float()).to(dtype)
 
 
 def _cuda(
@@ -95,19 +108,24 @@ def _cuda(
     dtype: torch.dtype,
     fast: bool,
     tick: int,
+    bias: Tensor | None = None,
 ) -> Tensor:
     if not _has_fp8(a.device.index):
-        return _reference(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, tick)
+        return _reference(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, tick, bias)
     refusal = _refusal(scaling_a, scaling_b, a.dtype, b.dtype, fast)
     if refusal is not None:
         raise InputError(f"loka::scaled_mm on this GPU: {refusal}, or run a package generated for it (target: h100)")
     ticks.tick(tick)
     rows, columns = a.shape[0], b.shape[0]
+    if bias is not None and bias.shape != (columns,):
+        raise InputError(f"loka::scaled_mm: the bias is {tuple(bias.shape)} and b has {columns} rows")
     if a.numel() == 0 or columns == 0:
-        return a.new_zeros((rows, columns), dtype=dtype)
+        empty = a.new_zeros((rows, columns), dtype=dtype)
+        return empty if bias is None else empty + bias.to(dtype)
     first, second = Scaling(scaling_a), Scaling(scaling_b)
     a = layout.pad_operand(a, limits.row_alignment(first), limits.ALIGNMENT)
     b = layout.pad_operand(b, limits.ALIGNMENT, limits.ALIGNMENT)
+    fused = bias if bias is not None and _takes_bias(first, second, dtype, bias.dtype) else None
     out = F.scaled_mm(
         a,
         b.t(),
@@ -117,10 +135,17 @@ def _cuda(
         _SCALING_TYPE[second],
         output_dtype=dtype if dtype in _NATIVE_DTYPES else torch.float32,
         use_fast_accum=fast,
+        bias=None if fused is None else F.pad(fused, (0, b.shape[0] - columns)).contiguous(),
     )
     if out.shape != (rows, columns):
         out = out[:rows, :columns].contiguous()
-    return out.to(dtype)
+    return out.to(dtype) if bias is None or fused is not None else (out + bias).to(dtype)
+
+
+def _takes_bias(first: Scaling, second: Scaling, dtype: torch.dtype, bias: torch.dtype) -> bool:
+    """Whether the GPU's kernel adds the bias itself."""
+    scalings = {first, second} <= {Scaling.TENSORWISE, Scaling.ROWWISE}
+    return scalings and dtype == bias == torch.bfloat16
 
 
 @cache
@@ -155,11 +180,14 @@ def scaled_mm(
     dtype: torch.dtype,
     fast: bool,
     tick: int,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Call the operator. a: FP8 (R, C); b: FP8 (S, C); scales: float32, two-dimensional; result: (R, S) of `dtype`.
+
+    A bias (S,) is added to each row of the result.
 
     `scaling_a` and `scaling_b` are values of `names.Scaling`; `tick` is the number that counts the call (`ticks.new`).
     Raises InputError where shapes do not fit, or where the GPU has no kernel for the recipe.
     """
-    out: Tensor = _operator(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, tick)
+    out: Tensor = _operator(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, tick, bias)
     return out

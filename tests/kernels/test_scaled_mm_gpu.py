@@ -283,3 +283,28 @@ def test_quantisers_on_the_gpu_give_the_bits_of_the_cpu(format: Format, scaling:
     nan = expected_values.float().isnan()
     assert torch.equal(values.cpu().float().isnan(), nan)
     assert torch.equal(values.cpu().view(torch.uint8)[~nan], expected_values.view(torch.uint8)[~nan])
+
+
+@pytest.mark.parametrize("scalings", PAIRS, ids=lambda pair: f"{pair[0].value}-{pair[1].value}")
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_bias_is_what_a_separate_addition_gives(
+    dtype, fast, scalings, make_recipe, make_product, numbers: int
+) -> None:
+    """Whether the kernel takes it or not; sizes with and without padding, a bias in the result's dtype and another."""
+    accumulation = Accumulation.FAST if fast else Accumulation.PRECISE
+    if refusal(E4M3, scalings, accumulation, m=16, k=128, n=32) is not None:
+        pytest.skip("no kernel")
+    for rows, columns, contraction in ((8192, 512, 1024), (17, 24, 479), (1, 1, 13), (3, 24, 0)):
+        product = make_product(make_recipe(E4M3, scalings), rows, columns, contraction, "cuda")
+        operands = (product.a, product.scale_a, product.b, product.scale_b, *(scaling.value for scaling in scalings))
+        exact = scaled_mm(*operands, torch.float32, fast, numbers)
+        for kind in (torch.bfloat16, torch.float32):
+            size = exact.abs().amax() if contraction else 1.0
+            bias = (torch.randn(columns, device="cuda") * size).to(kind)
+            found = scaled_mm(*operands, dtype, fast, numbers, bias)
+            expected = exact.double() + bias.double()
+            step = 2.0**-7 if dtype is torch.bfloat16 else 2.0**-20
+            noise = 1e-3 * product.magnitude if fast else 1e-6 * product.magnitude
+            assert found.dtype == dtype
+            assert ((found.double() - expected).abs() <= step * (exact.abs() + bias.abs()) + noise).all()

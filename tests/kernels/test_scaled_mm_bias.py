@@ -1,0 +1,63 @@
+"""The bias of loka::scaled_mm: its reference, its shapes, its counting."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from loka.errors import InputError
+from loka.kernels import ticks
+from loka.kernels.scaled_mm import scaled_mm
+from loka.numerics.names import Format, Scaling
+from loka.numerics.quantize import Quantized, dequantize, quantize
+
+NAMES = ("rowwise", "rowwise")
+
+
+def operands(rows: int = 5, columns: int = 24, contraction: int = 48) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for size in (rows, columns):
+        matrix = torch.randn(size, contraction, generator=generator)
+        quantised = quantize(matrix, format=Format.E4M3, scaling=Scaling.ROWWISE)
+        made += [quantised.values, quantised.scale]
+    return made
+
+
+def test_the_bias_is_added_before_the_result_is_rounded(numbers: int) -> None:
+    a, scale_a, b, scale_b = operands()
+    bias = torch.randn(24, generator=torch.Generator().manual_seed(1)).bfloat16()
+    out = scaled_mm(a, scale_a, b, scale_b, *NAMES, torch.bfloat16, False, numbers, bias)
+    left = dequantize(Quantized(a, scale_a)).double()
+    exact = left @ dequantize(Quantized(b, scale_b)).double().t() + bias.double()
+    assert ((out.double() - exact).abs() <= 2.0**-8 * exact.abs() + 1e-6).all()  # half a step of bfloat16: one rounding
+    assert ticks.count(numbers) == 1
+
+
+def test_without_rows_or_contraction(numbers: int) -> None:
+    for rows, contraction in ((0, 48), (3, 0)):
+        a, scale_a, b, scale_b = operands(rows, 24, contraction)
+        bias = torch.arange(24.0)
+        out = scaled_mm(a, scale_a, b, scale_b, *NAMES, torch.float32, False, numbers, bias)
+        assert torch.equal(out, bias.expand(rows, 24))
+
+
+def test_a_bias_of_another_size_is_refused(numbers: int) -> None:
+    a, scale_a, b, scale_b = operands()
+    with pytest.raises(InputError, match=r"the bias is \(5,\) and b has 24 rows"):
+        scaled_mm(a, scale_a, b, scale_b, *NAMES, torch.float32, False, numbers, torch.ones(5))
+    meta = [tensor.to("meta") for tensor in (a, scale_a, b, scale_b)]
+    with pytest.raises(RuntimeError, match=r"the bias is \(5,\) and b has 24 rows"):
+        scaled_mm(*meta, *NAMES, torch.float32, False, numbers, torch.ones(5, device="meta"))
+    assert scaled_mm(*meta, *NAMES, torch.float32, False, numbers, torch.ones(24, device="meta")).shape == (5, 24)
+
+
+def test_compiled_for_any_batch(numbers: int) -> None:
+    def run(a: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return scaled_mm(a, scale, b, scale_b, *NAMES, torch.float32, False, numbers, bias).sin()
+
+    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows in (5, 9):
+        a, scale_a, b, scale_b = operands(rows)
+        bias = torch.ones(24)
+        torch.testing.assert_close(compiled(a, scale_a, bias), run(a, scale_a, bias))
