@@ -16,10 +16,10 @@ from importlib import resources
 import jinja2
 
 from loka.errors import InputError
-from loka.kernels import gemm_configs, gemm_text, rendered_text, split_gemm_text
+from loka.kernels import gemm_configs, gemm_text, grouped_gemm_text, rendered_text, split_gemm_text
 from loka.kernels.configs import Configuration, configuration
 from loka.kernels.gemm_configs import Tiling
-from loka.kernels.gemm_specs import Gemm, GemmSpec, SplitGemm
+from loka.kernels.gemm_specs import BatchedGemm, Gemm, GemmSpec, GroupedGemm, SplitGemm
 from loka.kernels.rendered_specs import NormBackward, NormForward, Reduce, Spec, Turn
 
 KERNELS_FILE = "triton_kernels.py"
@@ -90,6 +90,12 @@ def render(
         case SplitGemm():
             tiled = gemm_configs.tiling(spec) if tiling is None else tiling
             family, views = "split_gemm", split_gemm_text.split_gemm_views(spec, tiled)
+        case BatchedGemm():
+            tiled = gemm_configs.tiling(spec) if tiling is None else tiling
+            family, views = "batched_gemm", grouped_gemm_text.batched_gemm_views(spec, tiled)
+        case GroupedGemm():
+            tiled = gemm_configs.tiling(spec) if tiling is None else tiling
+            family, views = "grouped_gemm", grouped_gemm_text.grouped_gemm_views(spec, tiled)
         case NormForward() | NormBackward():
             chosen = configuration(spec) if launched is None else launched
             family, views = "norm_forward", rendered_text.norm_views(spec, chosen)
