@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from loka.kernels.configs import padded_width
-from loka.kernels.gemm_specs import Gemm, SplitGemm
+from loka.kernels.gemm_specs import BatchedGemm, Gemm, GemmSpec, GroupedGemm, SplitGemm
 from loka.numerics.names import Accumulation
 
 SHARED = 227 * 1024  # bytes of shared memory that a block can have
@@ -20,6 +20,15 @@ SUM_WARPS = 4
 LEAST_CHUNK = 512  # rows that a part of a split contraction has at least
 MOST_PARTS = 16  # of a split contraction
 MULTIPROCESSORS = 132  # of an H100
+
+
+BYTES = {"e4m3": 1, "bfloat16": 2, "float16": 2, "float32": 4}
+ALIGNMENT = 16  # bytes: of a row that the tensor memory accelerator takes
+
+
+def is_aligned(columns: int, dtype: str) -> bool:
+    """Whether rows of so many elements start at addresses that a descriptor takes."""
+    return columns * BYTES[dtype] % ALIGNMENT == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +57,9 @@ PRECISE = (
     Tiling(rows=64, columns=128, depth=128, stages=3, warps=4, programs=2),
     Tiling(rows=128, columns=64, depth=128, stages=3, warps=8, programs=2),
 )
-SMALL = (  # few columns
+SMALL = (  # at most 64 columns, or the power of two that holds them
     Tiling(rows=128, columns=64, depth=128, stages=3, warps=4, programs=2),
-    Tiling(rows=128, columns=32, depth=128, stages=3, warps=4, programs=3),
-    Tiling(rows=128, columns=16, depth=128, stages=3, warps=4, programs=3),
+    Tiling(rows=64, columns=64, depth=64, stages=4, warps=4, programs=4),
 )
 BFLOAT16 = (
     Tiling(rows=128, columns=256, depth=64, stages=3, warps=8),
@@ -74,32 +82,81 @@ SPLIT_BFLOAT16 = (
 )
 
 
-WHOLE_ROWS = (  # of 512 columns; narrower tiles take the columns' power of two
-    Tiling(rows=64, columns=512, depth=128, stages=2, warps=8),
-    Tiling(rows=64, columns=512, depth=64, stages=3, warps=8),
+WHOLE_ROWS = (  # of 256 columns, two of them side by side; narrower ones take the columns' power of two
+    Tiling(rows=64, columns=256, depth=128, stages=2, warps=8),
+    Tiling(rows=64, columns=256, depth=64, stages=3, warps=8),
 )
 WHOLE_ROWS_BFLOAT16 = (
-    Tiling(rows=64, columns=512, depth=64, stages=2, warps=8),
-    Tiling(rows=64, columns=512, depth=32, stages=3, warps=8),
+    Tiling(rows=64, columns=256, depth=64, stages=2, warps=8),
+    Tiling(rows=64, columns=256, depth=32, stages=3, warps=8),
 )
+# Rows that are not aligned are read by pointers, and those take up registers: smaller tiles, few to choose from.
+POINTERS = (
+    Tiling(rows=64, columns=64, depth=64, stages=3, warps=4, programs=2),
+    Tiling(rows=64, columns=128, depth=64, stages=3, warps=8, programs=2),
+)
+# One program a tile: products that are many and small.
+GROUPED = (
+    Tiling(rows=64, columns=64, depth=128, stages=3, warps=4),
+    Tiling(rows=128, columns=64, depth=128, stages=3, warps=4),
+)
+GROUPED_POINTERS = (Tiling(rows=64, columns=64, depth=64, stages=3, warps=4),)
+WHOLE_ROWS_POINTERS = (Tiling(rows=64, columns=128, depth=32, stages=3, warps=8),)
 
 
-def candidates(spec: Gemm | SplitGemm) -> tuple[Tiling, ...]:
+def candidates(spec: GemmSpec) -> tuple[Tiling, ...]:
     """Every tiling that may be chosen for a spec."""
-    fast, quantised = spec.accumulation is Accumulation.FAST, spec.operands == "e4m3"
+    if isinstance(spec, BatchedGemm | GroupedGemm):
+        shapes = spec.shapes if isinstance(spec, GroupedGemm) else ((spec.n, spec.k),)
+        aligned = all(is_aligned(k, spec.operands) for _, k in shapes)
+        widest = max(n for n, _ in shapes)
+        return tuple(_narrowed(tiled, widest) for tiled in (GROUPED if aligned else GROUPED_POINTERS))
     if isinstance(spec, SplitGemm):
-        return SPLIT + (SPLIT_FAST_ONLY if fast else ()) if quantised else SPLIT_BFLOAT16
+        fast = spec.accumulation is Accumulation.FAST
+        return SPLIT + (SPLIT_FAST_ONLY if fast else ()) if spec.operands == "e4m3" else SPLIT_BFLOAT16
+    return tuple(tiled for tiled in _tilings(spec) if shared_bytes(spec, tiled) <= SHARED)
+
+
+def shared_bytes(spec: Gemm, tiled: Tiling) -> int:
+    """Shared memory that a product takes at most: operands on their way, results on theirs, 1 KiB for a norm's sums."""
+    columns = tiled.columns if not spec.epilogue.whole_rows else -(-spec.n // tiled.columns) * tiled.columns
+    operands = tiled.stages * (tiled.rows + columns) * tiled.depth * BYTES[spec.operands]
+    results = tiled.rows * tiled.columns * (BYTES[spec.epilogue.out] + 2 * spec.epilogue.keep)
+    return operands + results + 1024
+
+
+def _tilings(spec: Gemm) -> tuple[Tiling, ...]:
     if spec.epilogue.whole_rows:
-        found = WHOLE_ROWS if quantised else WHOLE_ROWS_BFLOAT16
-        return tuple(replace(tiled, columns=max(padded_width(spec.n), 16)) for tiled in found)
+        return tuple(_narrowed(tiled, spec.n) for tiled in _whole_rows(spec))
     if spec.epilogue.norm == "block_norm":
-        return tuple(t for t in (PRECISE if quantised else BFLOAT16) if t.columns == spec.epilogue.block)
+        found = _large(spec)
+        return tuple(tiled for tiled in found if tiled.columns == spec.epilogue.block)
     if spec.n <= 64:
-        return tuple(t for t in SMALL if t.columns >= min(padded_width(spec.n), 64))
-    return PRECISE + (FAST_ONLY if fast else ()) if quantised else BFLOAT16
+        found = SMALL if is_aligned(spec.k, spec.operands) else POINTERS
+        return tuple(_narrowed(tiled, spec.n) for tiled in found)
+    return _large(spec)
 
 
-def tiling(spec: Gemm | SplitGemm) -> Tiling:
+def _large(spec: Gemm) -> tuple[Tiling, ...]:
+    if not is_aligned(spec.k, spec.operands):
+        return POINTERS
+    if spec.operands != "e4m3":
+        return BFLOAT16
+    more = spec.accumulation is Accumulation.FAST and spec.epilogue.is_plain
+    return PRECISE + (FAST_ONLY if more else ())
+
+
+def _whole_rows(spec: Gemm) -> tuple[Tiling, ...]:
+    if not is_aligned(spec.k, spec.operands):
+        return WHOLE_ROWS_POINTERS
+    return WHOLE_ROWS if spec.operands == "e4m3" else WHOLE_ROWS_BFLOAT16
+
+
+def _narrowed(tiled: Tiling, columns: int) -> Tiling:
+    return replace(tiled, columns=min(tiled.columns, max(padded_width(columns), 16)))
+
+
+def tiling(spec: GemmSpec) -> Tiling:
     """The choice for a spec."""
     return candidates(spec)[0]
 

@@ -58,7 +58,7 @@ def epilogue(
         raise InputError(f"blocks of {block} columns do not divide rows of {y.shape[1]}")
     y = y.float() if add is None else y.float() + add.float()
     kept = y
-    rstd = torch.rsqrt(y.view(y.shape[0], -1, block).square().mean(2) + eps)
+    rstd = torch.rsqrt(y.view(y.shape[0], y.shape[1] // block, block).square().mean(2) + eps)
     y = y * rstd.repeat_interleave(block, dim=1)
     y = y if weight is None else y * weight.float()
     activated = fused_reference.norm_forward(y, add=bias, activation=activation)

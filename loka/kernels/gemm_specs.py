@@ -8,6 +8,7 @@ over 128 elements in float32.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from loka.errors import InputError
@@ -250,6 +251,8 @@ class GroupedGemm:
     def function(self) -> str:
         """The host function's name."""
         sizes = [f"{n}x{k}" for n, k in self.shapes]
+        if self.count > 2:  # a name stays short; the digest tells groups apart
+            sizes = [str(self.count), hashlib.sha256("_".join(sizes).encode()).hexdigest()[:8]]
         return "_".join(["grouped_gemm", *_operand_words(self), *_out_words(self.out), *sizes])
 
     @property

@@ -4,80 +4,37 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from loka.errors import InputError
+from loka.kernels import gemm_pieces
 from loka.kernels.gemm_configs import Tiling
+from loka.kernels.gemm_pieces import Layout
 from loka.kernels.gemm_specs import Epilogue, Gemm, GemmSpec
 from loka.kernels.rendered_text import TITLES, WIDTH, Views, opened
 from loka.numerics.names import Accumulation, Scaling
 
-BYTES = {"e4m3": 1, "bfloat16": 2, "float16": 2, "float32": 4}
-ALIGNMENT = 16  # bytes: of a row that the tensor memory accelerator takes
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What of a product's text follows from its shape and its tiling."""
-
-    across: int  # tiles in a row of the result
-    masked: bool  # whether the last of them reaches beyond the columns
-    loads_tma: bool  # whether operands are read by descriptors: their rows are aligned
-    stores_tma: bool  # whether the result is written by one
-    keeps_tma: bool  # whether the kept product is
-
-
-def layout(spec: Gemm, tiling: Tiling) -> Layout:
-    """The layout of a product. 32-bit results are written without a descriptor: a tile of them fills shared memory.
-
-    Raises InputError where the epilogue needs other tiles.
-    """
-    if spec.epilogue.whole_rows and spec.n > tiling.columns:
-        raise InputError(
-            f"a tile of {tiling.columns} columns does not hold a row of {spec.n}, which the epilogue needs"
-        )
-    if spec.epilogue.norm == "block_norm" and tiling.columns != spec.epilogue.block:
-        raise InputError(f"a tile of {tiling.columns} columns is not a block of {spec.epilogue.block}")
-    out = BYTES[spec.epilogue.out]
-    return Layout(
-        across=-(-spec.n // tiling.columns),
-        masked=spec.n % tiling.columns != 0,
-        loads_tma=is_aligned(spec.k, spec.operands),
-        stores_tma=out == 2 and spec.n * out % ALIGNMENT == 0,
-        keeps_tma=spec.n * 2 % ALIGNMENT == 0,
-    )
-
-
-def is_aligned(columns: int, dtype: str) -> bool:
-    """Whether rows of so many elements start at addresses that a descriptor takes."""
-    return columns * BYTES[dtype] % ALIGNMENT == 0
-
 
 def gemm_views(spec: Gemm, tiling: Tiling) -> Views:
     """Views of a product with its epilogue."""
-    shape = layout(spec, tiling)
+    shape = gemm_pieces.layout(spec, tiling)
     descriptors = _descriptors(spec, shape)
     pointers = [f"{n}_{'desc' if n in descriptors else 'ptr'}" for n in (*spec.parameters, *spec.results)]
     allocations = _allocations(spec, tiling)
     checks = _checks(spec)
-    masks = _Masks("inside" if shape.masked else "", "valid")
+    pieces = gemm_pieces.pieces(spec, tiling, shape)
     kernel: dict[str, object] = {
         "spec": spec,
         "tiling": tiling,
         "across": shape.across,
-        "masked": shape.masked,
+        "pieces": pieces,
         "title": title(spec),
         "kernel_header": opened(f"def _{spec.function}", [*pointers, "m"], ":"),
         "scalar_loads": _scalar_loads(spec),
-        "tile_lines": [] if shape.loads_tma else _places(tiling, shape) + _row_pointers(spec),
-        "operand_loads": _descriptor_loads(shape) if shape.loads_tma else _pointer_loads(spec, tiling),
+        "tile_lines": gemm_pieces.before_loop(spec, tiling, shape, pieces),
+        "operand_loads": gemm_pieces.loads_of_a(spec, tiling, shape),
         "promotion": promotion(spec.operands, spec.accumulation, tiling),
-        "epilogue_loads": _epilogue_loads(spec, tiling, shape, masks),
-        "scales": _scales(spec),
+        "epilogue_loads": gemm_pieces.after_loop(spec, tiling, shape),
         "norm_width": spec.epilogue.block if spec.epilogue.norm == "block_norm" else spec.n,
         "statistics_offsets": _statistics_offsets(spec, shape),
-        "store_product": "{}total{}".format(*_store("product", "bfloat16", shape.keeps_tma, shape, masks)),
-        "store_out": _store("out", spec.epilogue.out, shape.stores_tma, shape, masks),
         "host_header": header(spec.function, spec.parameters, len(spec.results)),
         "shapes": textwrap.indent("\n".join(_shapes(spec)), "    "),
         "checks": checks,
@@ -88,22 +45,6 @@ def gemm_views(spec: Gemm, tiling: Tiling) -> Views:
     }
     reference = [*checks, *_reference(spec)]
     return Views(kernel, operator_views(spec, reference, [*checks, *allocations], title(spec), _shapes(spec)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Masks:
-    columns: str  # name of the mask over columns, empty where none is needed
-    rows: str
-
-    @property
-    def argument(self) -> str:
-        """Of a load or store of a vector over columns."""
-        return f", mask={self.columns}" if self.columns else ""
-
-    @property
-    def element(self) -> str:
-        """Of a store of a tile: the epilogue names it where there are both."""
-        return "mask" if self.columns else f"{self.rows}[:, None]"
 
 
 def title(spec: Gemm) -> str:
@@ -155,16 +96,16 @@ def operator_views(
     }
 
 
-def body_call(before: str, items: Sequence[str]) -> list[str]:
+def body_call(before: str, items: Sequence[str], after: str = "") -> list[str]:
     """A call as a function's body has it, without the indentation that the template gives each line."""
-    return [line[4:] for line in opened(before, items, "", 4).split("\n")]
+    return [line[4:] for line in opened(before, items, after, 4).split("\n")]
 
 
 def _descriptors(spec: Gemm, shape: Layout) -> set[str]:
     """The parameters and results that the kernel takes as descriptors."""
     names = {"a", "b"} if shape.loads_tma else set()
     if shape.stores_tma:
-        names.add("out")
+        names |= {"out", "values"}
     if shape.keeps_tma:
         names.add("product")
     return names.intersection(spec.parameters + spec.results)
@@ -243,97 +184,6 @@ def _scalar_loads(spec: Gemm) -> list[str]:
         return []
     pairs = (("scale_a", spec.scaling_a), ("scale_b", spec.scaling_b))
     return [f"{name} = tl.load({name}_ptr)" for name, scaling in pairs if scaling is Scaling.TENSORWISE]
-
-
-def _scales(spec: Gemm) -> str:
-    if spec.operands != "e4m3":
-        return ""
-    a = "scale_a[:, None]" if spec.scaling_a is Scaling.ROWWISE else "scale_a"
-    b = "scale_b[None, :]" if spec.scaling_b is Scaling.ROWWISE else "scale_b"
-    return f"{a} * {b}"
-
-
-def _places(tiling: Tiling, shape: Layout) -> list[str]:
-    """Rows and columns of a tile, and which of them there are."""
-    first = "first_column + " if shape.across > 1 else ""
-    lines = [
-        f"row = first_row + tl.arange(0, {tiling.rows})",
-        "valid = row < m",
-        f"column = {first}tl.arange(0, {tiling.columns})",
-    ]
-    return lines
-
-
-def _row_pointers(spec: Gemm) -> list[str]:
-    return [
-        f"a_rows = a_ptr + row[:, None].to(tl.int64) * {spec.k}",
-        f"b_rows = b_ptr + column[:, None].to(tl.int64) * {spec.k}",
-    ]
-
-
-def _descriptor_loads(shape: Layout) -> list[str]:
-    column = "first_column" if shape.across > 1 else "0"
-    return ["a = a_desc.load([first_row, first])", f"b = b_desc.load([{column}, first])"]
-
-
-def _pointer_loads(spec: Gemm, tiling: Tiling) -> list[str]:
-    return [
-        f"element = first + tl.arange(0, {tiling.depth})",
-        f"there = (element < {spec.k})[None, :]",
-        "a = tl.load(a_rows + element[None, :], mask=valid[:, None] & there, other=0.0)",
-        f"b = tl.load(b_rows + element[None, :], mask=(column < {spec.n})[:, None] & there, other=0.0)",
-    ]
-
-
-def _epilogue_loads(spec: Gemm, tiling: Tiling, shape: Layout, masks: _Masks) -> list[str]:
-    lines = _places(tiling, shape) if shape.loads_tma else []
-    if shape.masked:
-        lines = [*lines, f"inside = column < {spec.n}"]
-    e, needed = spec.epilogue, _needed(spec, shape)
-    if "offsets" in needed:
-        lines.append(f"offsets = row[:, None].to(tl.int64) * {spec.n} + column[None, :]")
-        if shape.masked:
-            lines.append("mask = valid[:, None] & inside[None, :]")
-    if spec.operands == "e4m3":
-        if spec.scaling_a is Scaling.ROWWISE:
-            lines.append("scale_a = tl.load(scale_a_ptr + row, mask=valid, other=0.0)")
-        if spec.scaling_b is Scaling.ROWWISE:
-            lines.append(f"scale_b = tl.load(scale_b_ptr + column{_or_zero(masks)})")
-    for name in ("add", "weight", "bias"):
-        if getattr(e, name):
-            lines.append(f"{name} = tl.load({name}_ptr + column{_or_zero(masks)}).to(tl.float32)")
-    if shape.loads_tma:
-        lines = [line for line in lines if line.split(" = ")[0] in needed]
-    return lines
-
-
-def _needed(spec: Gemm, shape: Layout) -> set[str]:
-    """The names that the epilogue reads, so that it defines no others."""
-    e = spec.epilogue
-    rowwise = [spec.operands == "e4m3" and s is Scaling.ROWWISE for s in (spec.scaling_a, spec.scaling_b)]
-    offsets = e.quantise or not shape.stores_tma or (e.keep and not shape.keeps_tma)
-    rows = rowwise[0] or offsets or bool(spec.statistics)
-    vectors = rowwise[1] or e.add or e.weight or e.bias
-    centred = shape.masked and (e.norm == "layer_norm" or (e.quantise and e.activation == "sigmoid"))
-    columns = vectors or offsets or centred
-    names = {"scale_a", "scale_b", "add", "weight", "bias"}
-    names |= {"row", "valid"} if rows else set()
-    names |= {"column", "inside"} if columns else set()
-    return names | ({"offsets", "mask"} if offsets else set())
-
-
-def _or_zero(masks: _Masks) -> str:
-    return f"{masks.argument}, other=0.0" if masks.columns else ""
-
-
-def _store(name: str, dtype: str, tma: bool, shape: Layout, masks: _Masks) -> tuple[str, str]:
-    """What stands before and after the value that is stored."""
-    short = {"bfloat16": "tl.bfloat16", "float16": "tl.float16", "float32": "tl.float32", "e4m3": ""}[dtype]
-    cast = "" if dtype == "float32" else f".to({short})"
-    if tma:
-        column = "first_column" if shape.across > 1 else "0"
-        return f"{name}_desc.store([first_row, {column}], ", f"{cast})"
-    return f"tl.store({name}_ptr + offsets, ", f"{cast}, mask={masks.element})"
 
 
 def _statistics_offsets(spec: Gemm, shape: Layout) -> str:

@@ -16,10 +16,10 @@ from importlib import resources
 import jinja2
 
 from loka.errors import InputError
-from loka.kernels import gemm_configs, gemm_text, product_text, rendered_text, split_gemm_text
+from loka.kernels import gemm_configs, gemm_text, grouped_gemm_text, product_text, rendered_text, split_gemm_text
 from loka.kernels.configs import Configuration, configuration
 from loka.kernels.gemm_configs import Tiling
-from loka.kernels.gemm_specs import Gemm, SplitGemm
+from loka.kernels.gemm_specs import BatchedGemm, Gemm, GemmSpec, GroupedGemm, SplitGemm
 from loka.kernels.join_specs import JoinBackward, JoinForward
 from loka.kernels.join_text import JoinConfiguration, join_configuration, join_views
 from loka.kernels.mix_specs import MixBackward, MixForward
@@ -29,7 +29,7 @@ from loka.kernels.rendered_specs import NormBackward, NormForward, Products, Red
 KERNELS_FILE = "triton_kernels.py"
 OPERATORS_FILE = "fused.py"
 
-AnySpec = Spec | Gemm | SplitGemm | MixForward | MixBackward | JoinForward | JoinBackward
+AnySpec = Spec | GemmSpec | MixForward | MixBackward | JoinForward | JoinBackward
 AnyConfiguration = Configuration | Tiling | MixConfiguration | JoinConfiguration
 
 _SUFFIX = ".j2"
@@ -103,6 +103,12 @@ def _views(spec: AnySpec, launched: AnyConfiguration | None) -> tuple[str, rende
         case SplitGemm():
             tiled = launched if isinstance(launched, Tiling) else gemm_configs.tiling(spec)
             return "split_gemm", split_gemm_text.split_gemm_views(spec, tiled)
+        case BatchedGemm():
+            tiled = launched if isinstance(launched, Tiling) else gemm_configs.tiling(spec)
+            return "batched_gemm", grouped_gemm_text.batched_gemm_views(spec, tiled)
+        case GroupedGemm():
+            tiled = launched if isinstance(launched, Tiling) else gemm_configs.tiling(spec)
+            return "grouped_gemm", grouped_gemm_text.grouped_gemm_views(spec, tiled)
         case NormForward() | NormBackward():
             chosen = launched if isinstance(launched, Configuration) else configuration(spec)
             family = "norm_forward" if isinstance(spec, NormForward) else "norm_backward"

@@ -6,9 +6,9 @@ import textwrap
 from dataclasses import dataclass
 
 from loka.kernels import gemm_configs
-from loka.kernels.gemm_configs import Tiling, tiles_of
+from loka.kernels.gemm_configs import Tiling, is_aligned, tiles_of
 from loka.kernels.gemm_specs import SplitGemm
-from loka.kernels.gemm_text import header, is_aligned, operand_words, operator_views, promotion
+from loka.kernels.gemm_text import header, operand_words, operator_views, promotion
 from loka.kernels.rendered_text import WIDTH, Views, opened
 
 

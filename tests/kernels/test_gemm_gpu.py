@@ -1,0 +1,252 @@
+"""Rendered products on a Hopper GPU: every tiling against float64; corners; graphs and the compiler."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from gemm_cases import EPILOGUES, FAST, NORM, PRECISE, ROWS, Case, blocked, case, exact_epilogue, write_products
+
+from loka.kernels.gemm_configs import candidates
+from loka.kernels.gemm_specs import BatchedGemm, Epilogue, Gemm, GemmSpec, GroupedGemm, SplitGemm
+from loka.kernels.scaled_mm import scaled_mm
+from loka.kernels.ticks import new
+from loka.numerics.names import Format, Scaling
+from loka.numerics.quantize import Quantized, dequantize, quantize
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
+    ),
+]
+
+OUT = Epilogue(out="float32")
+SPECS: list[GemmSpec] = [
+    *[Gemm(n, k, accumulation=a) for n, k in ((512, 512), (24, 512), (1, 3456), (624, 8256)) for a in (FAST, PRECISE)],
+    *[Gemm(n, k, operands) for n, k in ((8256, 479), (24, 13), (1, 13)) for operands in ("e4m3", "bfloat16")],
+    *[Gemm(n, k, "bfloat16", epilogue=OUT) for n, k in ((512, 512), (24, 512))],
+    Gemm(512, 512, scaling_a=Scaling.TENSORWISE, scaling_b=Scaling.TENSORWISE, epilogue=OUT),
+    *[Gemm(512, 256, epilogue=epilogue) for epilogue in EPILOGUES[1:]],
+    *[Gemm(512, 512, operands, FAST, epilogue=e) for operands in ("e4m3", "bfloat16") for e in (NORM, ROWS)],
+    *[Gemm(n, k, epilogue=e) for n, k in ((24, 13), (479, 512), (300, 479)) for e in (NORM, ROWS)],
+    *[Gemm(512, 512, epilogue=blocked(block)) for block in (64, 128, 256)],
+    *[SplitGemm(512, 512, accumulation=accumulation) for accumulation in (FAST, PRECISE)],
+    *[
+        SplitGemm(n, k, operands, out="float32")
+        for n, k in ((24, 479), (512, 3456))
+        for operands in ("e4m3", "bfloat16")
+    ],
+    *[BatchedGemm(n, k, operands) for n, k in ((64, 512), (24, 479)) for operands in ("e4m3", "bfloat16")],
+    GroupedGemm(((64, 512), (128, 256), (24, 64), (1, 32))),
+    GroupedGemm(((512, 512), (24, 479), (1, 13)), "bfloat16"),
+]
+CASES = [(spec, index) for spec in SPECS for index in range(len(candidates(spec)))]
+M = (1, 17, 4093, 4096)
+ACCUMULATED = {FAST: 2.0**-10, PRECISE: 2.0**-12}  # of the sum of absolute products: e4m3 in the tensor core
+FLOAT32 = 2.0**-18  # the same of bfloat16 operands, summed in float32
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch):
+    """New memory is full of NaN, so that what a kernel leaves unwritten shows."""
+    new_empty = Tensor.new_empty
+
+    def make(like: Tensor, *arguments, **keywords) -> Tensor:
+        made = new_empty(like, *arguments, **keywords)
+        made.view(torch.uint8).fill_(0x7F) if made.element_size() == 1 else made.fill_(torch.nan)
+        return made
+
+    monkeypatch.setattr(Tensor, "new_empty", make)
+
+
+def share_of(spec: GemmSpec) -> float:
+    return ACCUMULATED[spec.accumulation] if spec.operands == "e4m3" else FLOAT32
+
+
+def check_product(got: Tensor, exact: Tensor, size: Tensor, share: float) -> None:
+    """Within the rounding of sums and of the result's dtype."""
+    assert got.shape == exact.shape
+    assert ((got.double() - exact).abs() <= share * size + torch.finfo(got.dtype).eps * exact.abs() + 1e-30).all()
+
+
+def noise_of(spec: Gemm, made: Case, exact: dict[str, Tensor]) -> Tensor:
+    """What rounding of the sums can move an element of the result by, largest of a row: (M, 1)."""
+    size = made.sizes[0]
+    if "rstd" in exact:
+        rstd = exact["rstd"].reshape(size.shape[0], -1)
+        size = size * rstd.amax(1, keepdim=True)
+    if "weight" in made.vectors:
+        size = size * made.vectors["weight"].double().abs().amax()
+    return 4.0 * share_of(spec) * size.amax(1, keepdim=True)  # a norm's statistics move too
+
+
+def check_gemm(spec: Gemm, got: dict[str, Tensor], made: Case) -> None:
+    exact = exact_epilogue(spec.epilogue, made.products[0], made.vectors)
+    y, noise = exact["y"], noise_of(spec, made, exact)
+    if spec.epilogue.quantise:
+        scale = got["scale"].double()
+        usual = quantize(y, format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True).scale.double()
+        size = y.abs().amax(1, keepdim=True)
+        assert ((scale / usual).log2().abs() <= 1.0)[noise < 0.1 * size].all()
+        value = dequantize(Quantized(got["values"], got["scale"])).double()
+        assert ((value - y).abs() <= 2.0**-4 * y.abs() + 2.0**-10 * scale + noise).all()
+        assert got["largest"].max() == got["scale"].max()
+        assert got["largest"].min() >= 0.0
+    elif spec.epilogue.norm is None and spec.epilogue.activation is None:
+        check_product(got["out"], y, made.sizes[0] + y.abs(), share_of(spec))
+    else:
+        assert ((got["out"].double() - y).abs() <= torch.finfo(got["out"].dtype).eps * y.abs() + noise + 1e-6).all()
+    if spec.epilogue.keep:
+        check_product(got["product"], made.products[0], made.sizes[0], share_of(spec))
+    if "mean" in spec.statistics:
+        assert ((got["mean"] - exact["mean"]).abs() <= share_of(spec) * made.sizes[0].amax(1) + 1e-6).all()
+    if "rstd" in spec.statistics:
+        assert got["rstd"].isfinite().all()
+
+
+@pytest.mark.parametrize(("spec", "index"), CASES, ids=lambda value: getattr(value, "function", str(value)))
+def test_every_tiling_against_float64(spec, index, tmp_path):
+    package = write_products(tmp_path / f"gpu_{spec.function}_{index}", [spec], candidates(spec)[index])
+    for m in M:
+        for heavy in (False, True):
+            made = case(spec, m, "cuda", heavy, seed=m)
+            got = package.run(spec, *made.arguments)
+            if isinstance(spec, Gemm):
+                check_gemm(spec, got, made)
+                continue
+            for name, exact, size in zip(spec.results, made.products, made.sizes, strict=True):
+                check_product(got[name], exact, size, share_of(spec))
+
+
+def test_precise_sums_are_as_good_as_the_librarys(tmp_path):
+    """Long rows of one sign, where the tensor core's own sums lose the most."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.rand(256, 3456, generator=generator).cuda() for _ in range(2))
+    qa, qb = (quantize(x, format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True) for x in (a, b))
+    exact = dequantize(qa).double() @ dequantize(qb).double().T
+    errors = {}
+    for accumulation in (FAST, PRECISE):
+        spec = Gemm(256, 3456, accumulation=accumulation, epilogue=OUT)
+        package = write_products(tmp_path / f"sums_{accumulation.value}", [spec])
+        out = package.run(spec, qa.values, qa.scale, qb.values, qb.scale)["out"]
+        errors[accumulation] = ((out - exact) / exact).abs().max().item()
+    library = scaled_mm(
+        qa.values, qa.scale, qb.values, qb.scale, "rowwise", "rowwise", torch.float32, False, new(1)
+    )  # fmt: skip
+    assert errors[PRECISE] <= max(2.0 * ((library - exact) / exact).abs().max().item(), 2.0**-13)
+    assert errors[PRECISE] < errors[FAST]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    return write_products(tmp_path_factory.mktemp("gemm_gpu") / "gemm_gpu_package", SPECS)
+
+
+FEW = [SPECS[0], Gemm(24, 13), *[s for s in SPECS if isinstance(s, Gemm) and s.epilogue in (NORM, ROWS)][:4]]
+
+
+@pytest.mark.parametrize("spec", FEW, ids=lambda spec: spec.function)
+def test_what_is_not_finite_stays_in_its_row(package, spec):
+    """A NaN in a row of a, or an infinite scale (e4m3 has no infinity), reaches that row alone."""
+    made = case(spec, 300, "cuda")
+    whole = package.run(spec, *made.arguments)
+    a, b, rest = made.arguments[0].clone(), None, made.arguments[1:]
+    a[7, 3] = torch.nan
+    if spec.operands == "e4m3":
+        scale = rest[0].clone()
+        scale[9] = torch.inf
+        rest, b = (scale, *rest[1:]), 9
+    got = package.run(spec, *([a, *rest]))
+    touched = [7] if b is None else [7, b]
+    others = [row for row in range(300) if row not in touched]
+    name = "values" if spec.epilogue.quantise else "out"
+    assert torch.equal(got[name][others].float(), whole[name][others].float())
+    assert got[name][7].float().isnan().all()
+
+
+def test_zero_rows_give_zeros(package):
+    spec = SPECS[0]
+    a, scale_a, b, scale_b = case(spec, 300, "cuda").arguments
+    a = torch.zeros_like(a.view(torch.uint8)).view(a.dtype)
+    assert package.run(spec, a, scale_a, b, scale_b)["out"].float().abs().max() == 0.0
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.function)
+def test_without_rows(package, spec):
+    made = case(spec, 0, "cuda")
+    for name, result in package.run(spec, *made.arguments).items():
+        if result.numel() and not isinstance(spec, GroupedGemm):  # a group's other products have rows
+            assert result.float().abs().max() == 0.0, name
+
+
+def test_odd_addresses_and_strides(package):
+    for spec in (SPECS[0], SplitGemm(512, 512)):
+        made = case(spec, 64, "cuda")
+        expected = package.run(spec, *made.arguments)
+        a = made.arguments[0]
+        room = torch.zeros(a.numel() + 1, dtype=torch.uint8, device="cuda")
+        skewed = room[1:].view(a.dtype).view(a.shape)
+        skewed.copy_(a)
+        strided = a.view(torch.uint8).repeat_interleave(2, dim=1)[:, ::2].view(a.dtype) if a.shape[1] > 1 else a
+        for other in (skewed, strided):
+            got = package.run(spec, other, *made.arguments[1:])
+            assert all(torch.equal(got[name], result) for name, result in expected.items())
+
+
+def test_a_split_contraction_gives_the_same_bits_each_time(package):
+    for spec in (SplitGemm(512, 512), SplitGemm(512, 512, accumulation=FAST)):
+        made = case(spec, 4096, "cuda")
+        first = package.run(spec, *made.arguments)["out"]
+        assert all(torch.equal(first, package.run(spec, *made.arguments)["out"]) for _ in range(5))
+
+
+def step_of(package):
+    """A function of a forward with its norm and a grad-weight."""
+    forward = getattr(package.fused, Gemm(512, 512, accumulation=FAST, epilogue=NORM).function)
+    wgrad = getattr(package.fused, SplitGemm(512, 512).function)
+
+    def step(*arguments: Tensor) -> tuple[Tensor, ...]:
+        out, product, mean, rstd = forward(*arguments[:7])
+        return out.float() + 1.0, product, mean, rstd, wgrad(*arguments[7:])
+
+    return step
+
+
+def step_arguments(m: int, seed: int) -> list[Tensor]:
+    forward, wgrad = Gemm(512, 512, accumulation=FAST, epilogue=NORM), SplitGemm(512, 512)
+    return [*case(forward, m, "cuda", seed=seed).arguments, *case(wgrad, m, "cuda", seed=seed).arguments]
+
+
+def test_a_graph_replays_on_new_data_without_synchronising(package):
+    step, static, other = step_of(package), step_arguments(256, 0), step_arguments(256, 1)
+    step(*static)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(*static)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step(*static)
+    for place, fresh in zip(static, other, strict=True):
+        place.copy_(fresh)
+    graph.replay()
+    for replayed, eager in zip(results, step(*static), strict=True):
+        assert torch.equal(replayed, eager)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_one_graph_under_the_compiler(package, dynamic):
+    step = step_of(package)
+    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic)
+    for rows in (256, 17, 4093) if dynamic else (256,):
+        arguments = step_arguments(rows, 0)
+        for ours, eager in zip(compiled(*arguments), step(*arguments), strict=True):
+            assert torch.equal(ours, eager)

@@ -1,0 +1,141 @@
+"""Rendered products on the CPU: references against float64, shapes for the compiler, corners, refusals."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from gemm_cases import EPILOGUES, FAST, blocked, case, exact_epilogue, write_products
+
+from loka.errors import InputError
+from loka.kernels import gemm_launch
+from loka.kernels.gemm_configs import most_parts, tiling
+from loka.kernels.gemm_specs import BatchedGemm, Gemm, GroupedGemm, SplitGemm
+from loka.numerics.names import Format, Scaling
+from loka.numerics.quantize import Quantized, dequantize, quantize
+
+EPILOGUED = [
+    *[Gemm(48, k, operands, epilogue=e) for e in EPILOGUES for k, operands in ((13, "e4m3"), (64, "bfloat16"))],
+    *[Gemm(512, 32, epilogue=blocked(block)) for block in (64, 128, 256)],
+    Gemm(24, 479, accumulation=FAST, scaling_a=Scaling.TENSORWISE),
+    Gemm(24, 479, scaling_b=Scaling.TENSORWISE),
+]
+OTHERS = [
+    *[SplitGemm(24, 13, operands, out="float32") for operands in ("e4m3", "bfloat16")],
+    *[BatchedGemm(24, 13, operands, out="float32") for operands in ("e4m3", "bfloat16")],
+    *[GroupedGemm(((24, 13), (1, 479)), operands, out="float32") for operands in ("e4m3", "bfloat16")],
+]
+ROWS = (1, 17, 0)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    return write_products(tmp_path_factory.mktemp("gemms") / "gemm_reference_cases", [*EPILOGUED, *OTHERS])
+
+
+def close(actual: Tensor, exact: Tensor, allowed: float) -> None:
+    """Within a share of the row's largest element."""
+    assert actual.shape == exact.shape
+    if exact.numel():
+        size = exact.abs().amax(-1, keepdim=True) if exact.dim() > 1 else exact.abs()
+        assert ((actual.double() - exact).abs() <= allowed * size + 1e-6).all()
+
+
+def rounding(dtype: torch.dtype) -> float:
+    return 2e-5 + torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("spec", EPILOGUED, ids=lambda spec: spec.function)
+def test_epilogues_against_float64(package, spec):
+    for m in ROWS:
+        made = case(spec, m)
+        got = package.run(spec, *made.arguments)
+        exact = exact_epilogue(spec.epilogue, made.products[0], made.vectors)
+        if spec.epilogue.quantise:
+            assert got["values"].dtype == torch.float8_e4m3fn
+            assert got["largest"].max() == (got["scale"].max() if m else 0.0)
+            value = dequantize(Quantized(got["values"], got["scale"])).double()
+            usual = quantize(exact["y"], format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True).scale
+            assert ((got["scale"] / usual).log2().abs() <= 1.0).all()
+            size = exact["y"].abs()
+            noise = 1e-5 * (size.amax(1, keepdim=True) if m else size)
+            assert ((value - exact["y"]).abs() <= 2.0**-4 * size + 2.0**-10 * got["scale"].double() + noise).all()
+        else:
+            close(got["out"], exact["y"], rounding(got["out"].dtype))
+        if spec.epilogue.keep:
+            close(got["product"], made.products[0], rounding(torch.bfloat16))
+        for name in spec.statistics:
+            close(got[name], exact[name], 1e-4)
+
+
+@pytest.mark.parametrize("spec", OTHERS, ids=lambda spec: spec.function)
+def test_other_products_against_float64(package, spec):
+    for m in ROWS:
+        made = case(spec, m)
+        got = package.run(spec, *made.arguments)
+        for name, exact, size in zip(spec.results, made.products, made.sizes, strict=True):
+            assert got[name].shape == exact.shape
+            assert ((got[name] - exact).abs() <= 1e-5 * size).all()
+
+
+@pytest.mark.parametrize("spec", [*EPILOGUED, *OTHERS], ids=lambda spec: spec.function)
+def test_shapes_for_the_compiler(package, spec):
+    for m in ROWS:
+        made = case(spec, m)
+        real = package.run(spec, *made.arguments)
+        with torch._subclasses.FakeTensorMode() as mode:
+            fake = package.run(spec, *(mode.from_tensor(argument) for argument in made.arguments))
+        for name, result in real.items():
+            assert (fake[name].shape, fake[name].dtype) == (result.shape, result.dtype)
+            assert fake[name].stride() == result.stride()
+
+
+def test_a_graph_without_breaks(package):
+    spec = EPILOGUED[0]
+    call = getattr(package.fused, spec.function)
+    compiled = torch.compile(lambda *arguments: call(*arguments).float() + 1.0, fullgraph=True, backend="aot_eager")
+    arguments = case(spec, 17).arguments
+    assert torch.equal(compiled(*arguments), call(*arguments).float() + 1.0)
+
+
+def test_wrong_shapes_are_refused(package):
+    gemm, batch = EPILOGUED[0], OTHERS[2]
+    a, scale_a, b, scale_b = case(gemm, 17).arguments
+    with pytest.raises(InputError, match="takes a of shape"):
+        package.run(gemm, a[:, :5], scale_a, b, scale_b)
+    with pytest.raises(InputError, match="takes b of shape"):
+        package.run(gemm, a, scale_a, b[:5], scale_b)
+    with pytest.raises(InputError, match="takes scale_a of shape"):
+        package.run(gemm, a, scale_a[:1], b, scale_b)
+    a, scale_a, b, scale_b = case(batch, 17).arguments
+    with pytest.raises(InputError, match="takes b of shape"):
+        package.run(batch, a, scale_a, b[:1], scale_b)
+    with pytest.raises(InputError, match="takes a of shape"):
+        package.run(batch, a[0], scale_a, b, scale_b)
+
+
+def test_a_contraction_is_split_so_that_the_device_is_filled_and_no_part_is_short():
+    for n, k, most in ((512, 512, 8), (1024, 1024, 2), (512, 3456, 1), (13, 24, 16)):
+        spec = SplitGemm(n, k)
+        assert most_parts(spec, tiling(spec)) == most
+    for m in (1, 511, 512, 1023, 1024, 4093, 1 << 20):
+        parts = gemm_launch.splits(m, 16, 512)
+        assert parts in (1, 2, 4, 8, 16)
+        assert parts == 1 or m >= parts * 512
+        assert parts == 16 or m < 2 * parts * 512
+
+
+def test_addresses_that_are_not_aligned_are_copied():
+    base = torch.zeros(64, dtype=torch.uint8)
+    skewed = base[16 - base.data_ptr() % 16 + 1 :][:32].view(2, 16)
+    assert skewed.data_ptr() % 16
+    assert gemm_launch.aligned(skewed).data_ptr() % 16 == 0
+    whole = torch.zeros(2, 16)
+    assert gemm_launch.aligned(whole).data_ptr() == whole.data_ptr()
+    assert gemm_launch.aligned(whole.t()).is_contiguous()
+    assert gemm_launch.with_rows(whole[:0]).shape == (1, 16)
