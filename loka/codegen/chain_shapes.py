@@ -7,9 +7,18 @@ from dataclasses import dataclass
 
 from loka.codegen.recipes import SiteRecipe
 from loka.errors import LokaError
-from loka.kernels.rendered_specs import ACTIVATIONS, LARGEST_COUNT, LARGEST_WIDTH, NORMS, NormBackward, NormForward
+from loka.kernels.rendered_specs import (
+    ACTIVATIONS,
+    BLOCK,
+    LARGEST_COUNT,
+    LARGEST_WIDTH,
+    NORMS,
+    NormBackward,
+    NormForward,
+)
 from loka.plan.plan import SitePlan
-from loka.sites.chains import Chain, ChainNorm, Known
+from loka.sites.chains import Chain, Known
+from loka.sites.norms import ChainNorm
 
 KNOWN = Known(frozenset(NORMS), frozenset(ACTIVATIONS))
 _NO_EPS = 1e-05  # in the specs of kernels without a norm, so that equal kernels have equal specs
@@ -18,12 +27,13 @@ _LONGEST = 48  # characters of a name, without its sizes
 
 @dataclass(frozen=True, slots=True)
 class NormShape:
-    """A norm over the last dimension."""
+    """A norm over the last dimension, or over blocks of it."""
 
     kind: str
     weight: bool
     bias: bool
     eps: float
+    block: int = BLOCK  # of a block_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +101,7 @@ def chain_shape(
     stages = []
     for stage, plan, bias, recipe in zip(chain.stages, plans, biases, recipes, strict=True):
         for norm, width in ((stage.before, plan.site.k), (stage.after, plan.site.n)):
-            if norm is not None and norm.width != width:
+            if norm is not None and (width % norm.width if norm.kind == "block_norm" else norm.width != width):
                 raise LokaError(
                     f"{stage.site}: a norm over {norm.width} elements stands beside a linear of {width}. This is a "
                     "fault in LoKA: please report it."
@@ -104,7 +114,8 @@ def chain_shape(
 def _norm_shape(norm: ChainNorm | None) -> NormShape | None:
     if norm is None:
         return None
-    return NormShape(norm.kind, norm.weight is not None, norm.bias is not None, norm.eps)
+    block = norm.width if norm.kind == "block_norm" else BLOCK
+    return NormShape(norm.kind, norm.weight is not None, norm.bias is not None, norm.eps, block)
 
 
 def fits(plan: SitePlan) -> bool:
@@ -122,7 +133,8 @@ def forward_before(stage: StageShape, quantise: bool, save: bool) -> NormForward
     norm = stage.before
     if norm is None:
         return quantiser(stage.k)
-    return NormForward(stage.k, norm.kind, norm.weight, norm.bias, norm.eps, None, False, quantise, save)
+    affine = (norm.weight, norm.bias)
+    return NormForward(stage.k, norm.kind, *affine, norm.eps, None, False, quantise, save, norm.block)
 
 
 def forward_after(stage: StageShape, quantise: bool, save: bool) -> NormForward:
@@ -130,9 +142,8 @@ def forward_after(stage: StageShape, quantise: bool, save: bool) -> NormForward:
     norm = stage.after
     if norm is None:
         return NormForward(stage.n, None, False, False, _NO_EPS, stage.activation, stage.bias, quantise, False)
-    return NormForward(
-        stage.n, norm.kind, norm.weight, norm.bias, norm.eps, stage.activation, stage.bias, quantise, save
-    )
+    affine = (norm.weight, norm.bias)
+    return NormForward(stage.n, norm.kind, *affine, norm.eps, stage.activation, stage.bias, quantise, save, norm.block)
 
 
 def backward_before(stage: StageShape) -> NormBackward:
@@ -140,7 +151,8 @@ def backward_before(stage: StageShape) -> NormBackward:
     norm = stage.before
     if norm is None:
         raise LokaError("no norm stands before the linear. This is a fault in LoKA: please report it.")
-    return NormBackward(stage.k, norm.kind, norm.weight, norm.bias, norm.eps, None, add=False, quantise=False)
+    affine = (norm.weight, norm.bias)
+    return NormBackward(stage.k, norm.kind, *affine, norm.eps, None, add=False, quantise=False, block=norm.block)
 
 
 def backward_after(stage: StageShape, quantise: bool) -> NormBackward | NormForward | None:
@@ -148,7 +160,7 @@ def backward_after(stage: StageShape, quantise: bool) -> NormBackward | NormForw
     norm = stage.after
     if norm is not None:
         affine = (norm.weight, norm.bias)
-        return NormBackward(stage.n, norm.kind, *affine, norm.eps, stage.activation, stage.bias, quantise)
+        return NormBackward(stage.n, norm.kind, *affine, norm.eps, stage.activation, stage.bias, quantise, norm.block)
     if stage.activation is not None or (quantise and stage.bias):
         return NormBackward(stage.n, None, False, False, _NO_EPS, stage.activation, stage.bias, quantise)
     return quantiser(stage.n) if quantise else None

@@ -219,27 +219,31 @@ def _after(
 def _empty_lines(shape: ChainShape) -> list[str]:
     """The chain in torch's own operations, for a batch without rows."""
     names = ChainNames(shape)
-    steps: list[tuple[str, list[Code]]] = []  # a function, and its arguments after the first
+    # A function, how its first argument is viewed, its other arguments, how its result is viewed.
+    steps: list[tuple[str, str, list[Code], str]] = []
     for index, stage in enumerate(shape.stages):
         s = names.suffix(index)
         if stage.before is not None:
-            steps.append((stage.before.kind, _norm_arguments(stage.before, stage.k, "pre_norm", "")))
-        steps.append(("linear", [Code(f"weight{s}"), *([Code(f"bias{s}")] if stage.bias else [])]))
+            steps.append(_norm_step(stage.before, stage.k, "pre_norm", ""))
+        steps.append(("linear", "", [Code(f"weight{s}"), *([Code(f"bias{s}")] if stage.bias else [])], ""))
         if stage.after is not None:
-            steps.append((stage.after.kind, _norm_arguments(stage.after, stage.n, "norm", s)))
+            steps.append(_norm_step(stage.after, stage.n, "norm", s))
         if stage.activation is not None:
-            steps.append((stage.activation, []))
+            steps.append((stage.activation, "", [], ""))
     lines: list[str] = []
-    for number, (function, arguments) in enumerate(steps):
-        step = call(f"torch.nn.functional.{function}", [Code("y" if number else "x"), *arguments])
+    for number, (function, before, arguments, after) in enumerate(steps):
+        step = call(f"torch.nn.functional.{function}", [Code(("y" if number else "x") + before), *arguments])
         last = number == len(steps) - 1
-        lines += lay_out("return " if last else "y = ", step, "", INDENT).split("\n")
+        lines += lay_out("return " if last else "y = ", step, after, INDENT).split("\n")
     return lines
 
 
-def _norm_arguments(norm: NormShape, width: int, name: str, suffix: str) -> list[Code]:
-    """What torch's own norm takes after its input."""
+def _norm_step(norm: NormShape, width: int, name: str, suffix: str) -> tuple[str, str, list[Code], str]:
+    """A norm by torch's own function; that of blocks is an rms_norm between two changes of view."""
+    if norm.kind == "block_norm":
+        blocks = f".unflatten(-1, ({width // norm.block}, {norm.block}))"
+        return "rms_norm", blocks, [literal((norm.block,)), Code("None"), literal(norm.eps)], ".flatten(-2)"
     arguments = [literal((width,)), Code(f"{name}_weight{suffix}" if norm.weight else "None")]
     if norm.kind == "layer_norm":
         arguments.append(Code(f"{name}_bias{suffix}" if norm.bias else "None"))
-    return [*arguments, literal(norm.eps)]
+    return norm.kind, "", [*arguments, literal(norm.eps)], ""

@@ -50,12 +50,18 @@ def norm_forward(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     activation: str | None = None,
+    block: int = 256,
 ) -> Forward:
-    """x (M, width) -> [+ add] -> [norm over width] -> [activation]; add, weight, bias (width,)."""
+    """x (M, width) -> [+ add] -> [norm over width] -> [activation]; add, weight, bias (width,).
+
+    A block_norm is an rms_norm of each `block` neighbours in a row; it has no weight, no bias and saves nothing.
+    """
     x = x.float()
     if add is not None:
         x = x + add.float()
     mean, rstd = x.new_empty(0), x.new_empty(0)
+    if norm == "block_norm":
+        return Forward(_activate(_block_norm(x, block, eps)[0], activation), mean, rstd)
     if norm == "layer_norm":
         mean = x.mean(1)
         x = x - mean[:, None]
@@ -75,9 +81,13 @@ def norm_backward(
     bias: Tensor | None = None,
     mean: Tensor | None = None,
     rstd: Tensor | None = None,
+    eps: float = 1e-5,
     activation: str | None = None,
+    block: int = 256,
 ) -> Backward:
     """The gradient of `norm_forward`: grad (M, width) is its result's; x, add, mean and rstd as it had or gave them.
+
+    A block_norm takes eps and finds its rstd from x; the other norms have it in theirs.
 
     Raises InputError where a norm or an activation lacks x, or a norm its statistics.
     """
@@ -92,6 +102,12 @@ def norm_backward(
         dz = _activation_backward(dz, z, activation)
         total = dz.sum(0, keepdim=True)
         return Backward(dz, dz.new_empty(0), total, total)
+    if norm == "block_norm":
+        n, spread = _block_norm(z, block, eps)
+        dz = _activation_backward(dz, n, activation)
+        along = (dz * n).view(-1, n.shape[1] // block, block).mean(2).repeat_interleave(block, dim=1)
+        dx = (dz - n * along) * spread
+        return Backward(dx, dz.new_empty(0), dz.new_empty(0), dx.sum(0, keepdim=True))
     if rstd is None or (norm == "layer_norm" and mean is None):
         raise InputError(f"norm_backward: {norm} needs the statistics that the forward saved")
     n = (z if mean is None else z - mean[:, None]) * rstd[:, None]
@@ -123,6 +139,13 @@ def turn(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 def reduce(partial: Tensor, dtype: torch.dtype) -> Tensor:
     """Column sums of partial sums: (P, N) float32 -> (N,) of `dtype`."""
     return partial.sum(0).to(dtype)
+
+
+def _block_norm(x: Tensor, block: int, eps: float) -> tuple[Tensor, Tensor]:
+    """x (M, width) normalised in blocks of its rows, and rstd as (M, width)."""
+    blocks = x.reshape(-1, x.shape[1] // block, block)
+    rstd = torch.rsqrt((blocks * blocks).mean(2) + eps).repeat_interleave(block, dim=1)
+    return x * rstd, rstd
 
 
 def _affine(n: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

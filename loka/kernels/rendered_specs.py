@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 from loka.errors import InputError
 
-NORMS = ("layer_norm", "rms_norm")
+NORMS = ("layer_norm", "rms_norm", "block_norm")  # block_norm: RMSNorm of each block of a row, without parameters
 ACTIVATIONS = ("relu", "silu", "sigmoid", "hardswish", "gelu")  # gelu is the exact one, by erf
 LARGEST_WIDTH = 16384  # elements of a row that a program holds in registers
+SAVING = ("layer_norm", "rms_norm")  # norms with statistics that a backward needs
+BLOCK = 256  # elements that a block_norm normalises together, unless told
 LARGEST_COUNT = {"turn": 3, "reduce": 6}  # operands in one launch
 
 
@@ -37,6 +39,7 @@ class NormForward:
     add: bool  # whether a vector (a linear's bias) is added to x first
     quantise: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
     save: bool  # whether the statistics of the norm are returned, for the backward: mean and rstd, rms_norm rstd only
+    block: int = BLOCK  # of a block_norm, which saves nothing: its backward finds rstd again from x
 
     def __post_init__(self) -> None:
         _check_norm(self)
@@ -46,7 +49,7 @@ class NormForward:
     @property
     def function(self) -> str:
         """The host function's name."""
-        unsaved = "unsaved" if self.norm is not None and not self.save else ""
+        unsaved = "unsaved" if self.norm in SAVING and not self.save else ""
         what = _what(self) or ("" if self.add else "quantise")
         parts = ("add" if self.add else "", what, "e4m3" if self.quantise else "", str(self.width), _eps(self), unsaved)
         return "_".join(part for part in parts if part)
@@ -78,10 +81,11 @@ class NormBackward:
     norm: str | None  # one of NORMS
     weight: bool  # whether the norm has a weight
     bias: bool  # whether the norm has a bias
-    eps: float  # of the norm; not in the text: it is in rstd
+    eps: float  # of the norm; not in the text, for it is in rstd, but of a block_norm
     activation: str | None  # one of ACTIVATIONS
     add: bool  # whether a vector was added to x first
     quantise: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
+    block: int = BLOCK  # of a block_norm
 
     def __post_init__(self) -> None:
         _check_norm(self)
@@ -91,7 +95,9 @@ class NormBackward:
     @property
     def function(self) -> str:
         """The host function's name."""
-        parts = ("add" if self.add else "", _what(self), "backward", "e4m3" if self.quantise else "", str(self.width))
+        eps = _eps(self) if self.norm == "block_norm" else ""
+        kind = "e4m3" if self.quantise else ""
+        parts = ("add" if self.add else "", _what(self), "backward", kind, str(self.width), eps)
         return "_".join(part for part in parts if part)
 
     @property
@@ -188,7 +194,7 @@ def _named(**present: bool) -> tuple[str, ...]:
 
 
 def _statistics(spec: NormForward | NormBackward, saved: bool) -> tuple[str, ...]:
-    return _named(mean=saved and spec.norm == "layer_norm", rstd=saved and spec.norm is not None)
+    return _named(mean=saved and spec.norm == "layer_norm", rstd=saved and spec.norm in SAVING)
 
 
 def _what(spec: NormForward | NormBackward) -> str:
@@ -196,7 +202,9 @@ def _what(spec: NormForward | NormBackward) -> str:
     parts = []
     if spec.norm is not None:
         parts.append(spec.norm)
-        if not spec.weight:
+        if spec.norm == "block_norm" and spec.block != BLOCK:
+            parts.append(f"of_{spec.block}")
+        if not spec.weight and spec.norm != "block_norm":
             parts.append("unweighted")
         if spec.bias != (spec.norm == "layer_norm"):
             parts.append("biased" if spec.bias else "unbiased")
@@ -205,7 +213,7 @@ def _what(spec: NormForward | NormBackward) -> str:
     return "_".join(parts)
 
 
-def _eps(spec: NormForward) -> str:
+def _eps(spec: NormForward | NormBackward) -> str:
     """Of the names of kernels that differ in eps alone: `eps_1e_06`; nothing for the usual 1e-05."""
     if spec.norm is None or spec.eps == 1e-5:
         return ""
@@ -221,8 +229,22 @@ def _check_norm(spec: NormForward | NormBackward) -> None:
         raise InputError(f"no kernel has an activation {spec.activation!r}; it can be {', '.join(ACTIVATIONS)} or None")
     if spec.norm is None and (spec.weight or spec.bias):
         raise InputError("a kernel without a norm has neither weight nor bias; a linear's bias is `add`")
+    if spec.norm == "block_norm":
+        _check_block(spec)
     if spec.norm is not None and not 0.0 <= spec.eps < float("inf"):
         raise InputError(f"the eps of a norm must be finite, zero or above, not {spec.eps}")
+
+
+def _check_block(spec: NormForward | NormBackward) -> None:
+    if spec.weight or spec.bias:
+        raise InputError("a block_norm has neither weight nor bias; a norm with them is an rms_norm")
+    if spec.block < 2 or spec.block & (spec.block - 1):
+        raise InputError(f"a block_norm's block must be a power of two, 2 or more, not {spec.block}")
+    if spec.width % spec.block:
+        raise InputError(
+            f"a block_norm of blocks of {spec.block} needs a width that they divide, not {spec.width}; choose a block "
+            "that divides it, or another norm"
+        )
 
 
 def _check_count(family: str, count: int) -> None:

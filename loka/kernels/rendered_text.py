@@ -15,6 +15,7 @@ WIDTH = 120  # of a line
 _TITLES = {
     "layer_norm": "LayerNorm",
     "rms_norm": "RMSNorm",
+    "block_norm": "BlockNorm",
     "relu": "ReLU",
     "silu": "SiLU",
     "sigmoid": "sigmoid",
@@ -85,6 +86,8 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
         "load_mask": f", mask={by_element}, other=0.0" if by_element else "",
         "store_mask": f", mask={by_element}" if by_element else "",
         "held": launched.held,
+        "blocks": f"[{launched.rows * padded // spec.block}, {spec.block}]",
+        "whole": f"[{launched.rows}, {padded}]" if several else f"[{padded}]",
         "vector_loads": [
             f"{name} = tl.load({name}_ptr + columns{', mask=inside, other=0.0' if masked else ''}).to(tl.float32)"
             for name in spec.parameters
@@ -233,7 +236,8 @@ def norm_title(spec: NormForward | NormBackward) -> str:
     steps = ["addition"] if spec.add else []
     if spec.norm is not None:
         eps = f" (eps {spec.eps})" if isinstance(spec, NormForward) else ""
-        steps.append(_TITLES[spec.norm] + eps)
+        block = f" {spec.block}" if spec.norm == "block_norm" else ""
+        steps.append(_TITLES[spec.norm] + block + eps)
     if spec.activation is not None:
         steps.append(_TITLES[spec.activation])
     rows = ["e4m3 with one power-of-two scale a row"] if spec.quantise else []
@@ -283,8 +287,10 @@ def _keywords(spec: NormForward | NormBackward, names: Sequence[str]) -> list[st
     keywords = [f"{name}={name}" for name in names]
     if spec.norm is not None:
         keywords.append(f'norm="{spec.norm}"')
-        if isinstance(spec, NormForward):
+        if isinstance(spec, NormForward) or spec.norm == "block_norm":
             keywords.append(f"eps={spec.eps}")
+        if spec.norm == "block_norm":
+            keywords.append(f"block={spec.block}")
     if spec.activation is not None:
         keywords.append(f'activation="{spec.activation}"')
     return keywords
