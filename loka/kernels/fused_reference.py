@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loka.errors import InputError
+from loka.numerics.formats import FORMATS
 from loka.numerics.names import Format, Scaling
-from loka.numerics.quantize import Quantized, quantize
+from loka.numerics.quantize import AMAX_FLOOR, Quantized, quantize, round_up_to_power_of_two
 from loka.numerics.turn import turn as turn_quantized
 
 
@@ -120,14 +121,54 @@ def norm_backward(
     return Backward(dx, (dz * n).sum(0, keepdim=True), dz.sum(0, keepdim=True), dx.sum(0, keepdim=True))
 
 
-def quantise_rows(y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows (M, width) in e4m3, one power-of-two scale each: values (M, width), scale (M, 1), largest (1,).
+def quantise_rows(y: Tensor, format: str = "e4m3", power_of_two: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows (M, width) in FP8, one scale each: values (M, width), scale (M, 1), largest (1,).
 
     `largest` is the largest scale, zero without rows.
     """
-    rows = quantize(y, format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True)
+    rows = quantize(y, format=Format(format), scaling=Scaling.ROWWISE, power_of_two=power_of_two)
     largest = rows.scale.amax().view(1) if y.shape[0] else rows.scale.new_zeros(1)
     return rows.values, rows.scale, largest
+
+
+def quantise_blocks(y: Tensor, format: str = "e4m3", power_of_two: bool = True) -> tuple[Tensor, Tensor]:
+    """Rows (M, width) in FP8, a scale for each 128 neighbours: values (M, width), scale (M, ceil(width / 128))."""
+    blocks = quantize(y, format=Format(format), scaling=Scaling.BLOCKWISE_1X128, power_of_two=power_of_two)
+    return blocks.values, blocks.scale
+
+
+def quantise_known(y: Tensor, scale: Tensor, format: str = "e4m3") -> tuple[Tensor, Tensor, Tensor]:
+    """A matrix (M, width) in FP8 under a scale (1, 1), float32, that was known before.
+
+    Returns values (M, width); amax (1,), the largest finite magnitude, zero where there is none; overflow (1,), int32,
+    how many finite elements were above the format's maximum at this scale: these are that maximum now.
+    """
+    y = y.float()
+    info = FORMATS[Format(format)]
+    quotient = y / scale.view(1, 1)
+    finite = y.isfinite()
+    overflow = (finite & (quotient.abs() > info.max)).sum(dtype=torch.int32).view(1)
+    values = torch.where(finite, quotient.clamp(-info.max, info.max), torch.nan).to(info.dtype)
+    return values.contiguous(), largest_magnitude(y), overflow
+
+
+def quantise_tensor(
+    y: Tensor, maxima: Tensor, format: str = "e4m3", power_of_two: bool = True
+) -> tuple[Tensor, Tensor]:
+    """A matrix (M, width) in FP8 under one scale, that of the largest of `maxima` (Q,): values, scale (1, 1)."""
+    info = FORMATS[Format(format)]
+    amax = maxima.amax() if maxima.numel() else maxima.new_zeros(())
+    scale = amax.clamp(min=AMAX_FLOOR).view(1, 1) / info.max
+    if power_of_two:
+        scale = round_up_to_power_of_two(scale)
+    return quantise_known(y, scale, format)[0], scale
+
+
+def largest_magnitude(y: Tensor) -> Tensor:
+    """The largest finite magnitude of a matrix, (1,) float32; zero where there is none."""
+    if y.numel() == 0:
+        return y.new_zeros(1, dtype=torch.float32)
+    return y.float().abs().nan_to_num(0.0, 0.0, 0.0).amax().view(1)
 
 
 def turn(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:

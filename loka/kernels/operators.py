@@ -91,6 +91,15 @@ def check_rows(x: Tensor, width: int) -> None:
         )
 
 
+def check_scale(scale: Tensor) -> None:
+    """Raises InputError unless a known scale is one float32 number in a tensor; its value is not looked at."""
+    if scale.numel() != 1 or scale.dtype != torch.float32:
+        raise InputError(
+            f"a kernel with a known scale needs it as one float32 number, not {scale.dtype} of shape "
+            f"{tuple(scale.shape)}; make it as torch.full((1, 1), scale, device=x.device)"
+        )
+
+
 def _on_its_device(name: str) -> Callable[..., Any]:
     """The CUDA implementation: a launch goes to the current device, so that has to be the first argument's."""
 

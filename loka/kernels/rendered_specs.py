@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loka.errors import InputError
+from loka.kernels.quantisation import ROWWISE, Quantisation
 
 NORMS = ("layer_norm", "rms_norm", "block_norm")  # block_norm: RMSNorm of each block of a row, without parameters
 ACTIVATIONS = ("relu", "silu", "sigmoid", "hardswish", "gelu")  # gelu is the exact one, by erf
@@ -40,9 +41,12 @@ class NormForward:
     quantise: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
     save: bool  # whether the statistics of the norm are returned, for the backward: mean and rstd, rms_norm rstd only
     block: int = BLOCK  # of a block_norm, which saves nothing: its backward finds rstd again from x
+    how: Quantisation = ROWWISE  # where `quantise`; its parameters come last, its results stand for values to largest
 
     def __post_init__(self) -> None:
         _check_norm(self)
+        if self.how.scaling == "maximum" and self.save and self.norm in SAVING:
+            raise InputError("a kernel that finds the maximum saves no statistics: the one that writes the values does")
         if self.norm is None and self.activation is None and not self.add and not self.quantise:
             raise InputError("a forward kernel without add, norm, activation and quantisation would copy its input")
 
@@ -51,18 +55,19 @@ class NormForward:
         """The host function's name."""
         unsaved = "unsaved" if self.norm in SAVING and not self.save else ""
         what = _what(self) or ("" if self.add else "quantise")
-        parts = ("add" if self.add else "", what, "e4m3" if self.quantise else "", str(self.width), _eps(self), unsaved)
+        kind = self.how.name if self.quantise else ""
+        parts = ("add" if self.add else "", what, kind, str(self.width), _eps(self), unsaved)
         return "_".join(part for part in parts if part)
 
     @property
     def parameters(self) -> tuple[str, ...]:
         """The host function's tensor parameters."""
-        return ("x", *_named(add=self.add, weight=self.weight, bias=self.bias))
+        return ("x", *_named(add=self.add, weight=self.weight, bias=self.bias), *_last(self))
 
     @property
     def results(self) -> tuple[str, ...]:
         """What the host function returns."""
-        out = ("values", "scale", "largest") if self.quantise else ("out",)
+        out = self.how.results if self.quantise else ("out",)
         return out + _statistics(self, saved=self.save)
 
 
@@ -86,6 +91,7 @@ class NormBackward:
     add: bool  # whether a vector was added to x first
     quantise: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
     block: int = BLOCK  # of a block_norm
+    how: Quantisation = ROWWISE  # where `quantise`, as in the forward; `maximum` gives no sums
 
     def __post_init__(self) -> None:
         _check_norm(self)
@@ -96,7 +102,7 @@ class NormBackward:
     def function(self) -> str:
         """The host function's name."""
         eps = _eps(self) if self.norm == "block_norm" else ""
-        kind = "e4m3" if self.quantise else ""
+        kind = self.how.name if self.quantise else ""
         parts = ("add" if self.add else "", _what(self), "backward", kind, str(self.width), eps)
         return "_".join(part for part in parts if part)
 
@@ -111,12 +117,14 @@ class NormBackward:
         vectors = _named(
             x=self.reads_x, add=self.add and self.reads_x, weight=self.weight, bias=self.bias and bool(self.activation)
         )
-        return ("grad", *vectors, *_statistics(self, saved=True))
+        return ("grad", *vectors, *_statistics(self, saved=True), *_last(self))
 
     @property
     def results(self) -> tuple[str, ...]:
         """What the host function returns."""
-        out = ("values", "scale", "largest") if self.quantise else ("dx",)
+        out = self.how.results if self.quantise else ("dx",)
+        if self.how.scaling == "maximum":
+            return out
         return out + _named(dweight=self.weight, dbias=self.bias, dadd=self.add)
 
 
@@ -193,6 +201,11 @@ def _named(**present: bool) -> tuple[str, ...]:
     return tuple(name for name, there in present.items() if there)
 
 
+def _last(spec: NormForward | NormBackward) -> tuple[str, ...]:
+    """The parameters that a quantisation needs."""
+    return spec.how.parameters if spec.quantise else ()
+
+
 def _statistics(spec: NormForward | NormBackward, saved: bool) -> tuple[str, ...]:
     return _named(mean=saved and spec.norm == "layer_norm", rstd=saved and spec.norm in SAVING)
 
@@ -231,6 +244,8 @@ def _check_norm(spec: NormForward | NormBackward) -> None:
         raise InputError("a kernel without a norm has neither weight nor bias; a linear's bias is `add`")
     if spec.norm == "block_norm":
         _check_block(spec)
+    if not spec.quantise and spec.how != ROWWISE:
+        raise InputError(f"a kernel that does not quantise has no scaling, and so not {spec.how.name!r}")
     if spec.norm is not None and not 0.0 <= spec.eps < float("inf"):
         raise InputError(f"the eps of a norm must be finite, zero or above, not {spec.eps}")
 

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loka.kernels import configs
+from loka.kernels import configs, quantised_text
 from loka.kernels.configs import Configuration
 from loka.kernels.rendered_specs import NormBackward, NormForward, Reduce, Spec, Turn, numbered
 
@@ -24,7 +24,7 @@ _TITLES = {
 }
 _SHAPES = {
     "add": "({w},)", "weight": "({w},)", "bias": "({w},)", "x": "(M, {w})", "grad": "(M, {w})", "out": "(M, {w})",
-    "dx": "(M, {w})", "values": "(M, {w})", "scale": "(M, 1)", "largest": "(P,)", "mean": "(M,)", "rstd": "(M,)",
+    "dx": "(M, {w})", "values": "(M, {w})", "largest": "(P,)", "mean": "(M,)", "rstd": "(M,)",
     "dweight": "(P, {w})", "dbias": "(P, {w})", "dadd": "(P, {w})",
 }  # fmt: skip
 
@@ -70,9 +70,12 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
     statistics = [name for name in ("mean", "rstd") if name in spec.parameters + spec.results]
     allocations = _norm_allocations(spec, matrices[0], launched)
     pointers = [f"{name}_ptr" for name in (*spec.parameters, *spec.results)]
-    passed = [name if name in statistics else f"{name}.contiguous()" for name in spec.parameters]
-    arguments = [*passed, *spec.results, "m", f"num_warps={launched.warps}"]
+    asis = (*statistics, "scale", "maxima")  # written by kernels, or one number
+    passed = [name if name in asis else f"{name}.contiguous()" for name in spec.parameters]
+    counted = ["m", "maxima.shape[0]"] if "maxima" in spec.parameters else ["m"]
+    arguments = [*passed, *spec.results, *counted, f"num_warps={launched.warps}"]
     plain_forward = isinstance(spec, NormForward) and not spec.quantise
+    sizes = ["m", "parts"] if "maxima" in spec.parameters else ["m"]
     parameters = [f"{name}: Tensor" for name in spec.parameters]
     if plain_forward:
         parameters.append("dtype: torch.dtype | None = None")
@@ -97,7 +100,9 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
         "sums": [name for name in spec.results if name in ("dweight", "dbias", "dadd")],
         "title": norm_title(spec),
         "shapes": _indented(_norm_shapes(spec)),
-        "kernel_header": opened(f"def _{spec.function}", [*pointers, "m"], ":"),
+        "kernel_header": opened(f"def _{spec.function}", [*pointers, *sizes], ":"),
+        "unspecialised": "[" + ", ".join(f'"{name}"' for name in sizes) + "]",
+        **quantised_text.quantised_views(spec, launched),
         "host_header": _header(spec.function, parameters, len(spec.results)),
         "allocations": allocations,
         "launch": opened(f"_{spec.function}[(programs,)]", arguments, "", 4),
@@ -105,8 +110,11 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
     }
     reference = _forward_reference(spec) if isinstance(spec, NormForward) else _backward_reference(spec)
     checks = [f"operators.check_rows({name}, {spec.width})" for name in matrices if name in spec.parameters]
-    uses_programs = any(_SHAPES[name].startswith("(P") for name in spec.results)
-    shapes = [line for line in allocations if uses_programs or not line.startswith("programs = ")]
+    checks += ["operators.check_scale(scale)"] if "scale" in spec.parameters else []
+    uses_programs = any(_shape(spec, name).startswith("(P") for name in spec.results)
+    uses_rows = any("(m, " in line or "(m,)" in line for line in allocations)
+    unused = (*(() if uses_programs else ("programs = ",)), *(() if uses_rows else ("m = ",)))
+    shapes = [line for line in allocations if not line.startswith(unused)]
     return Views(kernel, _operator_views(spec, parameters, [*checks, *reference], shapes, checks))
 
 
@@ -240,18 +248,23 @@ def norm_title(spec: NormForward | NormBackward) -> str:
         steps.append(_TITLES[spec.norm] + block + eps)
     if spec.activation is not None:
         steps.append(_TITLES[spec.activation])
-    rows = ["e4m3 with one power-of-two scale a row"] if spec.quantise else []
+    rows = [spec.how.words] if spec.quantise else []
     if isinstance(spec, NormForward):
         said = " -> ".join(steps + rows)
     else:
         said = " -> ".join([f"Gradient of {', '.join(steps)}" if steps else "Gradient", *rows])
-    return said[0].upper() + said[1:] if not said.startswith("e4m3") else f"To {said}"
+    return said[0].upper() + said[1:] if said != "".join(rows) else f"To {said}"
 
 
 def _norm_shapes(spec: NormForward | NormBackward) -> list[str]:
-    takes = ", ".join(f"{name} {_SHAPES[name].format(w=spec.width)}" for name in spec.parameters)
-    gives = ", ".join(f"{name} {_SHAPES[name].format(w=spec.width)}" for name in spec.results)
+    takes = ", ".join(f"{name} {_shape(spec, name)}" for name in spec.parameters)
+    gives = ", ".join(f"{name} {_shape(spec, name)}" for name in spec.results)
     return textwrap.wrap(f"{takes} -> {gives}.", WIDTH - 4)
+
+
+def _shape(spec: NormForward | NormBackward, name: str) -> str:
+    known = quantised_text.shapes_of(spec.how, spec.width)
+    return known[name] if name in known else _SHAPES[name].format(w=spec.width)
 
 
 def _indented(lines: Sequence[str]) -> str:
@@ -266,9 +279,7 @@ def _norm_allocations(spec: NormForward | NormBackward, matrix: str, launched: C
     else:
         out = f"{matrix}.new_empty((m, {width}), dtype={matrix}.dtype if dtype is None else dtype)"
     makers = {
-        "values": f"{matrix}.new_empty((m, {width}), dtype=torch.float8_e4m3fn)",
-        "scale": f"{matrix}.new_empty((m, 1), dtype=torch.float32)",
-        "largest": f"{matrix}.new_empty((programs,), dtype=torch.float32)",
+        **quantised_text.makers(spec.how, matrix, width),
         "out": out,
         "dx": out,
         "mean": f"{matrix}.new_empty((m,), dtype=torch.float32)",
@@ -297,23 +308,28 @@ def _keywords(spec: NormForward | NormBackward, names: Sequence[str]) -> list[st
 
 
 def _forward_reference(spec: NormForward) -> list[str]:
-    items = ["x", *_keywords(spec, spec.parameters[1:])]
+    items = ["x", *_keywords(spec, _computed(spec)[1:])]
     lines = _body_line("forward = fused_reference.norm_forward", items)
     saved = [f"forward.{name}" for name in spec.results if name in ("mean", "rstd")]
     if spec.quantise:
-        lines.append("values, scale, largest = fused_reference.quantise_rows(forward.y)")
-        return [*lines, f"return {', '.join(['values', 'scale', 'largest', *saved])}"]
+        lines.append(quantised_text.reference_line(spec.how, "forward.y"))
+        return [*lines, f"return {', '.join([*spec.how.results, *saved])}"]
     return [*lines, f"return {', '.join(['forward.y.to(x.dtype if dtype is None else dtype)', *saved])}"]
 
 
 def _backward_reference(spec: NormBackward) -> list[str]:
-    items = ["grad", *_keywords(spec, spec.parameters[1:])]
+    items = ["grad", *_keywords(spec, _computed(spec)[1:])]
     lines = _body_line("backward = fused_reference.norm_backward", items)
     sums = [f"backward.{name[1:]}" for name in spec.results if name in ("dweight", "dbias", "dadd")]
     if spec.quantise:
-        lines.append("values, scale, largest = fused_reference.quantise_rows(backward.x)")
-        return [*lines, f"return {', '.join(['values', 'scale', 'largest', *sums])}"]
+        lines.append(quantised_text.reference_line(spec.how, "backward.x"))
+        return [*lines, f"return {', '.join([*spec.how.results, *sums])}"]
     return [*lines, f"return {', '.join(['backward.x.to(grad.dtype)', *sums])}"]
+
+
+def _computed(spec: NormForward | NormBackward) -> tuple[str, ...]:
+    """The parameters that what is quantised is computed from."""
+    return tuple(name for name in spec.parameters if name not in spec.how.parameters)
 
 
 def _body_line(before: str, items: Sequence[str]) -> list[str]:

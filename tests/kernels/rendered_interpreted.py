@@ -156,7 +156,8 @@ def poisoned(new_empty: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     def make(like: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
         made = new_empty(like, *arguments, **keywords)
-        made.view(torch.uint8).fill_(0x7F) if made.element_size() == 1 else made.fill_(torch.nan)
+        poison = torch.nan if made.is_floating_point() else -(10**6)
+        made.view(torch.uint8).fill_(0x7F) if made.element_size() == 1 else made.fill_(poison)
         return made
 
     return make

@@ -58,7 +58,8 @@ def poisoned_memory(monkeypatch):
 
     def make(like: Tensor, *arguments, **keywords) -> Tensor:
         made = new_empty(like, *arguments, **keywords)
-        made.view(torch.uint8).fill_(0x7F) if made.element_size() == 1 else made.fill_(torch.nan)
+        poison = torch.nan if made.is_floating_point() else -(10**6)
+        made.view(torch.uint8).fill_(0x7F) if made.element_size() == 1 else made.fill_(poison)
         return made
 
     monkeypatch.setattr(Tensor, "new_empty", make)
