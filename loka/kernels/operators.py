@@ -75,6 +75,16 @@ def programs(x: Tensor, rows: int, per_multiprocessor: int) -> int:
     return count
 
 
+def tiles(x: Tensor, side: int) -> int:
+    """How many tiles of `side` x `side` cover x (M, N), at least one; one on the CPU, where the reference runs."""
+    if x.device.type != "cuda":
+        return 1
+    down, across = ((size + side - 1) // side for size in x.shape)
+    most = torch.sym_max(down, 1) * torch.sym_max(across, 1)  # type: ignore[no-untyped-call]
+    count: int = most
+    return count
+
+
 @cache
 def multiprocessors(device: int | None) -> int:
     """Multiprocessors of a CUDA device, asked once."""
@@ -89,6 +99,12 @@ def check_rows(x: Tensor, width: int) -> None:
             f"a kernel for floating rows of {width} elements got {x.dtype} of shape {tuple(x.shape)}; the model is "
             "not the one that the package was generated for, generate it again"
         )
+
+
+def check_matrix(x: Tensor) -> None:
+    """Raises InputError unless x is a floating matrix."""
+    if x.dim() != 2 or not x.dtype.is_floating_point:
+        raise InputError(f"a kernel for a floating matrix got {x.dtype} of shape {tuple(x.shape)}; reshape it first")
 
 
 def check_scale(scale: Tensor) -> None:

@@ -187,7 +187,41 @@ class Reduce:
         return numbered(("total",), self.count)
 
 
-Spec = NormForward | NormBackward | Turn | Reduce
+@dataclass(frozen=True, slots=True)
+class QuantiseTurned:
+    """A matrix in FP8 under one scale, as it is and transposed, in one pass: for operands that no kernel produces.
+
+    The mode is `known` or `tensorwise`, for only one scale serves both copies. Parameters: x (R, C) of any floating
+    dtype and `scale` (1, 1) or `maxima` (Q,); results: values (R, C), turned (C, R), then amax (P,) and overflow (P,)
+    or scale (1, 1), as `Quantisation` has them.
+    """
+
+    how: Quantisation
+
+    def __post_init__(self) -> None:
+        if self.how.scaling not in ("known", "tensorwise"):
+            raise InputError(
+                f"quantise and turn works with one scale for both copies, known or tensorwise, not {self.how.scaling}; "
+                "rowwise values are turned by Turn"
+            )
+
+    @property
+    def function(self) -> str:
+        """The host function's name."""
+        return f"quantise_turned_{self.how.name}"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The host function's parameters, all tensors."""
+        return ("x", *self.how.parameters)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the host function returns."""
+        return ("values", "turned", *self.how.results[1:])
+
+
+Spec = NormForward | NormBackward | Turn | Reduce | QuantiseTurned
 
 
 def numbered(names: tuple[str, ...], count: int) -> tuple[str, ...]:

@@ -16,9 +16,9 @@ from importlib import resources
 import jinja2
 
 from loka.errors import InputError
-from loka.kernels import rendered_text
+from loka.kernels import rendered_text, turned_text
 from loka.kernels.configs import Configuration, configuration
-from loka.kernels.rendered_specs import NormBackward, NormForward, Reduce, Spec, Turn
+from loka.kernels.rendered_specs import NormBackward, NormForward, QuantiseTurned, Reduce, Spec, Turn
 
 KERNELS_FILE = "triton_kernels.py"
 OPERATORS_FILE = "fused.py"
@@ -86,6 +86,8 @@ def render(spec: Spec, templates: KernelTemplates, launched: Configuration | Non
             family, views = "turn", rendered_text.turn_views(spec)
         case Reduce():
             family, views = "reduce", rendered_text.reduce_views(spec)
+        case QuantiseTurned():
+            family, views = "quantise_turned", turned_text.quantise_turned_views(spec)
     text = templates.render(family + ".py" + _SUFFIX, views.kernel)
     digest = hashlib.sha256(text.encode()).hexdigest()
     name = f"{spec.function}_{digest[:8]}"

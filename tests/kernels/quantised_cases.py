@@ -9,7 +9,7 @@ from functools import partial
 
 from loka.errors import InputError
 from loka.kernels.quantisation import SCALINGS, Quantisation
-from loka.kernels.rendered_specs import ACTIVATIONS, NORMS, NormBackward, NormForward
+from loka.kernels.rendered_specs import ACTIVATIONS, NORMS, NormBackward, NormForward, QuantiseTurned
 from loka.numerics.names import Format
 
 
@@ -49,6 +49,8 @@ def row(make: Callable[[], NormForward | NormBackward]) -> Row:
     except InputError as error:
         return Row(None, str(error))
 
+
+TURNED = [QuantiseTurned(how) for how in modes() if how.scaling in ("known", "tensorwise")]
 
 # Parts that stand for all: no norm, each norm with what it can have, an activation that is not zero at zero.
 PARTS = [

@@ -167,7 +167,7 @@ def largest_rstd(spec: NormForward | NormBackward, tensors: dict[str, Tensor], e
 
 
 def arguments_of(spec: NormForward | NormBackward, inputs: Inputs, eps: float = 1e-5) -> list[Tensor]:
-    """The operator's tensor arguments."""
+    """The operator's tensor arguments, without those of its quantisation."""
     statistics = {name: t.float() for name, t in exact_statistics(spec, inputs.tensors, eps).items()}
     known = {**inputs.tensors, **statistics, "grad": inputs.grad}
-    return [known[name] for name in spec.parameters]
+    return [known[name] for name in spec.parameters if name not in ("scale", "maxima")]

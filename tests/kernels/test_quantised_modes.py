@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
+from drawn_inputs import KINDS, check_mode, drawn_inputs, exact_result, last_arguments
 from quantised_cases import modes, plain, specs, table
 from rendered_cases import arguments_of, random_inputs, write_package
 
@@ -164,3 +165,13 @@ def test_names():
         Quantisation("columnwise")
     with pytest.raises(InputError, match="neither format nor scale"):
         Quantisation("maximum", power_of_two=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_mode_against_float64(package, kind, width):
+    inputs = drawn_inputs(kind, 33, width, torch.bfloat16)
+    for spec in specs(width):
+        y, noise = exact_result(spec, inputs)
+        last = last_arguments(spec, y)
+        check_mode(package.run(spec, *tensors_of(spec, inputs), *last), spec, y, noise, last)
