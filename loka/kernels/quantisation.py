@@ -13,6 +13,12 @@ that each program met is returned, and how many elements were above the format's
 are saturated; the counts are the record of it. `tensorwise` finds the scale on the device from the `amax` of a launch
 of `maximum` with the same arguments: the host reads nothing.
 
+`largest` is for `Turn`, which takes e4m3 with scales that are powers of two. A transposed copy under one scale comes
+with the rows in the same pass where nothing is computed before (`QuantiseTurned`).
+
+Any norm, activation and added vector goes with any mode, forward and backward. Refused, by the specs: a mode without
+`quantise`; a `maximum` that would save a norm's statistics, which the launch that writes the values does.
+
 Values agree with `numerics.quantize` bit for bit, given the same float32 result of the producer.
 """
 

@@ -2,7 +2,7 @@
 
 Every family works on rows: a matrix x of (M, width), M free at run time, width fixed in the text. Statistics and sums
 are float32 whatever the dtype of x. Scales are powers of two, one a row, as `numerics.quantize` finds them with
-`power_of_two=True`.
+`power_of_two=True`, unless a `Quantisation` says otherwise (loka/kernels/quantisation.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class NormForward:
     (width,), all of any floating dtype; and, unless `quantise`, `dtype: torch.dtype | None = None` of the result (None:
     that of x). Results, in this order: values (M, width) e4m3, scale (M, 1), largest (P,) where `quantise`, else out
     (M, width); then mean (M,) and rstd (M,) where they are saved. P is the number of programs launched (1 on the CPU);
-    `largest` is the largest scale that each of them wrote, zero where it had no row.
+    `largest` is the largest scale that each of them wrote, zero where it had no row. In another mode, `how`, a
+    parameter `scale` or `maxima` comes last, and its results stand for values, scale and largest.
     """
 
     width: int  # of the last dimension, which the norm is over
@@ -79,7 +80,8 @@ class NormBackward:
     forward's input, before `add`; add, weight, bias (width,); mean (M,) and rstd (M,) as the forward saved them. x and
     add are not read where neither norm nor activation is there, nor bias without an activation. Results: values (M,
     width) e4m3, scale (M, 1), largest (P,) where `quantise`, else dx (M, width) in the dtype of grad; then dweight,
-    dbias, dadd, those that exist: partial sums (P, width) in float32, which `Reduce` adds up.
+    dbias, dadd, those that exist: partial sums (P, width) in float32, which `Reduce` adds up. A block_norm has no
+    statistics: rstd is found again from x. Of `how` the same holds as in the forward; `maximum` gives no sums.
     """
 
     width: int  # of the last dimension, which the norm is over
