@@ -10,7 +10,8 @@ from loka.codegen.chain_shapes import KNOWN, ChainShape, StageSums, chain_shape,
 from loka.codegen.recipes import site_recipe
 from loka.errors import LokaError
 from loka.plan.plan import SitePlan
-from loka.sites.chains import Chain, ChainNorm, chain_input, find_chains, residual_stage
+from loka.sites.chains import Chain, chain_input, find_chains, residual_stage
+from loka.sites.norms import ChainNorm
 from loka.sites.straight import Ref, RefKind, Region, SiteCall, StraightForward
 
 
@@ -39,16 +40,18 @@ def planned_chains(
     """
     around = {place: region for region in forward.regions for place in range(region.first, region.last + 1)}
     kinds: dict[str, str] = {}
+    sizes: dict[str, tuple[int, int]] = {}
     regions: list[Region] = []
     for place, number in sorted(index.items()):
         recipe, site = site_recipe(plans[number]), site_call(forward, place).site
         kind = "fp8" if recipe.turned else "plain" if not recipe.fp8 and place in around else ""
         if kind and fits(plans[number]):
             kinds[site] = kind
+            sizes[site] = (plans[number].site.k, plans[number].site.n)
             regions.append(around.get(place, Region(site, place, place, ("linear",))))
     found = {}
     same = lambda site, other: kinds[site] == kinds[other]  # noqa: E731
-    for chain in find_chains(forward, regions, KNOWN, same, lambda site: kinds[site] == "fp8"):
+    for chain in find_chains(forward, regions, KNOWN, same, lambda site: kinds[site] == "fp8", sizes):
         sites = tuple(index[stage.linear] for stage in chain.stages)
         biases = [site_call(forward, stage.linear).bias is not None for stage in chain.stages]
         own = [plans[number] for number in sites]

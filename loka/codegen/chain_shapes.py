@@ -7,9 +7,18 @@ from dataclasses import dataclass, replace
 
 from loka.codegen.recipes import SiteRecipe
 from loka.errors import LokaError
-from loka.kernels.rendered_specs import ACTIVATIONS, LARGEST_COUNT, LARGEST_WIDTH, NORMS, NormBackward, NormForward
+from loka.kernels.rendered_specs import (
+    ACTIVATIONS,
+    BLOCK,
+    LARGEST_COUNT,
+    LARGEST_WIDTH,
+    NORMS,
+    NormBackward,
+    NormForward,
+)
 from loka.plan.plan import SitePlan
-from loka.sites.chains import Chain, ChainNorm, Known
+from loka.sites.chains import Chain, Known
+from loka.sites.norms import ChainNorm
 
 KNOWN = Known(frozenset(NORMS), frozenset(ACTIVATIONS))
 _NO_EPS = 1e-05  # in the specs of kernels without a norm, so that equal kernels have equal specs
@@ -18,12 +27,13 @@ _LONGEST = 48  # characters of a name, without its sizes
 
 @dataclass(frozen=True, slots=True)
 class NormShape:
-    """A norm over the last dimension."""
+    """A norm over the last dimension, or over blocks of it."""
 
     kind: str
     weight: bool
     bias: bool
     eps: float
+    block: int = BLOCK  # of a block_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +142,7 @@ def chain_shape(
     stages = []
     for stage, plan, bias, recipe, more in zip(chain.stages, plans, biases, recipes, sums, strict=True):
         for norm, width in ((stage.before, plan.site.k), (stage.after, plan.site.n)):
-            if norm is not None and norm.width != width:
+            if norm is not None and (width % norm.width if norm.kind == "block_norm" else norm.width != width):
                 raise LokaError(
                     f"{stage.site}: a norm over {norm.width} elements stands beside a linear of {width}. This is a "
                     "fault in LoKA: please report it."
@@ -146,7 +156,8 @@ def chain_shape(
 def _norm_shape(norm: ChainNorm | None) -> NormShape | None:
     if norm is None:
         return None
-    return NormShape(norm.kind, norm.weight is not None, norm.bias is not None, norm.eps)
+    block = norm.width if norm.kind == "block_norm" else BLOCK
+    return NormShape(norm.kind, norm.weight is not None, norm.bias is not None, norm.eps, block)
 
 
 def fits(plan: SitePlan) -> bool:
@@ -164,7 +175,8 @@ def forward_before(stage: StageShape, quantise: bool, save: bool) -> NormForward
     norm = stage.before
     if norm is None:
         return quantiser(stage.k)
-    return NormForward(stage.k, norm.kind, norm.weight, norm.bias, norm.eps, None, False, quantise, save)
+    affine = (norm.weight, norm.bias)
+    return NormForward(stage.k, norm.kind, *affine, norm.eps, None, False, quantise, save, block=norm.block)
 
 
 def forward_after(stage: StageShape, quantise: bool, save: bool, keep: bool = False) -> NormForward:
@@ -174,7 +186,9 @@ def forward_after(stage: StageShape, quantise: bool, save: bool, keep: bool = Fa
         stage.n, None, False, False, _NO_EPS, stage.activation, stage.bias, quantise, False, *_sums(stage)
     )
     if norm is not None:
-        spec = replace(spec, norm=norm.kind, weight=norm.weight, bias=norm.bias, eps=norm.eps, save=save)
+        spec = replace(
+            spec, norm=norm.kind, weight=norm.weight, bias=norm.bias, eps=norm.eps, save=save, block=norm.block
+        )
     return replace(spec, keep=keep)
 
 
@@ -188,7 +202,7 @@ def backward_before(stage: StageShape, carried: bool = False) -> NormBackward:
     if norm is None:
         raise LokaError("no norm stands before the linear. This is a fault in LoKA: please report it.")
     affine = (norm.weight, norm.bias, norm.eps)
-    return NormBackward(stage.k, norm.kind, *affine, None, add=False, quantise=False, carried=carried)
+    return NormBackward(stage.k, norm.kind, *affine, None, False, False, carried=carried, block=norm.block)
 
 
 def backward_after(stage: StageShape, quantise: bool, carried: bool = False) -> NormBackward | NormForward | None:
@@ -201,7 +215,9 @@ def backward_after(stage: StageShape, quantise: bool, carried: bool = False) -> 
     norm = stage.after
     if norm is not None:
         affine = (norm.weight, norm.bias)
-        return NormBackward(stage.n, norm.kind, *affine, norm.eps, stage.activation, stage.bias, quantise)
+        return NormBackward(
+            stage.n, norm.kind, *affine, norm.eps, stage.activation, stage.bias, quantise, block=norm.block
+        )
     if stage.activation is not None or (quantise and stage.bias):
         return NormBackward(stage.n, None, False, False, _NO_EPS, stage.activation, stage.bias, quantise)
     return quantiser(stage.n) if quantise else None
@@ -226,7 +242,9 @@ def _backward_of_sum(stage: StageShape, quantise: bool, carried: bool) -> NormBa
         carry=stage.summed and (stage.bent or carried),
     )
     norm = stage.after
-    return spec if norm is None else replace(spec, norm=norm.kind, weight=norm.weight, bias=norm.bias, eps=norm.eps)
+    if norm is None:
+        return spec
+    return replace(spec, norm=norm.kind, weight=norm.weight, bias=norm.bias, eps=norm.eps, block=norm.block)
 
 
 def reductions(count: int) -> tuple[int, ...]:

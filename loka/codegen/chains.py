@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loka.codegen import chain_shapes as shapes
 from loka.codegen.chain_backward import backward_lines
@@ -253,23 +253,31 @@ def _empty_steps(shape: ChainShape, index: int) -> list[Callable[[str], Code]]:
     def step(function: str, arguments: list[Code]) -> None:
         steps.append(lambda y: call(f"torch.nn.functional.{function}", [Code(y), *arguments]))
 
+    def norm_step(norm: NormShape, width: int, name: str, suffix: str) -> None:
+        steps.append(lambda y: _norm_code(y, norm, width, name, suffix))
+
     if stage.before is not None:
-        step(stage.before.kind, _norm_arguments(stage.before, stage.k, "pre_norm", ""))
+        norm_step(stage.before, stage.k, "pre_norm", "")
     step("linear", [Code(f"weight{s}"), *([Code(f"bias{s}")] if stage.bias else [])])
     if stage.times is not None:
         steps.append(lambda y: Code(f"{y} * {names.source(stage.times)}"))
     if stage.residual is not None:
         steps.append(lambda y: Code(f"{y} + {names.source(stage.residual)}"))
     if stage.after is not None:
-        step(stage.after.kind, _norm_arguments(stage.after, stage.n, "norm", s))
+        norm_step(stage.after, stage.n, "norm", s)
     if stage.activation is not None:
         step(stage.activation, [])
     return steps
 
 
-def _norm_arguments(norm: NormShape, width: int, name: str, suffix: str) -> list[Code]:
-    """What torch's own norm takes after its input."""
-    arguments = [literal((width,)), Code(f"{name}_weight{suffix}" if norm.weight else "None")]
+def _norm_code(y: str, norm: NormShape, width: int, name: str, suffix: str) -> Code:
+    """A norm by torch's own function; that of blocks is an rms_norm between two changes of view."""
+    if norm.kind == "block_norm":
+        blocks = f"{y}.unflatten(-1, ({width // norm.block}, {norm.block}))"
+        given = [Code(blocks), literal((norm.block,)), Code("None"), literal(norm.eps)]
+        code = call("torch.nn.functional.rms_norm", given)
+        return replace(code, close=code.close + ".flatten(-2)")
+    arguments = [Code(y), literal((width,)), Code(f"{name}_weight{suffix}" if norm.weight else "None")]
     if norm.kind == "layer_norm":
         arguments.append(Code(f"{name}_bias{suffix}" if norm.bias else "None"))
-    return [*arguments, literal(norm.eps)]
+    return call(f"torch.nn.functional.{norm.kind}", [*arguments, literal(norm.eps)])

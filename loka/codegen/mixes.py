@@ -13,7 +13,7 @@ from loka.kernels.join_specs import LARGEST_PARTS, NORMS, JoinForward
 from loka.kernels.mix_specs import MixBackward, MixForward, MixSizes
 from loka.kernels.rendered_specs import LARGEST_WIDTH, Reduce
 from loka.kernels.rendering import AnySpec
-from loka.sites.chains import ChainNorm, parse_norm
+from loka.sites.norms import ChainNorm, parse_norm
 from loka.sites.straight import Join, Mix, Ref, RefKind, StraightForward
 
 

@@ -14,6 +14,8 @@ from loka.kernels.rendered_specs import NormBackward, NormForward
 
 TURN_TILE = 128  # rows and columns that a program of `turn` takes
 TURN_WARPS = 4
+QUANTISE_TILE = 128  # of a program that quantises and turns; not measured yet, chosen for its registers
+QUANTISE_WARPS = 8
 TURN_PARTS = 1024  # of `largest` read at a step
 REDUCE_COLUMNS = 16  # of a program
 REDUCE_ROWS = 256  # read at a step, so that every thread has 16 reads on their way

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loka.errors import InputError
+from loka.numerics.formats import FORMATS
 from loka.numerics.names import Format, Scaling
-from loka.numerics.quantize import Quantized, quantize
+from loka.numerics.quantize import AMAX_FLOOR, Quantized, quantize, round_up_to_power_of_two
 from loka.numerics.turn import turn as turn_quantized
 
 
@@ -59,10 +60,12 @@ def norm_forward(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     activation: str | None = None,
+    block: int = 256,
 ) -> Forward:
     """x (M, width) -> [+ add] -> [* times] -> [+ residual] -> [norm over width] -> [activation].
 
-    add, weight, bias (width,); times, residual (M, width).
+    add, weight, bias (width,); times, residual (M, width). A block_norm is an rms_norm of each `block` neighbours in a
+    row; it has no weight, no bias and saves nothing.
     """
     x = x.float()
     if add is not None:
@@ -73,6 +76,8 @@ def norm_forward(
         x = x + residual.float()
     kept = x
     mean, rstd = x.new_empty(0), x.new_empty(0)
+    if norm == "block_norm":
+        return Forward(_activate(_block_norm(x, block, eps)[0], activation), mean, rstd, kept)
     if norm == "layer_norm":
         mean = x.mean(1)
         x = x - mean[:, None]
@@ -94,13 +99,15 @@ def norm_backward(
     bias: Tensor | None = None,
     mean: Tensor | None = None,
     rstd: Tensor | None = None,
+    eps: float = 1e-5,
     activation: str | None = None,
+    block: int = 256,
 ) -> Backward:
     """The gradient of `norm_forward`: grad (M, width) is its result's; add, times, mean, rstd as it had or gave them.
 
     x is its input where `add` is given too, or nothing was done to it before the norm; else what it kept. `carried`
-    (M, width) is a further gradient of what it kept. Raises InputError where a norm or an activation lacks x, or a norm
-    its statistics.
+    (M, width) is a further gradient of what it kept. A block_norm takes eps and finds its rstd from x; the other norms
+    have it in theirs. Raises InputError where a norm or an activation lacks x, or a norm its statistics.
     """
     dz, dweight = grad.float(), grad.new_empty(0, dtype=torch.float32)
     dbias = dz.sum(0, keepdim=True)
@@ -112,12 +119,22 @@ def norm_backward(
         if norm is None:
             dsum = _activation_backward(dz, z, activation)
             dbias = dsum.sum(0, keepdim=True)
+        elif norm == "block_norm":
+            dsum, dbias = _through_block_norm(dz, z, block, eps, activation), dweight
         else:
             dsum, dweight, dbias = _through_norm(dz, z, norm, weight, bias, mean, rstd, activation)
     if carried is not None:
         dsum = dsum + carried.float()
     dx = dsum if times is None else dsum * times.float()
     return Backward(dx, dweight, dbias, dx.sum(0, keepdim=True), dsum)
+
+
+def _through_block_norm(grad: Tensor, z: Tensor, block: int, eps: float, activation: str | None) -> Tensor:
+    """The gradient of what a block_norm took, z."""
+    n, rstd = _block_norm(z, block, eps)
+    dz = _activation_backward(grad, n, activation)
+    along = (dz * n).view(-1, n.shape[1] // block, block).mean(2).repeat_interleave(block, dim=1)
+    return (dz - n * along) * rstd
 
 
 def _through_norm(
@@ -155,14 +172,54 @@ def products(
     return total.to(dtype)
 
 
-def quantise_rows(y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows (M, width) in e4m3, one power-of-two scale each: values (M, width), scale (M, 1), largest (1,).
+def quantise_rows(y: Tensor, format: str = "e4m3", power_of_two: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows (M, width) in FP8, one scale each: values (M, width), scale (M, 1), largest (1,).
 
     `largest` is the largest scale, zero without rows.
     """
-    rows = quantize(y, format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True)
+    rows = quantize(y, format=Format(format), scaling=Scaling.ROWWISE, power_of_two=power_of_two)
     largest = rows.scale.amax().view(1) if y.shape[0] else rows.scale.new_zeros(1)
     return rows.values, rows.scale, largest
+
+
+def quantise_blocks(y: Tensor, format: str = "e4m3", power_of_two: bool = True) -> tuple[Tensor, Tensor]:
+    """Rows (M, width) in FP8, a scale for each 128 neighbours: values (M, width), scale (M, ceil(width / 128))."""
+    blocks = quantize(y, format=Format(format), scaling=Scaling.BLOCKWISE_1X128, power_of_two=power_of_two)
+    return blocks.values, blocks.scale
+
+
+def quantise_known(y: Tensor, scale: Tensor, format: str = "e4m3") -> tuple[Tensor, Tensor, Tensor]:
+    """A matrix (M, width) in FP8 under a scale (1, 1), float32, that was known before.
+
+    Returns values (M, width); amax (1,), the largest finite magnitude, zero where there is none; overflow (1,), int32,
+    how many finite elements were above the format's maximum at this scale: these are that maximum now.
+    """
+    y = y.float()
+    info = FORMATS[Format(format)]
+    quotient = y / scale.view(1, 1)
+    finite = y.isfinite()
+    overflow = (finite & (quotient.abs() > info.max)).sum(dtype=torch.int32).view(1)
+    values = torch.where(finite, quotient.clamp(-info.max, info.max), torch.nan).to(info.dtype)
+    return values.contiguous(), largest_magnitude(y), overflow
+
+
+def quantise_tensor(
+    y: Tensor, maxima: Tensor, format: str = "e4m3", power_of_two: bool = True
+) -> tuple[Tensor, Tensor]:
+    """A matrix (M, width) in FP8 under one scale, that of the largest of `maxima` (Q,): values, scale (1, 1)."""
+    info = FORMATS[Format(format)]
+    amax = maxima.amax() if maxima.numel() else maxima.new_zeros(())
+    scale = amax.clamp(min=AMAX_FLOOR).view(1, 1) / info.max
+    if power_of_two:
+        scale = round_up_to_power_of_two(scale)
+    return quantise_known(y, scale, format)[0], scale
+
+
+def largest_magnitude(y: Tensor) -> Tensor:
+    """The largest finite magnitude of a matrix, (1,) float32; zero where there is none."""
+    if y.numel() == 0:
+        return y.new_zeros(1, dtype=torch.float32)
+    return y.float().abs().nan_to_num(0.0, 0.0, 0.0).amax().view(1)
 
 
 def turn(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,6 +231,13 @@ def turn(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 def reduce(partial: Tensor, dtype: torch.dtype) -> Tensor:
     """Column sums of partial sums: (P, N) float32 -> (N,) of `dtype`."""
     return partial.sum(0).to(dtype)
+
+
+def _block_norm(x: Tensor, block: int, eps: float) -> tuple[Tensor, Tensor]:
+    """x (M, width) normalised in blocks of its rows, and rstd as (M, width)."""
+    blocks = x.reshape(-1, x.shape[1] // block, block)
+    rstd = torch.rsqrt((blocks * blocks).mean(2) + eps).repeat_interleave(block, dim=1)
+    return x * rstd, rstd
 
 
 def _affine(n: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

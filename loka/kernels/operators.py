@@ -80,6 +80,16 @@ def programs_for(m: int, device: torch.device, rows: int, per_multiprocessor: in
     return count
 
 
+def tiles(x: Tensor, side: int) -> int:
+    """How many tiles of `side` x `side` cover x (M, N), at least one; one on the CPU, where the reference runs."""
+    if x.device.type != "cuda":
+        return 1
+    down, across = ((size + side - 1) // side for size in x.shape)
+    most = torch.sym_max(down, 1) * torch.sym_max(across, 1)  # type: ignore[no-untyped-call]
+    count: int = most
+    return count
+
+
 @cache
 def multiprocessors(device: int | None) -> int:
     """Multiprocessors of a CUDA device, asked once."""
@@ -118,6 +128,21 @@ def check_joined(*parts: Tensor, width: int) -> None:
 def whole_samples(x: Tensor) -> Tensor:
     """x (B, n, d) itself where each sample is contiguous, wherever the samples lie; else a copy."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
+def check_matrix(x: Tensor) -> None:
+    """Raises InputError unless x is a floating matrix."""
+    if x.dim() != 2 or not x.dtype.is_floating_point:
+        raise InputError(f"a kernel for a floating matrix got {x.dtype} of shape {tuple(x.shape)}; reshape it first")
+
+
+def check_scale(scale: Tensor) -> None:
+    """Raises InputError unless a known scale is one float32 number in a tensor; its value is not looked at."""
+    if scale.numel() != 1 or scale.dtype != torch.float32:
+        raise InputError(
+            f"a kernel with a known scale needs it as one float32 number, not {scale.dtype} of shape "
+            f"{tuple(scale.shape)}; make it as torch.full((1, 1), scale, device=x.device)"
+        )
 
 
 def _on_its_device(name: str) -> Callable[..., Any]:

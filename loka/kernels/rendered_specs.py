@@ -2,7 +2,7 @@
 
 Every family works on rows: a matrix x of (M, width), M free at run time, width fixed in the text. Statistics and sums
 are float32 whatever the dtype of x. Scales are powers of two, one a row, as `numerics.quantize` finds them with
-`power_of_two=True`.
+`power_of_two=True`, unless a `Quantisation` says otherwise (loka/kernels/quantisation.py).
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loka.errors import InputError
+from loka.kernels.quantisation import ROWWISE, Quantisation
 
-NORMS = ("layer_norm", "rms_norm")
+NORMS = ("layer_norm", "rms_norm", "block_norm")  # block_norm: RMSNorm of each block of a row, without parameters
 ACTIVATIONS = ("relu", "silu", "sigmoid", "hardswish", "gelu")  # gelu is the exact one, by erf
 LARGEST_WIDTH = 16384  # elements of a row that a program holds in registers
+SAVING = ("layer_norm", "rms_norm")  # norms with statistics that a backward needs
+BLOCK = 256  # elements that a block_norm normalises together, unless told
 LARGEST_COUNT = {"turn": 3, "reduce": 6}  # operands in one launch
 
 
@@ -26,7 +29,9 @@ class NormForward:
     there is `kept`, `dtype: torch.dtype | None = None` of it (None: that of x). Results, in this order: values
     (M, width) e4m3, scale (M, 1), largest (P,) where `quantise`, else out (M, width); then kept (M, width), what the
     norm takes, where the spec has it; then mean (M,) and rstd (M,) where they are saved. P is the number of programs
-    launched (1 on the CPU); `largest` is the largest scale that each of them wrote, zero where it had no row.
+    launched (1 on the CPU); `largest` is the largest scale that each of them wrote, zero where it had no row. In
+    another mode, `how`, a parameter `scale` or `maxima` follows the other tensors, and its results stand for values,
+    scale and largest.
     """
 
     width: int  # of the last dimension, which the norm is over
@@ -41,9 +46,15 @@ class NormForward:
     times: bool = False  # whether x + add is multiplied by another matrix
     residual: bool = False  # whether a matrix is added to that
     keep: bool = False  # whether the sum before the norm is a result as well, as a plain matrix
+    block: int = BLOCK  # of a block_norm, which saves nothing: its backward finds rstd again from x
+    how: Quantisation = ROWWISE  # where `quantise`: its results stand for values to largest
 
     def __post_init__(self) -> None:
         _check_norm(self)
+        if self.how.scaling == "maximum" and self.save and self.norm in SAVING:
+            raise InputError("a kernel that finds the maximum saves no statistics: the one that writes the values does")
+        if self.how.scaling == "maximum" and self.keep:
+            raise InputError("a kernel that finds the maximum keeps no sum: the one that writes the values does")
         computes = self.norm is not None or self.activation is not None or self.add or self.times or self.residual
         if not computes and not self.quantise:
             raise InputError("a forward kernel without add, norm, activation and quantisation would copy its input")
@@ -55,17 +66,17 @@ class NormForward:
     @property
     def function(self) -> str:
         """The host function's name."""
-        unsaved = "unsaved" if self.norm is not None and not self.save else ""
+        unsaved = "unsaved" if self.norm in SAVING and not self.save else ""
         sums = [name for name in ("add", "times", "residual", "keep") if getattr(self, name)]
         what = _what(self) or ("" if sums else "quantise")
-        parts = (*sums, what, "e4m3" if self.quantise else "", str(self.width), _eps(self), unsaved)
+        parts = (*sums, what, self.how.name if self.quantise else "", str(self.width), _eps(self), unsaved)
         return "_".join(part for part in parts if part)
 
     @property
     def parameters(self) -> tuple[str, ...]:
         """The host function's tensor parameters."""
         sums = _named(add=self.add, times=self.times, residual=self.residual)
-        return ("x", *sums, *_named(weight=self.weight, bias=self.bias))
+        return ("x", *sums, *_named(weight=self.weight, bias=self.bias), *_last(self))
 
     @property
     def takes_dtype(self) -> bool:
@@ -75,7 +86,7 @@ class NormForward:
     @property
     def results(self) -> tuple[str, ...]:
         """What the host function returns."""
-        out = ("values", "scale", "largest") if self.quantise else ("out",)
+        out = self.how.results if self.quantise else ("out",)
         return out + _named(kept=self.keep) + _statistics(self, saved=self.save)
 
 
@@ -90,14 +101,15 @@ class NormBackward:
     bias without an activation. Results: values (M, width) e4m3, scale (M, 1), largest (P,) where `quantise`, else dx
     (M, width) in the dtype of grad; then dsum (M, width), the whole gradient of that sum, in the dtype of carried where
     there is one, else of grad; then dweight, dbias, dadd, those that exist: partial sums (P, width) in float32, which
-    `Reduce` adds up.
+    `Reduce` adds up. A block_norm has no statistics: rstd is found again from x. Of `how` the same holds as in the
+    forward; `maximum` gives no sums.
     """
 
     width: int  # of the last dimension, which the norm is over
     norm: str | None  # one of NORMS
     weight: bool  # whether the norm has a weight
     bias: bool  # whether the norm has a bias
-    eps: float  # of the norm; not in the text: it is in rstd
+    eps: float  # of the norm; not in the text, for it is in rstd, but of a block_norm
     activation: str | None  # one of ACTIVATIONS
     add: bool  # whether a vector was added to x first
     quantise: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
@@ -105,6 +117,8 @@ class NormBackward:
     summed: bool = False  # whether x is what the norm took: after `times`, and after a residual
     carried: bool = False  # whether the sum before the norm has a gradient from elsewhere too
     carry: bool = False  # whether the gradient of that sum is a result: that of a residual
+    block: int = BLOCK  # of a block_norm
+    how: Quantisation = ROWWISE  # where `quantise`, as in the forward; `maximum` gives no sums
 
     def __post_init__(self) -> None:
         _check_norm(self)
@@ -118,13 +132,17 @@ class NormBackward:
             raise InputError("a backward kernel without norm, activation and carried would carry a copy of grad")
         if self.carry and not (self.quantise or self.times):
             raise InputError("a backward kernel whose result is the sum's gradient has no other to carry")
+        if self.carry and self.how.scaling == "maximum":
+            raise InputError("a kernel that finds the maximum carries no gradient: the one that writes the values does")
 
     @property
     def function(self) -> str:
         """The host function's name."""
         sums = [name for name in ("add", "times", "summed") if getattr(self, name)]
         carries = [name for name in ("carried", "carry") if getattr(self, name)]
-        parts = (*sums, _what(self), "backward", *carries, "e4m3" if self.quantise else "", str(self.width))
+        eps = _eps(self) if self.norm == "block_norm" else ""
+        kind = self.how.name if self.quantise else ""
+        parts = (*sums, _what(self), "backward", *carries, kind, str(self.width), eps)
         return "_".join(part for part in parts if part)
 
     @property
@@ -136,7 +154,8 @@ class NormBackward:
     def parameters(self) -> tuple[str, ...]:
         """The host function's parameters, all tensors."""
         vectors = _named(x=self.reads_x, add=self.adds, weight=self.weight, bias=self.bias and bool(self.activation))
-        return ("grad", *_named(carried=self.carried), *vectors, *_named(times=self.times), *_statistics(self, True))
+        factors = _named(times=self.times)
+        return ("grad", *_named(carried=self.carried), *vectors, *factors, *_statistics(self, True), *_last(self))
 
     @property
     def adds(self) -> bool:
@@ -146,7 +165,9 @@ class NormBackward:
     @property
     def results(self) -> tuple[str, ...]:
         """What the host function returns."""
-        out = ("values", "scale", "largest") if self.quantise else ("dx",)
+        out = self.how.results if self.quantise else ("dx",)
+        if self.how.scaling == "maximum":
+            return out
         return out + _named(dsum=self.carry, dweight=self.weight, dbias=self.bias, dadd=self.add)
 
 
@@ -247,7 +268,41 @@ class Products:
         return ("out",)
 
 
-Spec = NormForward | NormBackward | Turn | Reduce | Products
+@dataclass(frozen=True, slots=True)
+class QuantiseTurned:
+    """A matrix in FP8 under one scale, as it is and transposed, in one pass: for operands that no kernel produces.
+
+    The mode is `known` or `tensorwise`, for only one scale serves both copies. Parameters: x (R, C) of any floating
+    dtype and `scale` (1, 1) or `maxima` (Q,); results: values (R, C), turned (C, R), then amax (P,) and overflow (P,)
+    or scale (1, 1), as `Quantisation` has them.
+    """
+
+    how: Quantisation
+
+    def __post_init__(self) -> None:
+        if self.how.scaling not in ("known", "tensorwise"):
+            raise InputError(
+                f"quantise and turn works with one scale for both copies, known or tensorwise, not {self.how.scaling}; "
+                "rowwise values are turned by Turn"
+            )
+
+    @property
+    def function(self) -> str:
+        """The host function's name."""
+        return f"quantise_turned_{self.how.name}"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The host function's parameters, all tensors."""
+        return ("x", *self.how.parameters)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the host function returns."""
+        return ("values", "turned", *self.how.results[1:])
+
+
+Spec = NormForward | NormBackward | Turn | Reduce | Products | QuantiseTurned
 
 
 def numbered(names: tuple[str, ...], count: int) -> tuple[str, ...]:
@@ -261,8 +316,13 @@ def _named(**present: bool) -> tuple[str, ...]:
     return tuple(name for name, there in present.items() if there)
 
 
+def _last(spec: NormForward | NormBackward) -> tuple[str, ...]:
+    """The parameters that a quantisation needs."""
+    return spec.how.parameters if spec.quantise else ()
+
+
 def _statistics(spec: NormForward | NormBackward, saved: bool) -> tuple[str, ...]:
-    return _named(mean=saved and spec.norm == "layer_norm", rstd=saved and spec.norm is not None)
+    return _named(mean=saved and spec.norm == "layer_norm", rstd=saved and spec.norm in SAVING)
 
 
 def _what(spec: NormForward | NormBackward) -> str:
@@ -270,7 +330,9 @@ def _what(spec: NormForward | NormBackward) -> str:
     parts = []
     if spec.norm is not None:
         parts.append(spec.norm)
-        if not spec.weight:
+        if spec.norm == "block_norm" and spec.block != BLOCK:
+            parts.append(f"of_{spec.block}")
+        if not spec.weight and spec.norm != "block_norm":
             parts.append("unweighted")
         if spec.bias != (spec.norm == "layer_norm"):
             parts.append("biased" if spec.bias else "unbiased")
@@ -279,7 +341,7 @@ def _what(spec: NormForward | NormBackward) -> str:
     return "_".join(parts)
 
 
-def _eps(spec: NormForward) -> str:
+def _eps(spec: NormForward | NormBackward) -> str:
     """Of the names of kernels that differ in eps alone: `eps_1e_06`; nothing for the usual 1e-05."""
     if spec.norm is None or spec.eps == 1e-5:
         return ""
@@ -295,8 +357,24 @@ def _check_norm(spec: NormForward | NormBackward) -> None:
         raise InputError(f"no kernel has an activation {spec.activation!r}; it can be {', '.join(ACTIVATIONS)} or None")
     if spec.norm is None and (spec.weight or spec.bias):
         raise InputError("a kernel without a norm has neither weight nor bias; a linear's bias is `add`")
+    if spec.norm == "block_norm":
+        _check_block(spec)
+    if not spec.quantise and spec.how != ROWWISE:
+        raise InputError(f"a kernel that does not quantise has no scaling, and so not {spec.how.name!r}")
     if spec.norm is not None and not 0.0 <= spec.eps < float("inf"):
         raise InputError(f"the eps of a norm must be finite, zero or above, not {spec.eps}")
+
+
+def _check_block(spec: NormForward | NormBackward) -> None:
+    if spec.weight or spec.bias:
+        raise InputError("a block_norm has neither weight nor bias; a norm with them is an rms_norm")
+    if spec.block < 2 or spec.block & (spec.block - 1):
+        raise InputError(f"a block_norm's block must be a power of two, 2 or more, not {spec.block}")
+    if spec.width % spec.block:
+        raise InputError(
+            f"a block_norm of blocks of {spec.block} needs a width that they divide, not {spec.width}; choose a block "
+            "that divides it, or another norm"
+        )
 
 
 def _check_count(family: str, count: int) -> None:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loka.kernels import configs
+from loka.kernels import configs, quantised_text
 from loka.kernels.configs import Configuration
 from loka.kernels.rendered_specs import NormBackward, NormForward, Reduce, Spec, Turn, numbered
 
@@ -15,6 +15,7 @@ WIDTH = 120  # of a line
 TITLES = {
     "layer_norm": "LayerNorm",
     "rms_norm": "RMSNorm",
+    "block_norm": "BlockNorm",
     "relu": "ReLU",
     "silu": "SiLU",
     "sigmoid": "sigmoid",
@@ -23,7 +24,7 @@ TITLES = {
 }
 _SHAPES = {
     "add": "({w},)", "weight": "({w},)", "bias": "({w},)", "x": "(M, {w})", "grad": "(M, {w})", "out": "(M, {w})",
-    "dx": "(M, {w})", "values": "(M, {w})", "scale": "(M, 1)", "largest": "(P,)", "mean": "(M,)", "rstd": "(M,)",
+    "dx": "(M, {w})", "values": "(M, {w})", "largest": "(P,)", "mean": "(M,)", "rstd": "(M,)",
     "dweight": "(P, {w})", "dbias": "(P, {w})", "dadd": "(P, {w})", "times": "(M, {w})", "residual": "(M, {w})",
     "carried": "(M, {w})", "kept": "(M, {w})", "dsum": "(M, {w})",
 }  # fmt: skip
@@ -70,8 +71,11 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
     statistics = [name for name in ("mean", "rstd") if name in spec.parameters + spec.results]
     allocations = _norm_allocations(spec, matrices[0], launched)
     pointers = [f"{name}_ptr" for name in (*spec.parameters, *spec.results)]
-    passed = [name if name in statistics else f"{name}.contiguous()" for name in spec.parameters]
-    arguments = [*passed, *spec.results, "m", f"num_warps={launched.warps}"]
+    asis = (*statistics, "scale", "maxima")  # written by kernels, or one number
+    passed = [name if name in asis else f"{name}.contiguous()" for name in spec.parameters]
+    counted = ["m", "maxima.shape[0]"] if "maxima" in spec.parameters else ["m"]
+    arguments = [*passed, *spec.results, *counted, f"num_warps={launched.warps}"]
+    sizes = ["m", "parts"] if "maxima" in spec.parameters else ["m"]
     parameters = [f"{name}: Tensor" for name in spec.parameters]
     if isinstance(spec, NormForward) and spec.takes_dtype:
         parameters.append("dtype: torch.dtype | None = None")
@@ -85,6 +89,8 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
         "load_mask": f", mask={by_element}, other=0.0" if by_element else "",
         "store_mask": f", mask={by_element}" if by_element else "",
         "held": launched.held,
+        "blocks": f"[{launched.rows * padded // spec.block}, {spec.block}]",
+        "whole": f"[{launched.rows}, {padded}]" if several else f"[{padded}]",
         "vector_loads": [
             f"{name} = tl.load({name}_ptr + columns{', mask=inside, other=0.0' if masked else ''}).to(tl.float32)"
             for name in spec.parameters
@@ -95,7 +101,9 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
         "sums": [name for name in spec.results if name in ("dweight", "dbias", "dadd")],
         "title": norm_title(spec),
         "shapes": indented(_norm_shapes(spec)),
-        "kernel_header": opened(f"def _{spec.function}", [*pointers, "m"], ":"),
+        "kernel_header": opened(f"def _{spec.function}", [*pointers, *sizes], ":"),
+        "unspecialised": "[" + ", ".join(f'"{name}"' for name in sizes) + "]",
+        **quantised_text.quantised_views(spec, launched),
         "host_header": header(spec.function, parameters, len(spec.results)),
         "allocations": allocations,
         "launch": opened(f"_{spec.function}[(programs,)]", arguments, "", 4),
@@ -103,8 +111,11 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
     }
     reference = _forward_reference(spec) if isinstance(spec, NormForward) else _backward_reference(spec)
     checks = [f"operators.check_rows({name}, {spec.width})" for name in matrices if name in spec.parameters]
-    uses_programs = any(_SHAPES[name].startswith("(P") for name in spec.results)
-    shapes = [line for line in allocations if uses_programs or not line.startswith("programs = ")]
+    checks += ["operators.check_scale(scale)"] if "scale" in spec.parameters else []
+    uses_programs = any(_shape(spec, name).startswith("(P") for name in spec.results)
+    uses_rows = any("(m, " in line or "(m,)" in line for line in allocations)
+    unused = (*(() if uses_programs else ("programs = ",)), *(() if uses_rows else ("m = ",)))
+    shapes = [line for line in allocations if not line.startswith(unused)]
     return Views(kernel, _operator_views(spec, parameters, [*checks, *reference], shapes, checks))
 
 
@@ -237,22 +248,34 @@ def norm_title(spec: NormForward | NormBackward) -> str:
     steps += ["residual"] if isinstance(spec, NormForward) and spec.residual else []
     if spec.norm is not None:
         eps = f" (eps {spec.eps})" if isinstance(spec, NormForward) else ""
-        steps.append(TITLES[spec.norm] + eps)
+        block = f" {spec.block}" if spec.norm == "block_norm" else ""
+        steps.append(TITLES[spec.norm] + block + eps)
     if spec.activation is not None:
         steps.append(TITLES[spec.activation])
-    scaled = "e4m3 rows" if len(steps) > 3 else "e4m3 with one power-of-two scale a row"
-    rows = [scaled] if spec.quantise else []
+    said = _said(spec, steps, spec.how.words)
+    if len(said) > WIDTH - len(f'    """ for grad (m, {spec.width})."""'):
+        said = _said(spec, steps, spec.how.short)
+    return said
+
+
+def _said(spec: NormForward | NormBackward, steps: list[str], result: str) -> str:
+    rows = [result] if spec.quantise else []
     if isinstance(spec, NormForward):
         said = " -> ".join(steps + rows)
     else:
         said = " -> ".join([f"Gradient of {', '.join(steps)}" if steps else "Gradient", *rows])
-    return said[0].upper() + said[1:] if not said.startswith("e4m3") else f"To {said}"
+    return said[0].upper() + said[1:] if said != "".join(rows) else f"To {said}"
 
 
 def _norm_shapes(spec: NormForward | NormBackward) -> list[str]:
-    takes = ", ".join(f"{name} {_SHAPES[name].format(w=spec.width)}" for name in spec.parameters)
-    gives = ", ".join(f"{name} {_SHAPES[name].format(w=spec.width)}" for name in spec.results)
+    takes = ", ".join(f"{name} {_shape(spec, name)}" for name in spec.parameters)
+    gives = ", ".join(f"{name} {_shape(spec, name)}" for name in spec.results)
     return textwrap.wrap(f"{takes} -> {gives}.", WIDTH - 4)
+
+
+def _shape(spec: NormForward | NormBackward, name: str) -> str:
+    known = quantised_text.shapes_of(spec.how, spec.width)
+    return known[name] if name in known else _SHAPES[name].format(w=spec.width)
 
 
 def indented(lines: Sequence[str]) -> str:
@@ -269,9 +292,7 @@ def _norm_allocations(spec: NormForward | NormBackward, matrix: str, launched: C
         out = f"{matrix}.new_empty((m, {width}), dtype={matrix}.dtype if dtype is None else dtype)"
     kept = f"{'carried' if isinstance(spec, NormBackward) and spec.carried else matrix}.new_empty((m, {width}))"
     makers = {
-        "values": f"{matrix}.new_empty((m, {width}), dtype=torch.float8_e4m3fn)",
-        "scale": f"{matrix}.new_empty((m, 1), dtype=torch.float32)",
-        "largest": f"{matrix}.new_empty((programs,), dtype=torch.float32)",
+        **quantised_text.makers(spec.how, matrix, width),
         "out": out,
         "dx": out,
         "kept": out,
@@ -292,35 +313,42 @@ def _keywords(spec: NormForward | NormBackward, names: Sequence[str]) -> list[st
     keywords = [f"{name}={name}" for name in names]
     if spec.norm is not None:
         keywords.append(f'norm="{spec.norm}"')
-        if isinstance(spec, NormForward):
+        if isinstance(spec, NormForward) or spec.norm == "block_norm":
             keywords.append(f"eps={spec.eps}")
+        if spec.norm == "block_norm":
+            keywords.append(f"block={spec.block}")
     if spec.activation is not None:
         keywords.append(f'activation="{spec.activation}"')
     return keywords
 
 
 def _forward_reference(spec: NormForward) -> list[str]:
-    items = ["x", *_keywords(spec, spec.parameters[1:])]
+    items = ["x", *_keywords(spec, _computed(spec)[1:])]
     lines = _body_line("forward = fused_reference.norm_forward", items)
     dtype = "x.dtype if dtype is None else dtype"
     lines += [f"kept = forward.kept.to({dtype})"] if spec.keep else []
     saved = ["kept"] if spec.keep else []
     saved += [f"forward.{name}" for name in spec.results if name in ("mean", "rstd")]
     if spec.quantise:
-        lines.append("values, scale, largest = fused_reference.quantise_rows(forward.y)")
-        return [*lines, f"return {', '.join(['values', 'scale', 'largest', *saved])}"]
+        lines.append(quantised_text.reference_line(spec.how, "forward.y"))
+        return [*lines, f"return {', '.join([*spec.how.results, *saved])}"]
     return [*lines, f"return {', '.join([f'forward.y.to({dtype})', *saved])}"]
 
 
 def _backward_reference(spec: NormBackward) -> list[str]:
-    items = ["grad", *_keywords(spec, spec.parameters[1:])]
+    items = ["grad", *_keywords(spec, _computed(spec)[1:])]
     lines = _body_line("backward = fused_reference.norm_backward", items)
     sums = [f"backward.sum.to({'carried' if spec.carried else 'grad'}.dtype)"] if spec.carry else []
     sums += [f"backward.{name[1:]}" for name in spec.results if name in ("dweight", "dbias", "dadd")]
     if spec.quantise:
-        lines.append("values, scale, largest = fused_reference.quantise_rows(backward.x)")
-        return [*lines, f"return {', '.join(['values', 'scale', 'largest', *sums])}"]
+        lines.append(quantised_text.reference_line(spec.how, "backward.x"))
+        return [*lines, f"return {', '.join([*spec.how.results, *sums])}"]
     return [*lines, f"return {', '.join(['backward.x.to(grad.dtype)', *sums])}"]
+
+
+def _computed(spec: NormForward | NormBackward) -> tuple[str, ...]:
+    """The parameters that what is quantised is computed from."""
+    return tuple(name for name in spec.parameters if name not in spec.how.parameters)
 
 
 def _body_line(before: str, items: Sequence[str]) -> list[str]:

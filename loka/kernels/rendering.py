@@ -16,7 +16,15 @@ from importlib import resources
 import jinja2
 
 from loka.errors import InputError
-from loka.kernels import gemm_configs, gemm_text, grouped_gemm_text, product_text, rendered_text, split_gemm_text
+from loka.kernels import (
+    gemm_configs,
+    gemm_text,
+    grouped_gemm_text,
+    product_text,
+    rendered_text,
+    split_gemm_text,
+    turned_text,
+)
 from loka.kernels.configs import Configuration, configuration
 from loka.kernels.gemm_configs import Tiling
 from loka.kernels.gemm_specs import BatchedGemm, Gemm, GemmSpec, GroupedGemm, SplitGemm
@@ -24,7 +32,7 @@ from loka.kernels.join_specs import JoinBackward, JoinForward
 from loka.kernels.join_text import JoinConfiguration, join_configuration, join_views
 from loka.kernels.mix_specs import MixBackward, MixForward
 from loka.kernels.mix_text import MixConfiguration, mix_configuration, mix_views
-from loka.kernels.rendered_specs import NormBackward, NormForward, Products, Reduce, Spec, Turn
+from loka.kernels.rendered_specs import NormBackward, NormForward, Products, QuantiseTurned, Reduce, Spec, Turn
 
 KERNELS_FILE = "triton_kernels.py"
 OPERATORS_FILE = "fused.py"
@@ -119,6 +127,8 @@ def _views(spec: AnySpec, launched: AnyConfiguration | None) -> tuple[str, rende
             return "reduce", rendered_text.reduce_views(spec)
         case Products():
             return "products", product_text.product_views(spec)
+        case QuantiseTurned():
+            return "quantise_turned", turned_text.quantise_turned_views(spec)
         case MixForward() | MixBackward():
             mixing = launched if isinstance(launched, MixConfiguration) else mix_configuration(spec)
             family = "mix_forward" if isinstance(spec, MixForward) else "mix_backward"

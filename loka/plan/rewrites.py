@@ -213,12 +213,13 @@ def _is_wanted(mix: Mix, wish: Wish, forward: StraightForward) -> bool:
 def _chained(wish: Wish, forward: StraightForward) -> tuple[set[str], set[str]]:
     """The sites in chains of several linears in FP8, and those in the model's dtype that kernels take something for."""
     in_chains: set[str] = set()
+    sizes = {site.name: (site.k, site.n) for site in wish.sites}
     fp8 = [region for region in forward.regions if region.site in wish.chained]
-    for chain in find_chains(forward, fp8, _KNOWN):
+    for chain in find_chains(forward, fp8, _KNOWN, sizes=sizes):
         if len(chain.stages) > 1:
             in_chains.update(stage.site for stage in chain.stages)
     taken: set[str] = set()
-    for chain in find_chains(forward, _wanted(forward, wish.kept), _KNOWN):
+    for chain in find_chains(forward, _wanted(forward, wish.kept), _KNOWN, sizes=sizes):
         if chain.last > chain.first:
             taken.update(stage.site for stage in chain.stages)
     return in_chains, taken

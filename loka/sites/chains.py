@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from loka.sites.norms import ChainNorm, NormRun, arguments, literal, norm_ending_at, norm_starting_at, operand
 from loka.sites.printer import names_in
 from loka.sites.straight import Ref, RefKind, Region, SiteCall, Statement, StraightForward
 
-# How torch's norms over the last dimension are printed, and the names of their arguments in order.
-_NORM_ARGUMENTS = {
-    "torch.nn.functional.layer_norm": ("input", "normalized_shape", "weight", "bias", "eps"),
-    "torch.layer_norm": ("input", "normalized_shape", "weight", "bias", "eps", "cudnn_enable"),
-    "torch.nn.functional.rms_norm": ("input", "normalized_shape", "weight", "eps"),
-    "torch.rms_norm": ("input", "normalized_shape", "weight", "eps"),
-}
 _PAIRS = {
     "mul": ("{0} * {1}", "torch.mul({0}, {1})", "{0}.mul({1})"),
     "add": ("{0} + {1}", "torch.add({0}, {1})", "{0}.add({1})"),
 }
-_LAYER_NORM_EPS = 1e-05  # torch's default; an rms_norm without eps takes one that depends on the dtype
-
-
-@dataclass(frozen=True, slots=True)
-class ChainNorm:
-    """A norm over the last dimension, of `width` elements."""
-
-    kind: str  # "layer_norm" or "rms_norm"
-    width: int
-    eps: float
-    weight: Ref | None
-    bias: Ref | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +57,7 @@ def find_chains(
     known: Known,
     alike: Callable[[str, str], bool] = lambda site, other: True,
     sums: Callable[[str], bool] = lambda site: True,
+    sizes: Mapping[str, tuple[int, int]] | None = None,
 ) -> tuple[Chain, ...]:
     """The chains in a forward's regions, in the order of the statements.
 
@@ -87,9 +69,10 @@ def find_chains(
     region's end that its chain did not take goes before the next region's linear, if that alone reads it. A linear
     whose weight or bias, or a norm whose weight or bias, is computed inside the chain ends the chain before it, and
     so does a site that is not `alike` the one before. A linear whose operand is a view begins a chain, one whose
-    product is permuted is a chain of one.
+    product is permuted is a chain of one. `sizes` gives K and N of a site: without them, a block_norm is taken only
+    where its statements show that the blocks divide the width.
     """
-    finder = _Finder(forward, regions, known, sums)
+    finder = _Finder(forward, regions, known, sums, sizes or {})
     found = [chain for region in regions if (chain := finder.stage(region)) is not None]
     return tuple(_joined(forward, found, alike))
 
@@ -98,8 +81,14 @@ class _Finder:
     """Chains of one stage, region by region."""
 
     def __init__(
-        self, forward: StraightForward, regions: Sequence[Region], known: Known, sums: Callable[[str], bool]
+        self,
+        forward: StraightForward,
+        regions: Sequence[Region],
+        known: Known,
+        sums: Callable[[str], bool],
+        sizes: Mapping[str, tuple[int, int]],
     ) -> None:
+        self._sizes = sizes
         self._statements = forward.statements
         self._readers = readers_of(forward)
         self._known, self._sums = known, sums
@@ -113,56 +102,66 @@ class _Finder:
         if not places or places[0] < self._free:
             return None
         linear = places[0]
-        before = self._norm_before(linear)
-        first, last = linear - (before is not None), linear
-        stage = ChainStage(region.site, linear, before)
+        k, n = self._sizes.get(region.site, (0, 0))
+        before = self._norm_before(linear, k)
+        first, last = before.first if before else linear, linear
+        stage = ChainStage(region.site, linear, before.norm if before else None)
         call = statements[linear].call
         if call is not None and call.out == "{0}":
-            last, stage = self._follow(first, region.last, stage)
+            last, stage = self._follow(first, region.last, stage, n)
         self._free = last + 1
         return Chain(first, last, (stage,))
 
-    def _norm_before(self, linear: int) -> ChainNorm | None:
+    def _norm_before(self, linear: int, width: int) -> NormRun | None:
         """The norm just before a linear, if it feeds that alone and may be taken."""
-        place = linear - 1
-        if place < self._free or place not in self._wanted:
+        run = norm_ending_at(self._statements, linear - 1) if linear else None
+        if run is None or run.first < self._free or not self._takes(run, width):
             return None
-        target = self._statements[place].target
+        target = self._statements[run.last].target
         if _input(self._statements[linear]) != target or self._readers.get(target) != {linear}:
             return None
-        return self._norm(place)
+        return run
 
-    def _follow(self, first: int, end: int, stage: ChainStage) -> tuple[int, ChainStage]:
+    def _follow(self, first: int, end: int, stage: ChainStage, width: int) -> tuple[int, ChainStage]:
         """How far the chain goes on after its linear: the last statement, and the stage with what follows."""
         last, after, activation = stage.linear, None, None
         inside = {self._statements[n].target for n in range(first, last + 1)}
         found: dict[str, Ref | None] = {"mul": None, "add": None}
         for op in found if self._sums(stage.site) else ():
-            if last < end and self._goes_on(last, inside):
+            if last < end and self._goes_on(last, last + 1, inside):
                 found[op] = _other(self._statements[last + 1], op, self._statements[last].target)
                 if found[op] is not None:
                     last += 1
                     inside.add(self._statements[last].target)
-        if last < end and self._goes_on(last, inside):
-            after = self._norm(last + 1)
-            if after is not None:
-                last += 1
-                inside.add(self._statements[last].target)
-        if last < end and self._goes_on(last, inside):
+        run = norm_starting_at(self._statements, last + 1) if last < end else None
+        if run is not None and run.last <= end and self._takes(run, width) and self._goes_on(last, run.last, inside):
+            last, after = run.last, run.norm
+            inside.update(self._statements[place].target for place in range(run.first, run.last + 1))
+        if last < end and self._goes_on(last, last + 1, inside):
             activation = self._activation(last + 1)
             last += activation is not None
         return last, replace(stage, after=after, activation=activation, times=found["mul"], residual=found["add"])
 
-    def _goes_on(self, last: int, inside: Collection[str]) -> bool:
-        """Whether the statement after `last` is the only one that reads it, and reads nothing else of the chain."""
-        following = self._statements[last + 1]
-        reads = [ref.text for ref in following.operands if ref.kind is RefKind.LOCAL]
+    def _goes_on(self, last: int, end: int, inside: Collection[str]) -> bool:
+        """Whether only the statements after `last` up to `end` read it, and these read nothing else of the chain."""
+        span = range(last + 1, end + 1)
+        refs = (ref for place in span for ref in self._statements[place].operands if ref.kind is RefKind.LOCAL)
+        reads = [ref.text for ref in refs if ref.text in inside]
         target = self._statements[last].target
-        return self._readers.get(target) == {last + 1} and [name for name in reads if name in inside] == [target]
+        once = reads == [target] or (end > last + 1 and set(reads) == {target})  # the views of a block_norm read it too
+        return once and self._readers.get(target, set()) <= set(span)
 
-    def _norm(self, place: int) -> ChainNorm | None:
-        norm = parse_norm(self._statements[place])
-        return norm if norm is not None and norm.kind in self._known.norms else None
+    def _takes(self, run: NormRun, width: int) -> bool:
+        """Whether a kernel takes a norm over a dimension of `width` (0: unknown), and nothing else reads inside it."""
+        places = set(range(run.first, run.last + 1))
+        within = [self._statements[place].target for place in range(run.first, run.last)]
+        if run.norm.kind not in self._known.norms or not places <= self._wanted:
+            return False
+        if any(not self._readers.get(target, set()) <= places for target in within):
+            return False
+        block = run.norm.width
+        divides = width % block == 0 if width else run.divides
+        return run.norm.kind != "block_norm" or (divides and block & (block - 1) == 0)
 
     def _activation(self, place: int) -> str | None:
         statement = self._statements[place]
@@ -216,10 +215,11 @@ def _is_closed(statements: Sequence[Statement], readers: dict[str, set[int]], ru
     inside = {statements[n].target for n in range(run[0].first, run[-1].last + 1)}
     residuals = {place: ref for chain in run if (place := _residual_place(chain)) and (ref := chain.stages[0].residual)}
     for index, chain in enumerate(run):
+        # What a chain reads of itself was looked at when it was found: a block_norm reads its sizes, too.
+        others = inside - {statements[n].target for n in range(chain.first, chain.last + 1)}
         for place in range(chain.first, chain.last + 1):
-            reads = [ref.text for ref in statements[place].operands if ref.kind is RefKind.LOCAL and ref.text in inside]
-            previous = statements[place - 1].target
-            expected = [previous] if place > run[0].first else []
+            reads = [ref.text for ref in statements[place].operands if ref.kind is RefKind.LOCAL and ref.text in others]
+            expected = [statements[place - 1].target] if place == chain.first and index else []
             added = residuals.get(place)
             if added is not None and added.text in inside:
                 if not _ends_with_a_sum(run, ends.get(added.text), index):
@@ -296,73 +296,17 @@ def _placeholder(template: str) -> int | None:
     return int(inner) if template == f"{{{inner}}}" and inner.isdecimal() else None
 
 
-def parsed_call(statement: Statement) -> tuple[str, list[ast.expr], dict[str, ast.expr]] | None:
-    """The function that a statement calls and its arguments; operand i reads as the name `operand_i`."""
-    names = [f"operand_{number}" for number in range(len(statement.operands))]
-    try:
-        node = ast.parse(statement.template.format(*names), mode="eval").body
-    except (SyntaxError, ValueError, IndexError, KeyError):  # a template that is no call of this form
-        return None
-    if not isinstance(node, ast.Call) or any(keyword.arg is None for keyword in node.keywords):
-        return None
-    return ast.unparse(node.func), node.args, {str(keyword.arg): keyword.value for keyword in node.keywords}
-
-
-def parse_norm(statement: Statement) -> ChainNorm | None:
-    """The norm that a statement is; None where it is another operation, or a norm over more than one dimension."""
-    parsed = parsed_call(statement)
-    if statement.call is not None or parsed is None or parsed[0] not in _NORM_ARGUMENTS:
-        return None
-    function, positional, named = parsed
-    names = _NORM_ARGUMENTS[function]
-    given = {**dict(zip(names, positional, strict=False)), **named}
-    if len(positional) > len(names) or set(given) - set(names) or _operand(statement, given.get("input")) is None:
-        return None
-    if given["input"] is not positional[0] or _operand(statement, given["input"]) != statement.operands[0]:
-        return None
-    kind = function.rpartition(".")[2]
-    shape, eps = _literal(given.get("normalized_shape")), _literal(given.get("eps"))
-    if eps is None and kind == "layer_norm" and "eps" not in given:
-        eps = _LAYER_NORM_EPS
-    if not isinstance(shape, tuple | list) or len(shape) != 1 or not isinstance(eps, float):
-        return None
-    affine = [given.get(name) for name in ("weight", "bias")]
-    refs = [_operand(statement, node) for node in affine]
-    absent = [node is None or _is_none(node) for node in affine]
-    if any(ref is None and not none for ref, none in zip(refs, absent, strict=True)):
-        return None
-    return ChainNorm(kind, int(shape[0]), eps, refs[0], refs[1])
-
-
-def _operand(statement: Statement, node: ast.expr | None) -> Ref | None:
-    """The operand that an argument is, taken as it is."""
-    if not isinstance(node, ast.Name) or not node.id.startswith("operand_"):
-        return None
-    return statement.operands[int(node.id.removeprefix("operand_"))]
-
-
-def _literal(node: ast.expr | None) -> object:
-    try:
-        return None if node is None else ast.literal_eval(node)
-    except ValueError:
-        return None
-
-
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
-
-
 def _is_plain_activation(statement: Statement) -> bool:
     """Whether an activation is called with its operand alone; in place or not is one here, as nothing else reads it."""
-    parsed = parsed_call(statement)
+    parsed = arguments(statement)
     if parsed is None or statement.call is not None or len(statement.operands) != 1:
         return False
     function, positional, named = parsed
     if not function.startswith("torch."):  # a method: operand_0.relu()
         return function == f"operand_0.{statement.op}" and not positional and not named
     harmless = {"inplace": (False, True), "approximate": ("none",)}
-    plain = all(_literal(value) in harmless.get(name, ()) for name, value in named.items())
-    return plain and [_operand(statement, node) for node in positional] == [statement.operands[0]]
+    plain = all(literal(value) in harmless.get(name, ()) for name, value in named.items())
+    return plain and [operand(statement, node) for node in positional] == [statement.operands[0]]
 
 
 def readers_of(forward: StraightForward) -> dict[str, set[int]]:

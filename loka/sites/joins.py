@@ -10,8 +10,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-from loka.sites.chains import parse_norm, parsed_call, readers_of
+from loka.sites.chains import readers_of
 from loka.sites.mixes import changes_in_place
+from loka.sites.norms import arguments, parse_norm
 from loka.sites.shapes import Shape
 from loka.sites.straight import Join, Ref, RefKind, Statement, StraightForward
 
@@ -61,7 +62,7 @@ def _found(forward: StraightForward, shapes: Mapping[str, Shape]) -> Iterator[Jo
 
 def _concatenated(statement: Statement) -> tuple[Ref, ...]:
     """The parts that a statement concatenates along the rows of each sample; none where it does something else."""
-    call = parsed_call(statement)
+    call = arguments(statement)
     if call is None or statement.call is not None or call[0] not in _CONCATENATIONS:
         return ()
     _, positional, named = call

@@ -17,7 +17,7 @@ from types import FunctionType, ModuleType
 import torch
 from torch import nn
 
-from loka.sites.source import functions_of, live_floats
+from loka.sites.source import functions_of, is_block_norm, live_floats
 
 _LABELS = {"record_function", "range", "annotate"}  # with-blocks that only label a profile
 _DECORATORS = {"override", "staticmethod", "classmethod", "property", "cached_property", "abstractmethod", "final"}
@@ -178,7 +178,8 @@ class _Linter:
         chain = self._chain(node)
         if chain:
             value = self._value(chain)
-            if isinstance(value, float) and not (len(chain) == 1 and chain[0] in self.live):
+            known = (*self.live, *(("eps",) if is_block_norm(self.module) else ()))
+            if isinstance(value, float) and not (len(chain) == 1 and chain[0] in known):
                 yield f"float attribute '{ast.unparse(node)}' would be frozen"
             if isinstance(value, list | dict | set) and _holds_float(value):
                 yield f"the floats in '{ast.unparse(node)}' would be frozen"

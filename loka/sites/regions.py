@@ -9,9 +9,10 @@ from itertools import pairwise, takewhile
 
 from torch import nn
 
+from loka.sites.norms import norm_ending_at, norm_starting_at
 from loka.sites.printer import names_in
 from loka.sites.site import Site
-from loka.sites.source import functions_of
+from loka.sites.source import functions_of, is_block_norm
 from loka.sites.source import names_in as names_in_code
 from loka.sites.straight import RefKind, Region, Statement, StraightForward
 from loka.sites.trace import has_hooks
@@ -60,10 +61,10 @@ def find_regions(forward: StraightForward, wanted: Collection[str]) -> tuple[Reg
             continue
         first = last = index
         before = index - 1
-        if before >= free and call.x == "{0}" and statements[before].op in NORMS:
+        if before >= free and call.x == "{0}":
             feeds = statement.operands[0].text == statements[before].target
             if feeds and readers.get(statements[before].target) == {index}:
-                first = before
+                first = _norm_before(statements, index, free, readers)
         if call.out == "{0}":
             last = _end(statements, first, index, readers)
         regions.append(Region(call.site, first, last, tuple(s.op for s in statements[first : last + 1])))
@@ -71,18 +72,37 @@ def find_regions(forward: StraightForward, wanted: Collection[str]) -> tuple[Reg
     return tuple(regions)
 
 
+def _norm_before(statements: Sequence[Statement], site: int, free: int, readers: dict[str, set[int]]) -> int:
+    """The first statement of the norm just before `site`, or `site`."""
+    if statements[site - 1].op in NORMS:
+        return site - 1
+    run = norm_ending_at(statements, site - 1)
+    if run is None or run.first < free:
+        return site
+    inside = set(range(run.first, run.last + 1))
+    read = (readers.get(statement.target, set()) for statement in statements[run.first : run.last])
+    return run.first if all(places <= inside for places in read) else site
+
+
 def _end(statements: Sequence[Statement], first: int, site: int, readers: dict[str, set[int]]) -> int:
     """The last statement of the longest region from `first` over `site`."""
     end, inside = site, {statements[site].target}
+    free = site + 1  # the statements before it are in the region
     for index in range(site + 1, len(statements)):
         statement = statements[index]
+        run = norm_starting_at(statements, index) if index >= free else None
+        if run is not None and run.last > index and run.source in inside:
+            inside.update(statement.target for statement in statements[run.first : run.last + 1])
+            free = run.last + 1
         reads = {ref.text for ref in statement.operands if ref.kind is RefKind.LOCAL}
         known = statement.op in NORMS | ACTIVATIONS | ELEMENTWISE and statement.call is None and statement.target != "_"
-        if not known or not reads & inside:
+        if index >= free and (not known or not reads & inside):
             break
         if statement.op in NORMS and statement.operands[0].text not in inside:
             break
         inside.add(statement.target)
+        if index + 1 < free:
+            continue
         closed = (s.target for s in statements[first:index])
         if all(readers.get(target, set()) <= set(range(first, index + 1)) for target in closed):
             end = index
@@ -181,8 +201,8 @@ def _owner_of(site: Site, modules: dict[str, nn.Module], chained: bool) -> str |
         if isinstance(parent, nn.Sequential):
             names = list(parent._modules)
             place = names.index(_relative(inside, owner).split(".")[0])
-            has_norm = before and place > 0 and isinstance(parent[place - 1], types)
-            has_next = after and place + 1 < len(names) and isinstance(parent[place + 1], _INLINABLE)
+            has_norm = before and place > 0 and _is_one(parent[place - 1], types)
+            has_next = after and place + 1 < len(names) and _is_one(parent[place + 1], _INLINABLE)
             before, after = before and place == 0, after and place + 1 == len(names)
         else:
             adds = site.followed_by[:1] and site.followed_by[0] in ELEMENTWISE and _has_operators(parent)
@@ -196,12 +216,17 @@ def _owner_of(site: Site, modules: dict[str, nn.Module], chained: bool) -> str |
     return found
 
 
+def _is_one(module: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
+    """Whether a module is of such a type, or a block norm where norms are among these."""
+    return isinstance(module, types) or (nn.RMSNorm in types and is_block_norm(module))
+
+
 def _uses(parent: nn.Module, types: tuple[type[nn.Module], ...], names: frozenset[str]) -> bool:
     """Whether a hand-written forward has a child of such a type, or names such a function."""
     called = (function for function in functions_of(parent) if names & names_in_code(function))
     held = (value for name, value in vars(parent).items() if name not in _INTERNAL)
     functions = (value for value in held if getattr(value, "__name__", "") in names)
-    children = any(isinstance(child, types) for child in parent.children())
+    children = any(_is_one(child, types) for child in parent.children())
     return children or next(called, None) is not None or next(functions, None) is not None
 
 
@@ -234,6 +259,8 @@ def _norms_and_activations(owner: str, path: str, modules: dict[str, nn.Module])
     for name, child in modules[".".join(filter(None, (owner, path)))].named_children():
         if type(child) in _INLINABLE and not has_hooks(child):
             yield f"{path}.{name}".lstrip(".")
+        elif is_block_norm(child) and not any(has_hooks(part) for part in child.modules()):
+            yield from (f"{path}.{name}.{inner}".strip(".") for inner, _ in child.named_modules())
 
 
 def _parents(name: str) -> Iterator[str]:

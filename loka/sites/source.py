@@ -37,8 +37,24 @@ def names_in(function: FunctionType) -> frozenset[str]:
 
 def live_floats(module: nn.Module, functions: Iterable[FunctionType]) -> tuple[str, ...]:
     """Float attributes of the module that the functions name: read anew in each forward, never baked."""
-    names = sorted({name for function in functions for name in names_in(function)})
-    return tuple(name for name in names if isinstance(inspect.getattr_static(module, name, None), float))
+    names = {name for function in functions for name in names_in(function)}
+    if is_block_norm(module):
+        names.discard("eps")
+    return tuple(name for name in sorted(names) if isinstance(inspect.getattr_static(module, name, None), float))
+
+
+def is_block_norm(module: nn.Module) -> bool:
+    """Whether a module looks like an RMSNorm over blocks, written by hand: one without Parameters and buffers.
+
+    Its forward calls `rms_norm`, or its only child is an nn.RMSNorm. As in torch's own norms, its `eps` is built into
+    what is traced from it, and counts in the hash.
+    """
+    if any(True for _ in module.parameters()) or any(True for _ in module.buffers()):
+        return False
+    children = list(module.children())
+    if children:
+        return len(children) == 1 and type(children[0]) is nn.RMSNorm and bool(functions_of(module))
+    return any("rms_norm" in names_in(function) for function in functions_of(module))
 
 
 def forward_source_hash(module: nn.Module, inlined: tuple[str, ...] = ()) -> str:

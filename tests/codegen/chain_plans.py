@@ -18,6 +18,7 @@ from loka.plan.plan import Binding, BindingKind, Plan, SitePlan
 from loka.policy.settings import OperandRecipe
 from loka.sites.examples import ModelInputs, capture_examples
 from loka.sites.regions import find_regions
+from loka.sites.source import is_block_norm
 from loka.sites.straight import StraightForward
 from loka.sites.trace import trace_forward
 
@@ -71,10 +72,11 @@ def traced(body: nn.Module, inputs: Callable[[int], Tensor]) -> StraightForward:
     model = Holder(body)
     examples = capture_examples(model, ["body"], {batch: ModelInputs((inputs(batch),), {}) for batch in (5, 8)})["body"]
     sites = [name for name, child in body.named_modules() if isinstance(child, nn.Linear)]
+    known = (*_INLINABLE, nn.Sequential, nn.ModuleList)
     inline = [
         name
         for name, child in body.named_modules()
-        if name and (isinstance(child, (*_INLINABLE, nn.Sequential, nn.ModuleList)) or len(list(child.children())))
+        if name and (isinstance(child, known) or is_block_norm(child) or len(list(child.children())))
     ]
     found = trace_forward(body, "body", examples, inline=inline, sites=sites)
     assert isinstance(found, StraightForward), found

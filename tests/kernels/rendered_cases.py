@@ -34,6 +34,13 @@ PARTS = [
     (None, False, False, None, False),
 ]
 
+BLOCK_PARTS = [
+    ("block_norm", False, False, None, False),
+    ("block_norm", False, False, "hardswish", True),
+    ("block_norm", False, False, "hardswish", False),
+    ("block_norm", False, False, "sigmoid", False),
+]
+
 
 def norm_specs(width: int, parts: Sequence[tuple[str | None, bool, bool, str | None, bool]]) -> list[Spec]:
     """Every forward and backward of these parts, quantised and not, that has something to compute."""
@@ -121,6 +128,8 @@ def exact_forward(spec: NormForward | NormBackward, tensors: dict[str, Tensor], 
     elif spec.norm == "rms_norm":
         y = F.rms_norm(y, (spec.width,), weight, eps)
         y = y if bias is None else y + bias
+    elif spec.norm == "block_norm":
+        y = F.rms_norm(y.unflatten(-1, (-1, spec.block)), (spec.block,), None, eps).flatten(-2)
     activations = {
         "relu": F.relu, "silu": F.silu, "sigmoid": torch.sigmoid, "hardswish": F.hardswish, "gelu": F.gelu
     }  # fmt: skip
@@ -146,11 +155,19 @@ def exact_statistics(
     if spec.norm == "layer_norm":
         mean = x.mean(1)
         return {"mean": mean, "rstd": ((x - mean[:, None]).square().mean(1) + eps).rsqrt()}
-    return {"rstd": (x.square().mean(1) + eps).rsqrt()} if spec.norm else {}
+    return {"rstd": (x.square().mean(1) + eps).rsqrt()} if spec.norm == "rms_norm" else {}
+
+
+def largest_rstd(spec: NormForward | NormBackward, tensors: dict[str, Tensor], eps: float = 1e-5) -> Tensor:
+    """The factor (M, 1) by which a norm can enlarge a gradient: of a block_norm that of the row's smallest block."""
+    if spec.norm == "block_norm":
+        x = tensors["x"].double() + (tensors["add"].double() if spec.add else 0.0)
+        return (x.unflatten(1, (-1, spec.block)).square().mean(2) + eps).rsqrt().amax(1, keepdim=True)
+    return exact_statistics(spec, tensors, eps)["rstd"][:, None]
 
 
 def arguments_of(spec: NormForward | NormBackward, inputs: Inputs, eps: float = 1e-5) -> list[Tensor]:
-    """The operator's tensor arguments."""
+    """The operator's tensor arguments, without those of its quantisation."""
     statistics = {name: t.float() for name, t in exact_statistics(spec, inputs.tensors, eps).items()}
     known = {**inputs.tensors, **statistics, "grad": inputs.grad}
-    return [known[name] for name in spec.parameters]
+    return [known[name] for name in spec.parameters if name not in ("scale", "maxima")]

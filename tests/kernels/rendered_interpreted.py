@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
-from rendered_cases import PARTS, Package, arguments_of, norm_specs, random_inputs, write_package
+from rendered_cases import BLOCK_PARTS, PARTS, Package, arguments_of, norm_specs, random_inputs, write_package
 
 from loka.kernels import fused_reference, operators
 from loka.kernels.rendered_specs import NormBackward, NormForward, Reduce, Turn
@@ -24,9 +24,14 @@ from loka.numerics.quantize import Quantized
 from loka.numerics.turn import turn
 
 # By the width's configuration: several rows at a step or one; a power of two or a padded width.
-WIDTHS = (13, 16, 24, 479, 512, 600)
+WIDTHS = (13, 16, 24, 256, 479, 512, 600, 768)
 ROWS = (1, 17, 5)
 PROGRAMS = 3
+
+
+def parts_of(width: int) -> list[tuple[str | None, bool, bool, str | None, bool]]:
+    """All norms that a kernel of that width can have."""
+    return PARTS if width % 256 else BLOCK_PARTS + PARTS[-2:] if width in (256, 768) else PARTS + BLOCK_PARTS
 
 
 def results(package: Package, spec, *arguments: object) -> dict[str, Tensor]:
@@ -46,7 +51,7 @@ def check_norms(package: Package, width: int) -> int:
     compared = 0
     for rows in ROWS:
         inputs = random_inputs(rows, width, torch.float32)
-        for spec in norm_specs(width, PARTS):
+        for spec in norm_specs(width, parts_of(width)):
             if spec.quantise:
                 continue
             forward = isinstance(spec, NormForward)
@@ -92,7 +97,7 @@ def check_scales(package: Package, width: int) -> None:
     low = {name: tensor - 8.0 for name, tensor in inputs.tensors.items()} | {"weight": torch.ones(width)}
     shifted = dataclasses.replace(inputs, tensors=low, grad=inputs.grad.sign() * torch.rand_like(inputs.grad) + 100.0)
     cancelled = {**low, "x": (inputs.tensors["x"] * 1e-3 - low["add"])}
-    for spec in norm_specs(width, PARTS):
+    for spec in norm_specs(width, parts_of(width)):
         if not spec.quantise:
             continue
         if isinstance(spec, NormForward):
@@ -151,7 +156,8 @@ def poisoned(new_empty: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     def make(like: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
         made = new_empty(like, *arguments, **keywords)
-        made.view(torch.uint8).fill_(0x7F) if made.element_size() == 1 else made.fill_(torch.nan)
+        poison = torch.nan if made.is_floating_point() else -(10**6)
+        made.view(torch.uint8).fill_(0x7F) if made.element_size() == 1 else made.fill_(poison)
         return made
 
     return make
@@ -159,7 +165,7 @@ def poisoned(new_empty: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def main(folder: Path) -> None:
     """All checks; prints how many results of norms were compared."""
-    specs = [spec for width in WIDTHS for spec in norm_specs(width, PARTS)]
+    specs = [spec for width in WIDTHS for spec in norm_specs(width, parts_of(width))]
     package = write_package(folder / "interpreted", [*specs, *map(Turn, (1, 2, 3)), *map(Reduce, (1, 2, 3))])
     operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS  # as if on a GPU of three
     torch.Tensor.new_empty = poisoned(torch.Tensor.new_empty)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from rendered_cases import PARTS, norm_specs
+from rendered_cases import BLOCK_PARTS, PARTS, norm_specs
 
 from loka.errors import InputError
 from loka.kernels.configs import Configuration, configuration, padded_width
@@ -22,6 +22,7 @@ from loka.kernels.rendering import load_kernel_templates, render, render_files
 ROOT = Path(__file__).parents[2]
 COUNTED = [*map(Turn, (1, 2, 3)), *map(Reduce, range(1, 7))]
 EVERY = [spec for width in (13, 479, 2048, 8256) for spec in norm_specs(width, PARTS)]
+EVERY += [spec for width in (256, 768) for spec in norm_specs(width, BLOCK_PARTS)]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,8 @@ def templates():
 
 def test_every_variant_is_formatted_and_linted_as_rendered(tmp_path, templates):
     for width in (13, 24, 512, 2048, 4096, 8192, 8256):
-        kernels = [render(spec, templates) for spec in [*norm_specs(width, PARTS), *COUNTED]]
+        parts = PARTS if width % 256 else PARTS + BLOCK_PARTS
+        kernels = [render(spec, templates) for spec in [*norm_specs(width, parts), *COUNTED]]
         for name, text in render_files(kernels, templates, "a test", stamp="0" * 64).items():
             (tmp_path / f"w{width}_{name}").write_text(text)
     config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
@@ -45,6 +47,8 @@ def all_norm_specs(width: int) -> list[NormForward | NormBackward]:
     for norm, activation in itertools.product((None, *NORMS), (None, *ACTIVATIONS)):
         for weight, bias, add, quantise in itertools.product((False, True), repeat=4):
             if norm is None and (weight or bias or activation is None):
+                continue
+            if norm == "block_norm" and (weight or bias):
                 continue
             specs.append(NormBackward(width, norm, weight, bias, 1e-5, activation, add, quantise))
             for save, eps in itertools.product((False, True), (1e-5, 1e-6, 0.0)):
@@ -128,6 +132,9 @@ def test_a_row_fits_its_configuration():
         (lambda: NormForward(8, None, True, False, 1e-5, None, False, True, True), "neither weight nor bias"),
         (lambda: NormForward(8, None, False, False, 1e-5, None, False, False, True), "copy its input"),
         (lambda: NormBackward(8, None, False, False, 1e-5, None, True, False), "copy its input"),
+        (lambda: NormForward(256, "block_norm", True, False, 1e-5, None, False, True, True), "neither weight nor bias"),
+        (lambda: NormForward(624, "block_norm", False, False, 1e-5, None, False, True, True), "not 624"),
+        (lambda: NormBackward(288, "block_norm", False, False, 1e-5, None, False, True, block=96), "power of two"),
         (lambda: Turn(4), "1 to 3 operands"),
         (lambda: Reduce(0), "1 to 6 operands"),
     ],

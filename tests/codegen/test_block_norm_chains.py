@@ -1,0 +1,250 @@
+"""Chains with a BlockNorm, in the forms that models write it: found, generated, and right against float64."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+
+import chain_plans as chains
+import codegen_plans as plans
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from loka.codegen import render_package
+from loka.kernels.rendered_specs import BLOCK
+from loka.plan.make import make_plan
+from loka.sites.chains import Known, find_chains
+from loka.zoo.blocknorm import BlockNorm
+
+KNOWN = Known(frozenset({"block_norm", "rms_norm"}), frozenset({"hardswish"}))
+
+
+class ByShape(nn.Module):
+    def forward(self, y: Tensor) -> Tensor:
+        return F.rms_norm(y.view(-1, 256), (256,), None, 1e-6).view(y.shape)
+
+
+class BySizes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(256, eps=1e-6, elementwise_affine=False)
+
+    def forward(self, y: Tensor) -> Tensor:
+        rows, width = y.shape
+        out: Tensor = self.norm(y.view(-1, 256)).view(rows, width)
+        return out
+
+
+class ByReshape(nn.Module):
+    def forward(self, y: Tensor) -> Tensor:
+        return torch.rms_norm(y.reshape(y.size(0), -1, 256), (256,), eps=1e-6).reshape_as(y)
+
+
+class OtherShape(nn.Module):
+    """The result has another shape than the input: no norm of it."""
+
+    def forward(self, y: Tensor) -> Tensor:
+        return F.rms_norm(y.view(-1, 256), (256,), None, 1e-6).view(-1, 2, 256).flatten(1)
+
+
+class ReadTwice(nn.Module):
+    def forward(self, y: Tensor) -> Tensor:
+        blocks = y.unflatten(-1, (-1, 256))
+        return F.rms_norm(blocks, (256,), eps=1e-6).flatten(-2) + blocks.sum()
+
+
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(256, eps=1e-6)
+
+    def forward(self, y: Tensor) -> Tensor:
+        out: Tensor = self.norm(y.unflatten(-1, (-1, 256))).flatten(-2)
+        return out
+
+
+def body(norm: Callable[[], nn.Module], hidden: int = 512, bias: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(48, hidden, bias=bias), norm(), nn.Hardswish(), nn.Linear(hidden, 32, bias=bias)
+    )  # fmt: skip
+
+
+FORMS = [BlockNorm, ByShape, BySizes, ByReshape]
+
+
+def stages_of(module: nn.Module, sizes: dict[str, tuple[int, int]] | None = None) -> list[tuple[str | None, ...]]:
+    """For each chain, the kinds of its stages' norms."""
+    forward = chains.traced(module, lambda batch: torch.randn(batch, 48))
+    found = find_chains(forward, forward.regions, KNOWN, sizes=sizes)
+    return [tuple(stage.after.kind if stage.after else None for stage in chain.stages) for chain in found]
+
+
+SIZES = {"body.0": (48, 512), "body.3": (512, 32)}
+
+
+@pytest.mark.parametrize("norm", FORMS)
+def test_every_form_is_one_chain(norm):
+    assert stages_of(body(norm), SIZES) == [("block_norm", None)]
+
+
+def test_without_sizes_only_what_shows_that_blocks_divide():
+    assert stages_of(body(BlockNorm)) == [("block_norm", None)]
+    assert stages_of(body(ByShape)) == [(None,), (None,)]
+    assert stages_of(body(ByShape), {**SIZES, "body.0": (48, 384)}) == [(None,), (None,)]
+
+
+@pytest.mark.parametrize("norm", [OtherShape, ReadTwice, Weighted, lambda: BlockNorm(2 * 48)])
+def test_what_is_no_block_norm_ends_the_chain(norm):
+    hidden = 480 if norm not in (OtherShape, ReadTwice, Weighted) else 512
+    assert stages_of(body(norm, hidden), {**SIZES, "body.0": (48, hidden)}) == [(None,), (None,)]
+
+
+def package_of(module: nn.Module, recipe: dict[str, object], folder, name: str) -> ModuleType:
+    return plans.import_package(render_package(chains.chain_plan(module, recipe)), folder, name)
+
+
+@pytest.mark.parametrize("norm", FORMS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_fp8_against_float64_with_the_same_quantisation(norm, bias, tmp_path):
+    module = body(norm, bias=bias)
+    package = package_of(module, chains.CHAIN, tmp_path, f"gen_blocks_fp8_{norm.__name__}_{bias}".lower())
+    source = (tmp_path / package.__name__.split(".")[-1] / "kernels.py").read_text()
+    assert source.count("torch.autograd.Function") == 1
+    assert f"block_norm_hardswish_e4m3_{512}" in source
+    x, dy = torch.randn(37, 48), torch.randn(37, 32)
+    model = chains.Holder(copy.deepcopy(module))
+    with package.apply(model) as patch:
+        found = chains.gradients(model, x, dy)
+        patch.verify()
+    expected = chains.gradients(chains.Holder(chains.simulated(module)), x.double(), dy.double())
+    assert found.keys() == expected.keys()
+    for key, value in found.items():
+        # The reference quantises what float64 made, the chain what float32 made: a value may fall to the other side.
+        assert chains.error(value, expected[key]) < 2e-3, key
+
+
+def test_bf16_chains_against_float64(tmp_path):
+    module = body(BlockNorm, bias=True)
+    package = package_of(module, chains.AS_IS, tmp_path, "gen_blocks_plain")
+    x, dy = torch.randn(37, 48), torch.randn(37, 32)
+    model = chains.Holder(copy.deepcopy(module))
+    with package.apply(model) as patch:
+        found = chains.gradients(model, x, dy)
+        patch.verify()
+    expected = chains.gradients(chains.Holder(copy.deepcopy(module).double()), x.double(), dy.double())
+    for key, value in found.items():
+        assert chains.error(value, expected[key]) < 1e-5, key
+
+
+@pytest.mark.parametrize("recipe", [chains.CHAIN, chains.AS_IS], ids=["fp8", "plain"])
+def test_batches_without_rows_and_zero_rows(recipe, tmp_path):
+    module = body(BlockNorm)
+    package = package_of(module, recipe, tmp_path, f"gen_blocks_empty_{len(str(recipe))}")
+    model = chains.Holder(copy.deepcopy(module))
+    with package.apply(model):
+        empty = torch.randn(0, 48, requires_grad=True)
+        model(empty).sum().backward()
+        assert empty.grad is not None
+        assert empty.grad.shape == (0, 48)
+        assert model.body[0].weight.grad.abs().sum() == 0.0
+        x = torch.randn(5, 48)
+        x[1], x[3, 0] = 0.0, torch.nan
+        y = model(x)
+    assert y[1].abs().sum() == 0.0
+    assert y[3].isnan().all()
+    assert y[[0, 2, 4]].isfinite().all()
+
+
+def test_a_block_norm_before_the_first_linear(tmp_path):
+    torch.manual_seed(0)
+    module = nn.Sequential(BlockNorm(16), nn.Linear(48, 24), nn.Linear(24, 8))
+    forward = chains.traced(module, lambda batch: torch.randn(batch, 48))
+    (chain,) = find_chains(forward, forward.regions, KNOWN)
+    assert chain.first == 0
+    assert (chain.stages[0].before.kind, chain.stages[0].before.width) == ("block_norm", 16)
+    assert BLOCK != 16
+    for recipe, limit in ((chains.CHAIN, 2e-3), (chains.AS_IS, 1e-5)):
+        package = package_of(module, recipe, tmp_path, f"gen_blocks_before_{limit < 1e-4}".lower())
+        model, x, dy = chains.Holder(copy.deepcopy(module)), torch.randn(9, 48), torch.randn(9, 8)
+        with package.apply(model) as patch:
+            found = chains.gradients(model, x, dy)
+            patch.verify()
+        exact = chains.simulated(module) if recipe is chains.CHAIN else copy.deepcopy(module).double()
+        expected = chains.gradients(chains.Holder(exact), x.double(), dy.double())
+        for key, value in found.items():
+            assert chains.error(value, expected[key]) < limit, key
+
+
+def test_a_changed_eps_is_noticed_at_apply(tmp_path):
+    module = body(BlockNorm)
+    package = package_of(module, chains.AS_IS, tmp_path, "gen_blocks_eps")
+    changed = chains.Holder(copy.deepcopy(module))
+    changed.body[1].eps = 1e-3
+    with pytest.raises(Exception, match="changed"):
+        package.apply(changed)
+
+
+MODEL = """
+import torch
+from torch import nn
+
+from loka.zoo.blocknorm import BlockNorm
+
+
+class Layer(nn.Module):
+    def __init__(self, block):
+        super().__init__()
+        self.norm = nn.LayerNorm(64)
+        self.mlp = nn.Sequential(
+            nn.Linear(64, 512, bias=False), BlockNorm(block), nn.Hardswish(),
+            nn.Linear(512, 512, bias=False), BlockNorm(block), nn.Hardswish(),
+            nn.Linear(512, 64, bias=False),
+        )
+
+    def forward(self, x):
+        return x + self.mlp(self.norm(x))
+
+
+def build():
+    return nn.Sequential(Layer(256), Layer(256))
+
+
+def inputs(batch_size):
+    return (torch.randn(batch_size, 64, generator=torch.Generator().manual_seed(0)),)
+"""
+DEFAULTS = {
+    "fp8": "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always",
+    "plain": "compute: keep, fuse: always",
+}
+
+
+@pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")
+@pytest.mark.parametrize("kind", ["fp8", "plain"])
+def test_a_policy_makes_one_function_of_a_whole_mlp(kind, tmp_path, monkeypatch):
+    module = f"block_model_{kind}"
+    (tmp_path / f"{module}.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "policy.yaml").write_text(
+        f'version: 1\nname: blocks\nmodel: {{factory: "{module}:build", inputs: "{module}:inputs", batch_size: 32}}\n'
+        f"defaults: {{{DEFAULTS[kind]}}}\n"
+    )
+    files = render_package(make_plan("policy.yaml"))
+    names = {"fp8": "residual_3_linears_e4m3_64x512x512x64", "plain": "linear_3_linears_64x512x512x64"}  # sums in FP8
+    assert f"kernels.layer_norm_to_{names[kind]}(" in files["modules.py"]
+    assert files["kernels.py"].count("(torch.autograd.Function)") == 1
+    package = plans.import_package(files, tmp_path, f"gen_blocks_by_policy_{kind}")
+    built = importlib.import_module(module)
+    model = built.build()
+    (x,) = built.inputs(32)
+    plain = chains.gradients(copy.deepcopy(model).double(), x.double(), torch.ones(32, 64).double())
+    with package.apply(model) as patch:
+        found = chains.gradients(model, x, torch.ones(32, 64))
+        patch.verify()
+    for key, value in found.items():
+        assert chains.error(value, plain[key]) < (0.15 if kind == "fp8" else 1e-4), key

@@ -1,0 +1,42 @@
+"""Generated chains with BlockNorm on a Hopper GPU: against float64, and compiled as one graph."""
+
+from __future__ import annotations
+
+import copy
+
+import chain_plans as chains
+import codegen_plans as plans
+import pytest
+import torch
+from test_chain_gpu import fresh_compiler, operands, pytestmark
+from torch import nn
+
+from loka.codegen import render_package
+from loka.zoo.blocknorm import BlockNorm
+
+__all__ = ["fresh_compiler", "pytestmark"]  # a fixture and the markers of all tests here
+
+
+@pytest.mark.parametrize("recipe", [chains.CHAIN, chains.AS_IS], ids=["fp8", "plain"])
+@pytest.mark.parametrize("width", [512, 2048])
+def test_against_float64_and_under_the_compiler(recipe, width, tmp_path):
+    torch.manual_seed(0)
+    tower = chains.Tower(width, width, norm=lambda _: BlockNorm(), activation=nn.Hardswish, bias=False)
+    plan = chains.chain_plan(tower, recipe, lambda batch: torch.randn(batch, width))
+    kind = "fp8" if recipe is chains.CHAIN else "plain"
+    package = plans.import_package(render_package(plan), tmp_path, f"gen_gpu_blocks_{kind}_{width}")
+    body = copy.deepcopy(tower).cuda().bfloat16()
+    x, dy = operands(4096, width)
+    exact = chains.simulated(body) if kind == "fp8" else copy.deepcopy(body).double()
+    expected = chains.gradients(chains.Holder(exact), x.double(), dy.double())
+    model = chains.Holder(copy.deepcopy(body))
+    with package.apply(model) as patch:
+        found = chains.gradients(model, x.bfloat16(), dy.bfloat16())
+        compiled = torch.compile(model, fullgraph=True)
+        again = chains.gradients(compiled, x.bfloat16(), dy.bfloat16())
+        patch.verify()
+    for key, value in found.items():
+        assert chains.error(value, expected[key]) < (0.06 if kind == "fp8" else 0.02), key
+        other = again.get(key, again.get(f"_orig_mod.{key}"))
+        assert other is not None
+        assert chains.error(other, value) < 0.02, key

@@ -1,0 +1,34 @@
+"""BlockNorm's kernels compile for sm_90: sums stay inside a warp, nothing spills, FP8 by the GPU's conversion."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
+from rendered_cases import BLOCK_PARTS, norm_specs, write_package
+from test_rendered_compile import SHARED, compiled, own_cache, spilled
+
+__all__ = ["own_cache"]  # a fixture
+
+SPECS = [spec for width in (256, 768, 2048, 4096, 8192) for spec in norm_specs(width, BLOCK_PARTS[1:3])]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    return write_package(tmp_path_factory.mktemp("compiled") / "blocks_for_sm_90", SPECS)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.function)
+def test_it_compiles_for_hopper(package, spec, tmp_path):
+    binary = compiled(package, spec)
+    ptx = binary.asm["ptx"]
+    assert binary.metadata.shared <= SHARED
+    assert spilled(binary, tmp_path) == 0
+    assert ("cvt.rn.satfinite.e4m3x2.f32" in ptx) == spec.quantise
+    assert "ld.global.v4.b32" in ptx
+    if not spec.quantise and not spec.add and spec.width in (2048, 4096, 8192):
+        assert "bar.sync" not in ptx  # a block is within a warp, and nothing else is summed

@@ -1,0 +1,103 @@
+"""Quantise and turn without a GPU: text, refusals, the reference, and compilation for sm_90."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from quantised_cases import TURNED, modes
+from rendered_cases import write_package
+
+from loka.errors import InputError
+from loka.kernels import configs, fused_reference
+from loka.kernels.quantisation import Quantisation
+from loka.kernels.rendered_specs import QuantiseTurned
+from loka.kernels.rendering import load_kernel_templates, render, render_files
+from loka.numerics.names import Format, Scaling
+from loka.numerics.quantize import quantize
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    return write_package(tmp_path_factory.mktemp("turned") / "rendered_quantise_turned", TURNED)
+
+
+def test_the_text_is_formatted_and_linted(tmp_path):
+    templates = load_kernel_templates()
+    for name, text in render_files([render(spec, templates) for spec in TURNED], templates, "a test").items():
+        (tmp_path / name).write_text(text)
+    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
+    for command in (["format", "--check", "--diff"], ["check"]):
+        done = subprocess.run([sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+
+
+@pytest.mark.parametrize("how", [how for how in modes() if how.scaling not in ("known", "tensorwise")], ids=str)
+def test_only_one_scale_serves_both_copies(how):
+    with pytest.raises(InputError, match="one scale for both copies"):
+        QuantiseTurned(how)
+
+
+@pytest.mark.parametrize("shape", [(1, 13), (13, 1), (17, 479), (256, 128), (0, 24)])
+def test_both_copies_are_the_quantisers(package, shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 100.0
+    if x.numel() > 100:
+        x[3, 5], x[4, 6], x[7] = torch.nan, -torch.inf, 0.0
+    maxima = torch.cat([torch.zeros(2), fused_reference.largest_magnitude(x)])
+    for spec in TURNED:
+        how = spec.how
+        if how.scaling == "tensorwise":
+            got = package.run(spec, x, maxima)
+            whole = quantize(x, format=how.format, scaling=Scaling.TENSORWISE, power_of_two=how.power_of_two)
+            assert torch.equal(got["scale"], whole.scale)
+            expected = whole.values
+        else:
+            scale = torch.full((1, 1), 0.25 if how.power_of_two else 0.3)
+            got = package.run(spec, x, scale)
+            expected, amax, overflow = fused_reference.quantise_known(x, scale, how.format.value)
+            assert (got["amax"], got["overflow"]) == (amax, overflow)
+            if x.numel() > 100:
+                assert (overflow.item() > 0) == (how.format is Format.E4M3)
+        assert torch.equal(got["values"].view(torch.uint8), expected.view(torch.uint8))
+        assert torch.equal(got["turned"].view(torch.uint8), expected.view(torch.uint8).t())
+        assert got["turned"].is_contiguous()
+        assert got["turned"].data_ptr() != got["values"].data_ptr() or not x.numel()
+
+
+def test_no_matrix_is_refused(package):
+    spec = QuantiseTurned(Quantisation("known"))
+    with pytest.raises(InputError, match="floating matrix"):
+        package.run(spec, torch.ones(2, 3, 4), torch.ones(1, 1))
+
+
+@pytest.mark.parametrize("spec", TURNED, ids=lambda spec: spec.function)
+@pytest.mark.parametrize("element", ["bf16", "fp32"])
+def test_it_compiles_for_hopper(package, spec, element, tmp_path, monkeypatch):
+    triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
+    from test_rendered_compile import SHARED, spilled
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel = getattr(package.triton_kernels, f"_{spec.function}")
+    fp8 = "*fp8e4nv" if spec.how.format is Format.E4M3 else "*fp8e5"
+    known = {"x_ptr": f"*{element}", "values_ptr": fp8, "turned_ptr": fp8, "overflow_ptr": "*i32"}
+    types = {name: known.get(name, "*fp32") if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
+    aligned = {(index,): [["tt.divisibility", 16]] for index in range(len(types))}
+    source = ASTSource(fn=kernel, signature=types, constexprs={}, attrs=aligned)
+    options = {"num_warps": configs.QUANTISE_WARPS}
+    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    ptx = binary.asm["ptx"]
+    assert binary.metadata.shared <= SHARED
+    assert spilled(binary, tmp_path) == 0
+    assert f"cvt.rn.satfinite.{spec.how.format.value}x2.f32" in ptx
+    assert "ld.global.v4.b32" in ptx
+    assert len(re.findall(r"st\.global\.v4\.b32", ptx)) >= 2  # both copies in whole vectors

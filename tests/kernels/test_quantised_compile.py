@@ -1,0 +1,62 @@
+"""Modes of quantisation compile for sm_90 without a GPU: FP8 by the GPU's own conversion, nothing spilled."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
+from quantised_cases import modes, specs  # noqa: E402
+from rendered_cases import write_package  # noqa: E402
+from test_rendered_compile import SHARED, own_cache, spilled  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from loka.kernels.rendered_specs import NormForward  # noqa: E402
+from loka.numerics.names import Format  # noqa: E402
+
+__all__ = ["own_cache"]  # a fixture
+
+ONE_FORMAT = [how for how in modes() if how.format is Format.E4M3 or how.scaling == "known"]
+SPECS = [spec for spec in specs(2048, ONE_FORMAT) if spec.norm is None or isinstance(spec, NormForward)]
+SPECS += [spec for spec in specs(2048, ONE_FORMAT) if spec.norm == "block_norm" and not isinstance(spec, NormForward)]
+SPECS += [spec for width in (13, 479) for spec in specs(width, [modes()[0], *modes()[4:10:4], modes()[-1]])[:8]]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    return write_package(tmp_path_factory.mktemp("compiled") / "modes_for_sm_90", SPECS)
+
+
+def pointer_type(name: str, spec) -> str:
+    kind = name.removesuffix("_ptr")
+    if kind == "values":
+        return "*fp8e4nv" if spec.how.format is Format.E4M3 else "*fp8e5"
+    if kind == "overflow":
+        return "*i32"
+    return "*bf16" if kind in ("x", "grad", "weight", "bias") else "*fp32"
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.function)
+def test_it_compiles_for_hopper(package, spec, tmp_path):
+    kernel = getattr(package.triton_kernels, f"_{spec.function}")
+    names = kernel.arg_names
+    types = {name: pointer_type(name, spec) if name.endswith("_ptr") else "i32" for name in names}
+    aligned = {(index,): [["tt.divisibility", 16]] for index in range(len(names))}
+    warps = int(re.search(r"num_warps=(\d+)", package.kernels[spec.function].text).group(1))
+    source = ASTSource(fn=kernel, signature=types, constexprs={}, attrs=aligned)
+    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    ptx = binary.asm["ptx"]
+    assert binary.metadata.shared <= SHARED
+    assert spilled(binary, tmp_path) == 0
+    assert (f"cvt.rn.satfinite.{spec.how.format.value}x2.f32" in ptx) == ("values" in spec.results)
+    if spec.width == 2048:
+        assert "ld.global.v4.b32" in ptx
+    if spec.how.scaling == "known" and spec.width == 2048 and spec.norm is None:
+        # Maximum and count stay in the threads: what crosses warps comes after the last row.
+        loop = ptx[: ptx.rindex("cvt.rn.satfinite")]
+        assert "bar.sync" not in loop
