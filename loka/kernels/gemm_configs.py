@@ -129,8 +129,9 @@ def _tilings(spec: Gemm) -> tuple[Tiling, ...]:
     if spec.epilogue.whole_rows:
         return tuple(_narrowed(tiled, spec.n) for tiled in _whole_rows(spec))
     if spec.epilogue.norm == "block_norm":
-        found = _large(spec)
-        return tuple(tiled for tiled in found if tiled.columns == spec.epilogue.block)
+        if not is_aligned(spec.k, spec.operands):
+            return (replace(WHOLE_ROWS_POINTERS[0], columns=spec.epilogue.block),)
+        return tuple(tiled for tiled in _large(spec) if tiled.columns == spec.epilogue.block)
     if spec.n <= 64:
         found = SMALL if is_aligned(spec.k, spec.operands) else POINTERS
         return tuple(_narrowed(tiled, spec.n) for tiled in found)
