@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loka.codegen import straight
 from loka.codegen.chain_shapes import KNOWN, ChainShape, StageSums, chain_shape, fits
-from loka.codegen.recipes import chain_recipe
+from loka.codegen.recipes import GemmRecipe, SiteRecipe, site_recipe
 from loka.errors import LokaError
+from loka.numerics.names import Gemm
 from loka.plan.plan import SitePlan
 from loka.sites.chains import Chain, ChainNorm, chain_input, find_chains, residual_stage
 from loka.sites.straight import Ref, RefKind, Region, SiteCall, StraightForward
@@ -53,6 +54,19 @@ def planned_chains(
         if not lacking:
             return {planned.chain.first: planned for planned in made if planned.shape.worthwhile}
         regions = [region for region in regions if region.site not in lacking]
+
+
+def chain_recipe(plan: SitePlan) -> SiteRecipe:
+    """The recipe of a site as a part of a chain.
+
+    A site that needs no dgrad and keeps wgrad says nothing of transposed copies: its dgrad, which never runs, is
+    written as the others of a chain are.
+    """
+    recipe = site_recipe(plan)
+    if recipe.fprop is None or recipe.wgrad is not None or any(gemm.gemm is Gemm.DGRAD for gemm in plan.gemms):
+        return recipe
+    rows, weight = recipe.fprop.operands
+    return replace(recipe, dgrad=GemmRecipe((rows, replace(weight, turned=True)), recipe.fprop.accumulation))
 
 
 def _planned(

@@ -99,19 +99,6 @@ class SiteRecipe:
         )
 
 
-def chain_recipe(plan: SitePlan) -> SiteRecipe:
-    """The recipe of a site as a part of a chain.
-
-    A site that needs no dgrad and keeps wgrad says nothing of transposed copies: its dgrad, which never runs, is
-    written as the others of a chain are.
-    """
-    recipe = site_recipe(plan)
-    if recipe.fprop is None or recipe.wgrad is not None or any(gemm.gemm is Gemm.DGRAD for gemm in plan.gemms):
-        return recipe
-    rows, weight = recipe.fprop.operands
-    return replace(recipe, dgrad=GemmRecipe((rows, replace(weight, turned=True)), recipe.fprop.accumulation))
-
-
 def _is_e4m3_rows(operand: OperandRecipe) -> bool:
     """Whether an operand is quantised as the kernels of a chain do it."""
     form = (operand.format, operand.scaling, operand.range, operand.power_of_two)
