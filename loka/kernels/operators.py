@@ -69,7 +69,7 @@ def _known_to_inductor(name: str, fake: Callable[..., Any]) -> Callable[..., Any
     arguments into a message, used or not: each with all that it was computed from. In the backward of a long chain that
     takes hours (vllm-project/vllm#43111 has the same).
     """
-    if torch.torch_version.TorchVersion(torch.__version__) >= (2, 13):
+    if torch.torch_version.TorchVersion(torch.__version__) >= "2.13":
         return fake
 
     def shapes(*arguments: Any, **keywords: Any) -> Any:
