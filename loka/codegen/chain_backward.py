@@ -34,7 +34,10 @@ class _Backward:
         none = [*([] if self._ends_with_x else ["dx"]), *(f"d{name}" for name in (*self._shape.others, *weights))]
         self._add(f"{' = '.join(none)} = None")
         for index in reversed(range(len(self._shape.stages))):
-            (self._fp8_stage if self._shape.fp8 else self._plain_stage)(index)
+            if self._shape.stages[index].keeps_wgrad:
+                self._wgrad_kept(index)
+            else:
+                (self._fp8_stage if self._shape.fp8 else self._plain_stage)(index)
         if self._ends_with_x:
             self._before(INDENT)
         for other in self._shape.others:
@@ -126,6 +129,28 @@ class _Backward:
         operands = ("dy_turned", "dy_spread", "x_turned", "x_spread")
         tick, dtype = f"{self._tick(index)} + 2", f"weight_dtype{s}"
         self.lines += product(stage.recipe, Gemm.WGRAD, operands, f"dweight{s}", dtype, tick, INDENT + 4)
+
+    def _wgrad_kept(self, index: int) -> None:
+        """A stage whose wgrad takes both operands in the model's dtype; dgrad quantises the gradient."""
+        stage, s = self._shape.stages[index], self._names.suffix(index)
+        self._say(index)
+        self._add(self._needs(f"weight{s}"))
+        x = f"{self._names.plain_input(index)}.to(grad.dtype)"
+        self._add(f"dweight{s} = (grad.t() @ {x}).to(weight_dtype{s})", INDENT + 4)
+        indent = INDENT if index else INDENT + 4
+        if not index:
+            self._add(self._needs("x"))
+        results = {"values": "dy_fp8", "scale": "dy_scale", "largest": "_"}
+        self.lines += statement(self._kernels, shapes.quantiser(stage.n), {"x": "grad"}, results, indent)
+        arguments = {"values": f"weight_fp8{s}", "scale": f"weight_scale{s}", "largest": f"weight_largest{s}"}
+        results = {"turned": "weight_turned", "spread": "weight_spread"}
+        self.lines += statement(self._kernels, Turn(1), arguments, results, indent)
+        summed = not index and any(self._shares("x"))
+        target, dtype = ("grad", "dtype") if index or summed else ("dx", "x_dtype")
+        operands = ("dy_fp8", "dy_scale", "weight_turned", "weight_spread")
+        self.lines += product(stage.recipe, Gemm.DGRAD, operands, target, dtype, f"{self._tick(index)} + 1", indent)
+        if summed:
+            self._products("x", "dx", "x_dtype", ["grad"], indent)
 
     def _turn(self, index: int, operands: Sequence[str], indent: int) -> None:
         """The transposed copies of a stage's operands, in one launch."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loka.codegen import straight
 from loka.codegen.chain_shapes import KNOWN, ChainShape, StageSums, chain_shape, fits
-from loka.codegen.recipes import site_recipe
+from loka.codegen.recipes import GemmRecipe, SiteRecipe, site_recipe
 from loka.errors import LokaError
+from loka.numerics.names import Gemm
 from loka.plan.plan import SitePlan
 from loka.sites.chains import Chain, chain_input, find_chains, residual_stage
 from loka.sites.norms import ChainNorm
@@ -35,32 +36,66 @@ def planned_chains(
 ) -> dict[int, PlannedChain]:
     """The chains of GEMMs that are alike, by their first statement.
 
-    These are GEMMs in FP8 with transposed copies (`SiteRecipe.turned`), wherever they stand, and GEMMs in the model's
-    dtype whose region the plan replaces. `index` gives the site's number for each statement that is a GEMM.
+    These are GEMMs in FP8 with transposed copies (`SiteRecipe.turned`), wherever they stand, also without those for
+    wgrad where the chain has both of its operands in the model's dtype, and GEMMs in the model's dtype whose region the
+    plan replaces. `index` gives the site's number for each statement that is a GEMM.
     """
     around = {place: region for region in forward.regions for place in range(region.first, region.last + 1)}
     kinds: dict[str, str] = {}
     sizes: dict[str, tuple[int, int]] = {}
     regions: list[Region] = []
     for place, number in sorted(index.items()):
-        recipe, site = site_recipe(plans[number]), site_call(forward, place).site
-        kind = "fp8" if recipe.turned else "plain" if not recipe.fp8 and place in around else ""
+        recipe, site = chain_recipe(plans[number]), site_call(forward, place).site
+        kind = "fp8" if recipe.turned or recipe.keeps_wgrad else "plain" if not recipe.fp8 and place in around else ""
         if kind and fits(plans[number]):
             kinds[site] = kind
             sizes[site] = (plans[number].site.k, plans[number].site.n)
             regions.append(around.get(place, Region(site, place, place, ("linear",))))
-    found = {}
-    same = lambda site, other: kinds[site] == kinds[other]  # noqa: E731
-    for chain in find_chains(forward, regions, KNOWN, same, lambda site: kinds[site] == "fp8", sizes):
-        sites = tuple(index[stage.linear] for stage in chain.stages)
-        biases = [site_call(forward, stage.linear).bias is not None for stage in chain.stages]
-        own = [plans[number] for number in sites]
-        sums, others = _sums_of(forward, chain)
-        names = [name for name, _ in others]
-        shape = chain_shape(chain, own, biases, [site_recipe(plan) for plan in own], sums, names)
-        if shape.worthwhile:
-            found[chain.first] = PlannedChain(chain, shape, sites, tuple(ref for _, ref in others))
-    return found
+
+    def same(site: str, other: str) -> bool:
+        return kinds[site] == kinds[other]
+
+    while True:
+        chains = find_chains(forward, regions, KNOWN, same, lambda site: kinds[site] == "fp8", sizes)
+        made = [_planned(forward, chain, index, plans) for chain in chains]
+        lacking = {site for planned in made for site in _without_operands(planned)}
+        if not lacking:
+            return {planned.chain.first: planned for planned in made if planned.shape.worthwhile}
+        regions = [region for region in regions if region.site not in lacking]
+
+
+def chain_recipe(plan: SitePlan) -> SiteRecipe:
+    """The recipe of a site as a part of a chain.
+
+    A site that needs no dgrad and keeps wgrad says nothing of transposed copies: its dgrad, which never runs, is
+    written as the others of a chain are.
+    """
+    recipe = site_recipe(plan)
+    if recipe.fprop is None or recipe.wgrad is not None or any(gemm.gemm is Gemm.DGRAD for gemm in plan.gemms):
+        return recipe
+    rows, weight = recipe.fprop.operands
+    return replace(recipe, dgrad=GemmRecipe((rows, replace(weight, turned=True)), recipe.fprop.accumulation))
+
+
+def _planned(
+    forward: StraightForward, chain: Chain, index: Mapping[int, int], plans: Sequence[SitePlan]
+) -> PlannedChain:
+    sites = tuple(index[stage.linear] for stage in chain.stages)
+    biases = [site_call(forward, stage.linear).bias is not None for stage in chain.stages]
+    own = [plans[number] for number in sites]
+    sums, others = _sums_of(forward, chain)
+    shape = chain_shape(chain, own, biases, [chain_recipe(plan) for plan in own], sums, [name for name, _ in others])
+    return PlannedChain(chain, shape, sites, tuple(ref for _, ref in others))
+
+
+def _without_operands(planned: PlannedChain) -> set[str]:
+    """The sites that keep wgrad, and whose operands the chain does not have in the model's dtype."""
+    stages = planned.shape.stages
+    return {
+        stage.site
+        for number, stage in enumerate(planned.chain.stages)
+        if stages[number].keeps_wgrad and (len(stages) == 1 or not planned.shape.has_operands(number))
+    }
 
 
 def _sums_of(forward: StraightForward, chain: Chain) -> tuple[list[StageSums], list[tuple[str, Ref]]]:

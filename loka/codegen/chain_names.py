@@ -54,10 +54,17 @@ class ChainNames:
         return f"h{self.suffix(index)}"
 
     def quantised(self, operand: str, index: int, frozen: bool = False) -> dict[str, str]:
-        """The results of a kernel that quantises; frozen weights need no transposed copies later."""
+        """The results of a kernel that quantises; frozen weights and a wgrad that is kept need no transposed copies."""
         s = self.suffix(index)
-        largest = "_" if frozen else f"{operand}_largest{s}"
+        unturned = frozen or (operand == "x" and self._shape.stages[index].keeps_wgrad)
+        largest = "_" if unturned else f"{operand}_largest{s}"
         return {"values": f"{operand}_fp8{s}", "scale": f"{operand}_scale{s}", "largest": largest}
+
+    def plain_input(self, index: int) -> str:
+        """A linear's input in the model's dtype, where wgrad needs it so."""
+        if index == 0:
+            return "x"
+        return self.sum(index - 1) if self._shape.stages[index - 1].summed else f"y{self.suffix(index - 1)}"
 
     def after(self, index: int) -> dict[str, str]:
         """The parameters of the kernel behind a linear."""
@@ -126,7 +133,9 @@ class ChainNames:
         for index, stage in enumerate(self._shape.stages):
             s = self.suffix(index)
             if self._shape.fp8:
-                found += [*self.quantised("x", index).values(), *self.quantised("weight", index).values()]
+                kept = stage.keeps_wgrad
+                found += [self.plain_input(index)] if kept else self.quantised("x", index).values()
+                found += self.quantised("weight", index).values()
             else:
                 found += [self.hidden(index), f"weight{s}"]
             found += [f"y{s}"] if stage.times is not None or (stage.bent and not stage.summed) else []

@@ -60,6 +60,11 @@ class StageShape:
         return self.times is not None or self.residual is not None
 
     @property
+    def keeps_wgrad(self) -> bool:
+        """Whether wgrad alone runs in the model's dtype."""
+        return self.recipe.keeps_wgrad
+
+    @property
     def bent(self) -> bool:
         """Whether a norm or an activation follows."""
         return self.after is not None or self.activation is not None
@@ -115,8 +120,18 @@ class ChainShape:
 
     def keeps(self, index: int, frozen: bool) -> bool:
         """Whether a stage's kernel also writes the sum that it makes: for a residual, or for the backward of a norm."""
-        stage = self.stages[index]
-        return self.reader(index) is not None or (stage.summed and stage.bent and not frozen)
+        stage, following = self.stages[index], self.stages[index + 1 : index + 2]
+        backward = stage.bent or any(other.keeps_wgrad for other in following)
+        return self.reader(index) is not None or (stage.summed and backward and not frozen)
+
+    def has_operands(self, index: int) -> bool:
+        """Whether a stage's input and output gradient are there in the model's dtype, for a wgrad in it."""
+        stage, before = self.stages[index], self.stages[index - 1]
+        if stage.followed or stage.bias:
+            return False
+        if index == 0:
+            return stage.before is None
+        return not before.bent and (before.summed or not before.bias)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,16 +70,32 @@ class SiteRecipe:
         fprop and dgrad take e4m3 with measured power-of-two scales for each row; dgrad's weight and both operands of
         wgrad are the transposed copies of what the others quantised.
         """
-        if self.fprop is None or self.dgrad is None or self.wgrad is None:
+        if self.wgrad is None or not self._turns_the_weight:
             return False
-        turned = (self.dgrad.operands[1], *self.wgrad.operands)
+        first, second = self.wgrad.operands
+        return (
+            all(operand.turned and operand.format is Format.E4M3 for operand in self.wgrad.operands)
+            and first.scaling is second.scaling
+            and first.scaling in (Scaling.ROWWISE, Scaling.TENSORWISE)
+        )
+
+    @property
+    def keeps_wgrad(self) -> bool:
+        """Whether it is that of a chain but for wgrad, which stays in the model's dtype."""
+        return self.wgrad is None and self._turns_the_weight
+
+    @property
+    def _turns_the_weight(self) -> bool:
+        """Whether fprop and dgrad are those of a chain."""
+        if self.fprop is None or self.dgrad is None:
+            return False
+        weight = self.dgrad.operands[1]
         rows = (*self.fprop.operands, self.dgrad.operands[0])
         return (
             all(_is_e4m3_rows(operand) for operand in rows)
-            and all(operand.turned and operand.format is Format.E4M3 for operand in turned)
-            and turned[0].scaling is Scaling.ROWWISE
-            and turned[1].scaling is turned[2].scaling
-            and turned[1].scaling in (Scaling.ROWWISE, Scaling.TENSORWISE)
+            and weight.turned
+            and weight.format is Format.E4M3
+            and weight.scaling is Scaling.ROWWISE
         )
 
 

@@ -49,8 +49,8 @@ def configuration(spec: NormForward | NormBackward) -> Configuration:
             if forward
             else Configuration(rows=1, warps=4, programs=4)
         )
-    if padded == 4096 and _streams(spec):  # not measured; chosen so that more reads are on their way
-        return Configuration(rows=1, warps=8, programs=4, held=False)
+    if padded == 4096 and _streams(spec):  # not measured; as many programs as their registers leave room for
+        return Configuration(rows=1, warps=8, programs=4 if forward else 3, held=False)
     if padded == 4096:
         return (
             Configuration(rows=1, warps=4, programs=4, held=False)

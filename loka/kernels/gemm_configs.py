@@ -41,17 +41,21 @@ class Tiling:
     stages: int  # steps on their way from memory
     warps: int  # of a program
     programs: int = 1  # on each multiprocessor, at most
+    flattened: bool = True  # whether the steps of a program's next tile are fetched while this one is written
 
 
 # Every tiling that a product with e4m3 operands may be rendered with, fast accumulation only ...
 FAST_ONLY = (
     Tiling(rows=128, columns=256, depth=128, stages=3, warps=8),
+    Tiling(rows=128, columns=256, depth=128, stages=3, warps=8, flattened=False),
     Tiling(rows=256, columns=128, depth=128, stages=3, warps=8),
 )
 # ... and either accumulation.
 PRECISE = (
     Tiling(rows=128, columns=128, depth=128, stages=4, warps=8),
+    Tiling(rows=128, columns=128, depth=128, stages=4, warps=8, flattened=False),
     Tiling(rows=128, columns=128, depth=128, stages=5, warps=8),
+    Tiling(rows=128, columns=128, depth=64, stages=3, warps=8, programs=2, flattened=False),
     Tiling(rows=128, columns=128, depth=64, stages=3, warps=8, programs=2),
     Tiling(rows=64, columns=256, depth=128, stages=4, warps=8),
     Tiling(rows=64, columns=128, depth=128, stages=3, warps=4, programs=2),
@@ -64,6 +68,7 @@ SMALL = (  # at most 64 columns, or the power of two that holds them
 BFLOAT16 = (
     Tiling(rows=128, columns=256, depth=64, stages=3, warps=8),
     Tiling(rows=128, columns=128, depth=64, stages=4, warps=8),
+    Tiling(rows=128, columns=128, depth=64, stages=4, warps=8, flattened=False),
     Tiling(rows=64, columns=128, depth=64, stages=3, warps=4, programs=2),
     Tiling(rows=128, columns=64, depth=64, stages=3, warps=8, programs=2),
 )
@@ -84,6 +89,7 @@ SPLIT_BFLOAT16 = (
 
 WHOLE_ROWS = (  # of 256 columns, two of them side by side; narrower ones take the columns' power of two
     Tiling(rows=64, columns=256, depth=128, stages=2, warps=8),
+    Tiling(rows=64, columns=256, depth=128, stages=2, warps=8, flattened=False),
     Tiling(rows=64, columns=256, depth=64, stages=3, warps=8),
 )
 WHOLE_ROWS_BFLOAT16 = (
@@ -129,8 +135,9 @@ def _tilings(spec: Gemm) -> tuple[Tiling, ...]:
     if spec.epilogue.whole_rows:
         return tuple(_narrowed(tiled, spec.n) for tiled in _whole_rows(spec))
     if spec.epilogue.norm == "block_norm":
-        found = _large(spec)
-        return tuple(tiled for tiled in found if tiled.columns == spec.epilogue.block)
+        if not is_aligned(spec.k, spec.operands):
+            return (replace(WHOLE_ROWS_POINTERS[0], columns=spec.epilogue.block),)
+        return tuple(tiled for tiled in _large(spec) if tiled.columns == spec.epilogue.block)
     if spec.n <= 64:
         found = SMALL if is_aligned(spec.k, spec.operands) else POINTERS
         return tuple(_narrowed(tiled, spec.n) for tiled in found)

@@ -3,7 +3,7 @@
 Operands are those of `loka::scaled_mm`: a of (M, K), b of (N, K), the product a @ b.T; M is free at run time, K and N
 are in the text. They are e4m3 with float32 scales, one a row or one in all, or bfloat16 without any. The tensor core
 adds e4m3 products up with about 14 bits: `fast` leaves all of a program's contraction to it, `precise` adds its sums
-over 128 elements in float32.
+over at most 128 elements in float32.
 """
 
 from __future__ import annotations

@@ -32,6 +32,11 @@ def pad_operand(x: Tensor, row_multiple: int, column_multiple: int) -> Tensor:
     return x if x.stride(0) == x.shape[1] else x.as_strided(x.shape, (x.shape[1], 1))
 
 
+def pad_vector(x: Tensor, size: int) -> Tensor:
+    """A bias (S,), zero-padded at the end to `size`, contiguous."""
+    return (F.pad(x, (0, size - x.shape[0])) if size != x.shape[0] else x).contiguous()
+
+
 def first_scale(scale: Tensor, scaling: Scaling, rows: int) -> Tensor:
     """Scales of the first operand of `rows` (padded) rows.
 

@@ -6,6 +6,7 @@ Imported by generated packages; needs torch and the standard library only.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -37,7 +38,7 @@ def operator(
     if not hasattr(packet, name):
         schema = torch.library.infer_schema(reference, mutates_args=())
         _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
-        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", _known_to_inductor(name, fake), lib=_library)
         _library.impl(name, reference, "CPU")  # type: ignore[no-untyped-call]
         _library.impl(name, _on_its_device(name), "CUDA")  # type: ignore[no-untyped-call]
     overload: torch._ops.OpOverload = getattr(packet, name).default
@@ -59,6 +60,27 @@ def deferred(package: str, function: str) -> Callable[..., Any]:
         return load()(*arguments)
 
     return launch
+
+
+def _known_to_inductor(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """`fake`, which also tells a compilation under way that the operator is called as it is.
+
+    Up to torch 2.12 Inductor finds that out by itself when it first meets an operator, and prints the operator's
+    arguments into a message, used or not: each with all that it was computed from. In the backward of a long chain that
+    takes hours (vllm-project/vllm#43111 has the same).
+    """
+    if torch.torch_version.TorchVersion(torch.__version__) >= "2.13":
+        return fake
+
+    def shapes(*arguments: Any, **keywords: Any) -> Any:
+        lowering = sys.modules.get("torch._inductor.lowering")
+        overload = getattr(torch.ops.loka_generated, name).default
+        if lowering is not None and overload not in lowering.lowerings:
+            tag = torch._library.utils.get_layout_constraint_tag(overload)
+            lowering.make_fallback(overload, lowering.tag_to_layout_constraint(tag), warn=False)
+        return fake(*arguments, **keywords)
+
+    return shapes
 
 
 def programs(x: Tensor, rows: int, per_multiprocessor: int) -> int:

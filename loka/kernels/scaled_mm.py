@@ -135,7 +135,7 @@ def _cuda(
         _SCALING_TYPE[second],
         output_dtype=dtype if dtype in _NATIVE_DTYPES else torch.float32,
         use_fast_accum=fast,
-        bias=None if fused is None else F.pad(fused, (0, b.shape[0] - columns)).contiguous(),
+        bias=None if fused is None else layout.pad_vector(fused, b.shape[0]),
     )
     if out.shape != (rows, columns):
         out = out[:rows, :columns].contiguous()

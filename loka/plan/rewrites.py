@@ -15,7 +15,7 @@ from torch import nn
 from loka.errors import LokaError
 from loka.kernels.mix_specs import why_not as why_not_mixed
 from loka.kernels.rendered_specs import ACTIVATIONS, NORMS
-from loka.numerics.names import OPERANDS, Compute, Fuse, Gemm, Operand
+from loka.numerics.names import Compute, Fuse, Gemm, Scaling
 from loka.plan.plan import NOTHING_AROUND, SitePlan, Skipped
 from loka.policy.settings import SiteSettings
 from loka.sites.chains import Known, find_chains
@@ -92,7 +92,7 @@ def wish_of(plans: Sequence[SitePlan], settings: Sequence[SiteSettings]) -> Wish
             parameters.append(site)
         if always:
             fused.append(site)
-            if _input_is_turned(plan):
+            if _is_of_a_chain(plan):
                 chained.add(site.name)
     return Wish(tuple(parameters), tuple(fused), frozenset(kept), frozenset(chained))
 
@@ -103,10 +103,17 @@ def _may_be_fused_as_it_is(site: Site, wanted: SiteSettings) -> bool:
     return keeps and not site.blocked and (site.kind is Kind.LINEAR or site.weight is not None)
 
 
-def _input_is_turned(plan: SitePlan) -> bool:
-    """Whether wgrad reads a transposed copy of fprop's input, as every linear of a chain does."""
-    pairs = [gemm.operands for gemm in plan.gemms if gemm.gemm is Gemm.WGRAD and gemm.operands is not None]
-    return any(pair[OPERANDS[Gemm.WGRAD].index(Operand.INPUT)].turned for pair in pairs)
+def _is_of_a_chain(plan: SitePlan) -> bool:
+    """Whether a GEMM reads a transposed copy of what another quantised, as every linear of a chain does.
+
+    A site that needs no dgrad and keeps wgrad has none; there fprop must quantise rows as a chain does.
+    """
+    found = {gemm.gemm: gemm.operands for gemm in plan.gemms}
+    if any(operand.turned for pair in found.values() if pair is not None for operand in pair):
+        return True
+    fprop = found.get(Gemm.FPROP)
+    rows = fprop is not None and all(each.scaling is Scaling.ROWWISE and each.power_of_two for each in fprop)
+    return rows and Gemm.DGRAD not in found and found.get(Gemm.WGRAD) is None
 
 
 def rewrite(wish: Wish, model: nn.Module, trace: Trace) -> Rewrites:

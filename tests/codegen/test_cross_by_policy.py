@@ -45,7 +45,8 @@ def inputs(batch):
     return (torch.randn(batch, 6, 16, generator=torch.Generator().manual_seed(1)),)
 """
 NAME = "linear_to_relu_8_linears_e4m3_96x32x96x32x96x32x96x64x48"
-Make = Callable[[str], tuple[Plan, dict[str, str], ModuleType]]
+KEEP_WGRAD = '  - {match: "cross.*.down", wgrad: {compute: keep}}\n'
+Make = Callable[..., tuple[Plan, dict[str, str], ModuleType]]
 
 
 @pytest.fixture
@@ -56,15 +57,15 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     (tmp_path / "cross_models.py").write_text(MODELS)
     names = ["cross_models"]
 
-    def one(factory: str) -> tuple[Plan, dict[str, str], ModuleType]:
+    def one(factory: str, rules: str = "") -> tuple[Plan, dict[str, str], ModuleType]:
         (tmp_path / f"{factory}.yaml").write_text(
             f'version: 1\nname: crossed\nmodel: {{factory: "cross_models:{factory}", inputs: "cross_models:inputs", '
             "batch_size: 64}\ndefaults: {compute: fp8, scaling: rowwise, power_of_two: true, turned: true, "
-            "fuse: always}\nrules:\n  - {match: {max_n: 16}, compute: keep}\n"
+            "fuse: always}\nrules:\n  - {match: {max_n: 16}, compute: keep}\n" + rules
         )
         plan = make_plan(f"{factory}.yaml")
         files = render_package(plan)
-        names.append(f"gen_crossed_{factory}")
+        names.append(f"gen_crossed_{factory}_{len(rules)}")
         return plan, files, plans.import_package(files, tmp_path, names[-1])
 
     yield one
@@ -83,6 +84,19 @@ def test_the_cross_layers_and_the_over_arch_are_one_chain(make: Make) -> None:
     assert [binding.modules for binding in plan.bindings] == [("",)]
     assert f"over_3 = kernels.{NAME}(" in files["modules.py"]
     assert render_package(from_json(to_json(plan))) == files  # what the trace saw of shapes is in plan.json
+
+
+def test_a_rule_keeps_the_wgrad_of_the_first_of_each_pair_in_the_chain(make: Make) -> None:
+    _, files, package = make("dcnv2", KEEP_WGRAD)
+    assert f"over_3 = kernels.{NAME}(" in files["modules.py"]
+    assert files["kernels.py"].count(".t() @ ") == 3
+    model, x, dy = model_of(), torch.randn(16, 6, 16), torch.randn(16, 1)
+    whole = chains.gradients(exact(model), x.double(), dy.double())
+    with package.apply(model) as patch:
+        found = chains.gradients(model, x, dy)
+        patch.verify()
+    for key, value in found.items():
+        assert chains.error(value, whole[key]) < (0.1 if "down" in key else 5e-3), key
 
 
 def exact(module: nn.Module) -> nn.Module:

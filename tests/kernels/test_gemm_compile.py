@@ -32,6 +32,7 @@ SPECS: list[GemmSpec] = [
     *[Gemm(n, k) for n, k in ((24, 512), (1, 512), (624, 8256), (8256, 479), (24, 479), (1, 13))],
     *[Gemm(n, k, "bfloat16") for n, k in ((24, 512), (8256, 479))],
     Gemm(512, 479, accumulation=FAST, epilogue=NORM),
+    *[Gemm(512, 479, epilogue=blocked(block)) for block in (64, 256)],
     *[SplitGemm(512, 512, accumulation=accumulation) for accumulation in (FAST, PRECISE)],
     SplitGemm(512, 512, "bfloat16"),
     SplitGemm(24, 479, "bfloat16"),

@@ -95,12 +95,18 @@ def test_shapes_for_the_compiler(package, spec):
             assert fake[name].stride() == result.stride()
 
 
-def test_a_graph_without_breaks(package):
-    spec = EPILOGUED[0]
-    call = getattr(package.fused, spec.function)
-    compiled = torch.compile(lambda *arguments: call(*arguments).float() + 1.0, fullgraph=True, backend="aot_eager")
-    arguments = case(spec, 17).arguments
-    assert torch.equal(compiled(*arguments), call(*arguments).float() + 1.0)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_graph_without_breaks(package, dynamic):
+    for spec in (EPILOGUED[0], OTHERS[0]):
+        call = getattr(package.fused, spec.function)
+
+        def run(*arguments: Tensor, call=call) -> Tensor:
+            return call(*arguments).float() + 1.0
+
+        compiled = torch.compile(run, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+        for m in (17, 33, 48) if dynamic else (17,):
+            arguments = case(spec, m).arguments
+            assert torch.equal(compiled(*arguments), run(*arguments))
 
 
 def test_wrong_shapes_are_refused(package):

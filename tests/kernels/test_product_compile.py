@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,10 +13,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from product_cases import every
 from rendered_cases import write_package
 
+from loka.kernels.configs import configuration
 from loka.kernels.rendered_specs import Products
 
 triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
-from test_rendered_compile import SHARED, spilled  # noqa: E402
+from test_rendered_compile import CUOBJDUMP, SHARED, spilled  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
@@ -56,3 +58,18 @@ def test_it_compiles_for_hopper_without_spills(package, spec, tmp_path):
     assert spilled(binary, tmp_path) <= 2
     assert "ld.global.v4.b32" in binary.asm["ptx"]  # eight of bfloat16 at a time
     assert ("cvt.rn.satfinite.e4m3x2.f32" in binary.asm["ptx"]) == ("values" in spec.results)
+
+
+BARE = [spec for spec in SPECS if not isinstance(spec, Products) and spec.norm is None and spec.activation is None]
+
+
+@pytest.mark.parametrize("spec", BARE, ids=lambda spec: spec.function)
+def test_all_programs_fit_on_a_multiprocessor_at_once(package, spec, tmp_path):
+    """A program loops over rows, so one that has to wait for another to end would double the time."""
+    spilled(compiled(package, spec), tmp_path)  # writes the cubin
+    said = subprocess.run(
+        [CUOBJDUMP, "-res-usage", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True
+    )
+    registers = -(-int(re.search(r"REG:(\d+)", said.stdout).group(1)) // 8) * 8
+    launched = configuration(spec)
+    assert registers * 32 * launched.warps * launched.programs <= 65536
