@@ -20,6 +20,7 @@ TURN_PARTS = 1024  # of `largest` read at a step
 REDUCE_COLUMNS = 16  # of a program
 REDUCE_ROWS = 256  # read at a step, so that every thread has 16 reads on their way
 REDUCE_WARPS = 8
+LEAST_SUMMED = 4  # steps of a program that has partial sums: each writes a row of them, whatever it has added up
 PRODUCTS_COLUMNS = 1024  # of a program of `products`, at most; it takes one row
 
 
@@ -33,33 +34,39 @@ class Configuration:
     held: bool = True  # weight, bias and add stay in registers, or are read again (from the L1 cache) at each step
 
 
+_HUGE = Configuration(rows=1, warps=16, programs=1, held=False)
+_FORWARD = {
+    512: Configuration(rows=1, warps=1, programs=32),
+    1024: Configuration(rows=1, warps=1, programs=16),
+    2048: Configuration(rows=1, warps=4, programs=8, held=False),
+    4096: Configuration(rows=1, warps=4, programs=4, held=False),
+    8192: Configuration(rows=1, warps=8, programs=2, held=False),
+}
+_BACKWARD = {  # to a plain matrix; with the reduction of its sums
+    512: Configuration(rows=2, warps=2, programs=8),
+    1024: Configuration(rows=2, warps=4, programs=4),
+    2048: Configuration(rows=1, warps=8, programs=4),
+    4096: Configuration(rows=1, warps=8, programs=2),
+    8192: Configuration(rows=1, warps=8, programs=2, held=False),
+}
+_BACKWARD_QUANTISED = {
+    **_BACKWARD,
+    512: Configuration(rows=1, warps=1, programs=16),
+    1024: Configuration(rows=1, warps=2, programs=8),
+    2048: Configuration(rows=1, warps=4, programs=4),
+}
+
+
 def configuration(spec: NormForward | NormBackward) -> Configuration:
     """The choice for a spec, by its family and its width."""
     padded = padded_width(spec.width)
-    forward = isinstance(spec, NormForward)
     if padded <= 256:  # several short rows for a warp
         return Configuration(rows=1024 // max(padded, 16), warps=1, programs=16)
-    if padded == 512:
-        return Configuration(rows=1, warps=1, programs=32 if forward else 16)
-    if padded == 1024:
-        return Configuration(rows=1, warps=1, programs=16) if forward else Configuration(rows=1, warps=2, programs=8)
-    if padded == 2048:
-        return (
-            Configuration(rows=1, warps=4, programs=8, held=False)
-            if forward
-            else Configuration(rows=1, warps=4, programs=4)
-        )
-    if padded == 4096 and _streams(spec):  # not measured; as many programs as their registers leave room for
+    forward = isinstance(spec, NormForward)
+    if padded == 4096 and _streams(spec):  # as many programs as their registers leave room for
         return Configuration(rows=1, warps=8, programs=4 if forward else 3, held=False)
-    if padded == 4096:
-        return (
-            Configuration(rows=1, warps=4, programs=4, held=False)
-            if forward
-            else Configuration(rows=1, warps=8, programs=2)
-        )
-    if padded == 8192:
-        return Configuration(rows=1, warps=8, programs=2, held=False)
-    return Configuration(rows=1, warps=16, programs=1, held=False)
+    table = _FORWARD if forward else _BACKWARD_QUANTISED if spec.quantise else _BACKWARD
+    return table.get(padded, _HUGE)
 
 
 def _streams(spec: NormForward | NormBackward) -> bool:

@@ -84,7 +84,7 @@ def _known_to_inductor(name: str, fake: Callable[..., Any]) -> Callable[..., Any
 
 
 def programs(x: Tensor, rows: int, per_multiprocessor: int) -> int:
-    """How many programs take the rows of x (M, ...), `rows` at a step: as many as have a step, at most so many a SM.
+    """How many programs take the rows of x (M, ...), each at least `rows` where there are so many, at most so many a SM.
 
     At least one, so that without rows there is still a program that writes the (zero) sums; one on the CPU, where the
     reference runs. M may be symbolic.
@@ -145,6 +145,11 @@ def check_joined(*parts: Tensor, width: int) -> None:
                 f"a kernel that joins rows of {width} elements got {part.dtype} of shape {tuple(part.shape)}; the "
                 "model is not the one that the package was generated for, generate it again"
             )
+
+
+def whole_rows(x: Tensor) -> Tensor:
+    """x (M, N) itself where each row is contiguous, wherever the rows lie; else a copy."""
+    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 
 def whole_samples(x: Tensor) -> Tensor:

@@ -71,11 +71,11 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
     statistics = [name for name in ("mean", "rstd") if name in spec.parameters + spec.results]
     allocations = _norm_allocations(spec, matrices[0], launched)
     pointers = [f"{name}_ptr" for name in (*spec.parameters, *spec.results)]
-    asis = (*statistics, "scale", "maxima")  # written by kernels, or one number
+    asis = (*statistics, "scale", "maxima", matrices[0])  # written by kernels, one number, or rows with a stride
     passed = [name if name in asis else f"{name}.contiguous()" for name in spec.parameters]
     counted = ["m", "maxima.shape[0]"] if "maxima" in spec.parameters else ["m"]
-    arguments = [*passed, *spec.results, *counted, f"num_warps={launched.warps}"]
-    sizes = ["m", "parts"] if "maxima" in spec.parameters else ["m"]
+    arguments = [*passed, *spec.results, f"{matrices[0]}.stride(0)", *counted, f"num_warps={launched.warps}"]
+    sizes, stride = ["m", "parts"] if "maxima" in spec.parameters else ["m"], f"{matrices[0]}_stride"
     parameters = [f"{name}: Tensor" for name in spec.parameters]
     if isinstance(spec, NormForward) and spec.takes_dtype:
         parameters.append("dtype: torch.dtype | None = None")
@@ -88,6 +88,9 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
         "masked": masked,
         "load_mask": f", mask={by_element}, other=0.0" if by_element else "",
         "store_mask": f", mask={by_element}" if by_element else "",
+        "own_offsets": f"row[:, None].to(tl.int64) * {stride} + columns[None, :]"
+        if several
+        else f"tl.cast(row, tl.int64) * {stride} + columns",
         "held": launched.held,
         "blocks": f"[{launched.rows * padded // spec.block}, {spec.block}]",
         "whole": f"[{launched.rows}, {padded}]" if several else f"[{padded}]",
@@ -101,7 +104,7 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
         "sums": [name for name in spec.results if name in ("dweight", "dbias", "dadd")],
         "title": norm_title(spec),
         "shapes": indented(_norm_shapes(spec)),
-        "kernel_header": opened(f"def _{spec.function}", [*pointers, *sizes], ":"),
+        "kernel_header": opened(f"def _{spec.function}", [*pointers, stride, *sizes], ":"),
         "unspecialised": "[" + ", ".join(f'"{name}"' for name in sizes) + "]",
         **quantised_text.quantised_views(spec, launched),
         "host_header": header(spec.function, parameters, len(spec.results)),
@@ -301,7 +304,9 @@ def _norm_allocations(spec: NormForward | NormBackward, matrix: str, launched: C
         "rstd": f"{matrix}.new_empty((m,), dtype=torch.float32)",
     }
     sums = f"{matrix}.new_empty((programs, {width}), dtype=torch.float32)"
-    limits = f"rows={launched.rows}, per_multiprocessor={launched.programs}"
+    summed = any(name in spec.results for name in ("dweight", "dbias", "dadd"))
+    least = launched.rows * (configs.LEAST_SUMMED if summed else 1)
+    limits = f"rows={least}, per_multiprocessor={launched.programs}"
     return [
         f"m = {matrix}.shape[0]",
         f"programs = operators.programs({matrix}, {limits})",
