@@ -103,11 +103,11 @@ def _bare(spec: NormForward | NormBackward) -> NormForward:
 
 
 def arguments(spec: NormForward | NormBackward, tensors: dict[str, Tensor], known: dict[str, Tensor]) -> list[Tensor]:
-    """An operator's tensor arguments; `known` holds what the forward found."""
+    """An operator's tensor arguments, without those of its quantisation; `known` holds what the forward found."""
     given = {**tensors, "mean": known["mean"].float(), "rstd": known["rstd"].float()}
     if isinstance(spec, NormBackward) and spec.summed:
         given["x"] = known["kept"].to(tensors["x"].dtype)
-    return [given[name] for name in spec.parameters]
+    return [given[name] for name in spec.parameters if name not in spec.how.parameters]
 
 
 def exact_products(spec: Products, tensors: dict[str, Tensor]) -> Tensor:
