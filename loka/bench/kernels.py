@@ -74,9 +74,11 @@ CASES = (
     _forward("LayerNorm -> e4m3", "layer_norm", None, quantise=True),
     _forward("LayerNorm, SiLU -> e4m3", "layer_norm", "silu", quantise=True),
     _forward("LayerNorm, SiLU -> BF16", "layer_norm", "silu", quantise=False),
+    _forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantise=True),
     _backward("LayerNorm backward -> e4m3", "layer_norm", None, quantise=True),
     _backward("SiLU, LayerNorm backward -> e4m3", "layer_norm", "silu", quantise=True),
     _backward("LayerNorm backward -> BF16", "layer_norm", None, quantise=False),
+    _backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantise=True),
     Case("turn", "turn x", lambda width: Turn(1), lambda rows, width: turn_arguments((rows, width))),
     Case(
         "turn",

@@ -13,7 +13,8 @@ from loka.kernels.join_specs import LARGEST_PARTS, NORMS, JoinForward
 from loka.kernels.mix_specs import MixBackward, MixForward, MixSizes
 from loka.kernels.rendered_specs import LARGEST_WIDTH, Reduce
 from loka.kernels.rendering import AnySpec
-from loka.sites.norms import ChainNorm, parse_norm
+from loka.sites.joins import joined_norm
+from loka.sites.norms import ChainNorm
 from loka.sites.straight import Join, Mix, Ref, RefKind, StraightForward
 
 
@@ -88,7 +89,7 @@ def join_shape(join: Join, forward: StraightForward) -> JoinForward | None:
 
 def norm_of(join: Join, forward: StraightForward) -> ChainNorm:
     """The norm that a join ends with."""
-    norm = parse_norm(forward.statements[join.norm])
+    norm = joined_norm(forward, join)
     if norm is None:
         raise LokaError(f"statement {join.norm} is no norm. This is a fault in LoKA: please report it.")
     return norm

@@ -54,9 +54,10 @@ def opened(before: str, items: Sequence[str], after: str, indent: int = 0) -> st
 
 def registration(function: str, name: str) -> str:
     """The statement that makes the operator."""
+    deferred = opened("operators.deferred", ["__package__", f'"{function}"'], ",", 4)  # an item on a line of its own
     arguments = [
         f'"{name}"',
-        f'operators.deferred(__package__, "{function}")',
+        deferred.strip().removesuffix(","),
         f"_{function}_reference",
         f"_{function}_shapes",
     ]

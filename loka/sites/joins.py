@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from loka.sites.chains import readers_of
 from loka.sites.mixes import changes_in_place
-from loka.sites.norms import arguments, parse_norm
+from loka.sites.norms import ChainNorm, NormRun, arguments, norm_ending_at
 from loka.sites.shapes import Shape
 from loka.sites.straight import Join, Ref, RefKind, Statement, StraightForward
 
@@ -22,6 +23,8 @@ _CONCATENATIONS = ("torch.cat", "torch.concat", "torch.concatenate")
 
 def find_joins(forward: StraightForward, shapes: Mapping[str, Shape]) -> tuple[Join, ...]:
     """The joins of a forward, in the order of their norms; `shapes` are those of the targets and arguments.
+
+    A block_norm of one block, the whole row, is an rms_norm; its changes of view go with it.
 
     What is computed on the way must be read by nobody else, and all tensors must be (B, n, d), B the batch. A forward
     that changes a tensor in place has none: a join is computed where its norm stands.
@@ -33,16 +36,19 @@ def _found(forward: StraightForward, shapes: Mapping[str, Shape]) -> Iterator[Jo
     statements, readers = forward.statements, readers_of(forward)
     places = {statement.target: place for place, statement in enumerate(statements)}
 
-    def only_for(name: str, reader: int) -> int | None:
-        """Where a local is computed that one statement alone reads."""
-        return places.get(name) if readers.get(name) == {reader} and places.get(name, reader) < reader else None
+    def only_for(name: str, first: int, last: int | None = None) -> int | None:
+        """Where a local is computed that one statement alone reads, or the statements up to `last`."""
+        around = set(range(first, (first if last is None else last) + 1))
+        read = readers.get(name, set())
+        return places.get(name) if read and read <= around and places.get(name, first) < first else None
 
-    for place, statement in enumerate(statements):
-        norm = parse_norm(statement)
-        if norm is None or statement.operands[0].kind is not RefKind.LOCAL:
+    for place in range(len(statements)):
+        run = norm_ending_at(statements, place)
+        if run is None or statements[run.first].operands[0].kind is not RefKind.LOCAL or not _is_whole(run, shapes):
             continue
-        before = only_for(statement.operands[0].text, place)
-        if before is None:
+        inner = range(run.first, run.last)
+        before = only_for(run.source, run.first, run.last)
+        if before is None or not all(readers.get(statements[n].target, set()) <= {*inner, run.last} for n in inner):
             continue
         skipped, parts, residual = [before], _concatenated(statements[before]), None
         if not parts and statements[before].template in _SUMS:
@@ -56,8 +62,21 @@ def _found(forward: StraightForward, shapes: Mapping[str, Shape]) -> Iterator[Jo
             else:
                 parts, residual = (first,), second
         read = (*parts, residual) if residual is not None else parts
-        if parts and all(_is_rows(ref, shapes, norm.width) for ref in read) and _fits(parts, residual, shapes):
-            yield Join(place, tuple(skipped), parts, residual)
+        if parts and all(_is_rows(ref, shapes, run.norm.width) for ref in read) and _fits(parts, residual, shapes):
+            yield Join(place, (*skipped, *inner), parts, residual)
+
+
+def joined_norm(forward: StraightForward, join: Join) -> ChainNorm | None:
+    """The norm that a join ends with, as its kernels have it; None where its statement is none."""
+    run = norm_ending_at(forward.statements, join.norm)
+    if run is None or run.norm.kind != "block_norm":
+        return None if run is None else run.norm
+    return replace(run.norm, kind="rms_norm")
+
+
+def _is_whole(run: NormRun, shapes: Mapping[str, Shape]) -> bool:
+    """Whether a norm is over whole rows: a block_norm is where there is one block."""
+    return run.norm.kind != "block_norm" or shapes.get(run.source, ())[-1:] == (run.norm.width,)
 
 
 def _concatenated(statement: Statement) -> tuple[Ref, ...]:

@@ -102,7 +102,7 @@ class Join:
     """
 
     norm: int
-    skipped: tuple[int, ...]  # the concatenation and the sum, those that there are
+    skipped: tuple[int, ...]  # the concatenation and the sum, those that there are, and views before the norm's last
     parts: tuple[Ref, ...]  # (B, n_i, d) each
     residual: Ref | None  # (B, n, d), n the sum of the n_i
 

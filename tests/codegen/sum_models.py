@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from loka.zoo.blocknorm import BlockNorm
+
 
 class CrossLayer(nn.Module):
     """x0 * (up(down(x)) + bias) + x."""
@@ -62,6 +64,14 @@ class Gated(nn.Module):
         gate, other = torch.sigmoid(x), torch.tanh(x)
         out: Tensor = self.second(F.silu(self.after(self.first(self.before(x)) * gate + other)))
         return out
+
+
+class GatedBlocks(Gated):
+    """The same with block norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = BlockNorm(16), BlockNorm(16)
 
 
 class Weighted(nn.Module):

@@ -10,6 +10,7 @@ from types import ModuleType
 import chain_plans as chains
 import codegen_plans as plans
 import pytest
+import sum_models as sums
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -248,3 +249,11 @@ def test_a_policy_makes_one_function_of_a_whole_mlp(kind, tmp_path, monkeypatch)
         patch.verify()
     for key, value in found.items():
         assert chains.error(value, plain[key]) < (0.15 if kind == "fp8" else 1e-4), key
+
+
+def test_blocks_with_a_gate_and_a_residual_are_one_chain():
+    files = render_package(chains.chain_plan(sums.GatedBlocks()))
+    assert files["kernels.py"].count("torch.autograd.Function") == 1
+    assert "fused.add_times_residual_keep_block_norm_of_16_silu_e4m3_48" in files["kernels.py"]
+    assert "fused.add_times_summed_block_norm_of_16_silu_backward_carry_e4m3_48" in files["kernels.py"]
+    assert "y.unflatten(-1, (3, 16))" in files["kernels.py"]

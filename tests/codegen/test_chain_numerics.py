@@ -60,6 +60,7 @@ def stacks() -> dict[str, nn.Module]:
         "crosses": sums.Crosses(),
         "crosses_apart": sums.Apart(),
         "gated": sums.Gated(),
+        "gated_blocks": sums.GatedBlocks(),
         "weighted": sums.Weighted(),
         "residuals": sums.Residuals(),
         "broadcast": sums.Broadcast(),

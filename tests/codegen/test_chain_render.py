@@ -73,6 +73,7 @@ def shapes() -> dict[str, Plan]:
         "crosses": chains.chain_plan(sums.Crosses()),
         "crosses_apart": chains.chain_plan(sums.Apart()),
         "gated": chains.chain_plan(sums.Gated()),
+        "gated_blocks": chains.chain_plan(sums.GatedBlocks()),
         "weighted": chains.chain_plan(sums.Weighted()),
     }  # fmt: skip
 

@@ -34,6 +34,7 @@ def bodies() -> dict[str, tuple[nn.Module, int]]:
         "wide": (sums.Crosses(3456, 512, 3, 1024), 3456),
         "apart": (sums.Apart(), 48),
         "gated": (sums.Gated(), 48),
+        "gated_blocks": (sums.GatedBlocks(), 48),
         "weighted": (sums.Weighted(), 48),
         "residuals": (sums.Residuals(), 48),
     }

@@ -23,13 +23,22 @@ PARTS = [
     ("layer_norm", True, True, None, True, True, True),
     ("rms_norm", True, False, None, False, False, True),
 ]
+BLOCK_PARTS = [
+    ("block_norm", False, False, "hardswish", True, True, True),
+    ("block_norm", False, False, None, False, False, True),
+]
 PRODUCTS = [(2, (True, True, False)), (0, (True,)), (0, (False, True)), (3, ()), (1, (False,))]
+
+
+def parts_of(width: int) -> list[tuple[str | None, bool, bool, str | None, bool, bool, bool]]:
+    """The parts that a kernel of that width can have."""
+    return PARTS if width % 256 else PARTS + BLOCK_PARTS
 
 
 def forwards(width: int) -> list[NormForward]:
     """Every forward of these parts: quantised and not, and with the sum kept where there is another result."""
     specs = []
-    for norm, weight, bias, activation, add, times, residual in PARTS:
+    for norm, weight, bias, activation, add, times, residual in parts_of(width):
         for quantise in (True, False):
             for keep in (False, True) if quantise or norm or activation else (False,):
                 affine = (width, norm, weight, bias, 1e-5, activation, add, quantise, True)
@@ -90,15 +99,15 @@ def exact(spec: NormForward | NormBackward, tensors: dict[str, Tensor], residual
 def _bare(spec: NormForward | NormBackward) -> NormForward:
     """The norm and activation alone."""
     affine = (spec.width, spec.norm, spec.weight, spec.bias, spec.eps, spec.activation)
-    return NormForward(*affine, add=False, quantise=True, save=True)
+    return NormForward(*affine, add=False, quantise=True, save=True, block=spec.block)
 
 
 def arguments(spec: NormForward | NormBackward, tensors: dict[str, Tensor], known: dict[str, Tensor]) -> list[Tensor]:
-    """An operator's tensor arguments; `known` holds what the forward found."""
+    """An operator's tensor arguments, without those of its quantisation; `known` holds what the forward found."""
     given = {**tensors, "mean": known["mean"].float(), "rstd": known["rstd"].float()}
     if isinstance(spec, NormBackward) and spec.summed:
         given["x"] = known["kept"].to(tensors["x"].dtype)
-    return [given[name] for name in spec.parameters]
+    return [given[name] for name in spec.parameters if name not in spec.how.parameters]
 
 
 def exact_products(spec: Products, tensors: dict[str, Tensor]) -> Tensor:

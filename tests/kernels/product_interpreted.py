@@ -16,7 +16,7 @@ from rendered_interpreted import near, poisoned, results
 from loka.kernels import operators
 from loka.kernels.rendered_specs import NormForward
 
-WIDTHS = (13, 16, 600, 1100)
+WIDTHS = (13, 16, 256, 600, 768, 1100)  # blocks in 256, and in the padded 768
 PROGRAMS = 3
 
 

@@ -23,6 +23,7 @@ from triton.compiler import ASTSource  # noqa: E402
 
 FLOATS = ("values", "scale", "largest", "mean", "rstd", "dweight", "dbias", "dadd")
 SPECS = [spec for spec in every(3456) if isinstance(spec, Products) or spec.quantise]
+SPECS += [spec for spec in every(2048) if not isinstance(spec, Products) and spec.norm == "block_norm"]
 
 
 @pytest.fixture(scope="module")

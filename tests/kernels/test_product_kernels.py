@@ -29,7 +29,7 @@ from loka.kernels.rendered_specs import NormBackward, NormForward, Products
 from loka.kernels.rendering import load_kernel_templates, render, render_files
 
 ROOT = Path(__file__).parents[2]
-WIDTHS = (13, 48)
+WIDTHS = (13, 48, 512)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_operators_hold_what_the_compiler_expects(package: Package) -> None:
 
 def test_rendered_as_ruff_formats_it(tmp_path: Path) -> None:
     templates = load_kernel_templates()
-    for width in (13, 512, 3456, 8256):
+    for width in (13, 512, 3456, 8192, 8256):
         kernels = [render(spec, templates) for spec in every(width)]
         for name, text in render_files(kernels, templates, "a test").items():
             (tmp_path / f"w{width}_{name}").write_text(text)
