@@ -60,9 +60,10 @@ _BACKWARD_QUANTISED = {
 def configuration(spec: NormForward | NormBackward) -> Configuration:
     """The choice for a spec, by its family and its width."""
     padded = padded_width(spec.width)
-    if padded <= 256:  # several short rows for a warp
-        return Configuration(rows=1024 // max(padded, 16), warps=1, programs=16)
     forward = isinstance(spec, NormForward)
+    if padded <= 256:  # several short rows for a warp; a backward's sums need the registers of two
+        rows = 1024 // max(padded, 16)
+        return Configuration(rows, warps=1, programs=16) if forward else Configuration(rows, warps=2, programs=8)
     if padded == 4096 and _streams(spec):  # as many programs as their registers leave room for
         return Configuration(rows=1, warps=8, programs=4 if forward else 3, held=False)
     table = _FORWARD if forward else _BACKWARD_QUANTISED if spec.quantise else _BACKWARD

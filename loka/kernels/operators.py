@@ -84,7 +84,7 @@ def _known_to_inductor(name: str, fake: Callable[..., Any]) -> Callable[..., Any
 
 
 def programs(x: Tensor, rows: int, per_multiprocessor: int) -> int:
-    """How many programs take the rows of x (M, ...), each at least `rows` where there are so many, at most so many a SM.
+    """How many programs take the rows of x (M, ...): each at least `rows`, if there are as many; at most so many a SM.
 
     At least one, so that without rows there is still a program that writes the (zero) sums; one on the CPU, where the
     reference runs. M may be symbolic.

@@ -80,6 +80,7 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
     parameters = [f"{name}: Tensor" for name in spec.parameters]
     if isinstance(spec, NormForward) and spec.takes_dtype:
         parameters.append("dtype: torch.dtype | None = None")
+    maximum = spec.quantise and spec.how.scaling == "maximum"  # writes no matrix
     mask = {(False, False): "", (False, True): "inside", (True, False): "valid[:, None]", (True, True): "mask"}
     by_element = mask[several, masked]
     kernel: dict[str, object] = {
@@ -92,6 +93,7 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
         "own_offsets": f"row[:, None].to(tl.int64) * {stride} + columns[None, :]"
         if several
         else f"tl.cast(row, tl.int64) * {stride} + columns",
+        "uses_offsets": not maximum or any(name in spec.parameters for name in matrices[1:]),
         "held": launched.held,
         "blocks": f"[{launched.rows * padded // spec.block}, {spec.block}]",
         "whole": f"[{launched.rows}, {padded}]" if several else f"[{padded}]",
