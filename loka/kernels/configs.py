@@ -18,7 +18,7 @@ QUANTISE_TILE = 128  # of a program that quantises and turns; not measured yet, 
 QUANTISE_WARPS = 8
 TURN_PARTS = 1024  # of `largest` read at a step
 REDUCE_COLUMNS = 16  # of a program
-REDUCE_ROWS = 256  # read at a step, so that every thread has 16 reads on their way
+REDUCE_ROWS = 128  # read at a step, so that every thread has 8 reads on their way
 REDUCE_WARPS = 8
 LEAST_SUMMED = 4  # steps of a program that has partial sums: each writes a row of them, whatever it has added up
 PRODUCTS_COLUMNS = 1024  # of a program of `products`, at most; it takes one row
@@ -32,6 +32,7 @@ class Configuration:
     warps: int  # of a program
     programs: int  # on each multiprocessor, at most
     held: bool = True  # weight, bias and add stay in registers, or are read again (from the L1 cache) at each step
+    stages: int = 1  # steps whose rows are on their way into shared memory at once
 
 
 _HUGE = Configuration(rows=1, warps=16, programs=1, held=False)
@@ -42,18 +43,18 @@ _FORWARD = {
     4096: Configuration(rows=1, warps=4, programs=4, held=False),
     8192: Configuration(rows=1, warps=8, programs=2, held=False),
 }
-_BACKWARD = {  # to a plain matrix; with the reduction of its sums
-    512: Configuration(rows=2, warps=2, programs=8),
-    1024: Configuration(rows=2, warps=4, programs=4),
-    2048: Configuration(rows=1, warps=8, programs=4),
-    4096: Configuration(rows=1, warps=8, programs=2),
+_BACKWARD = {  # to a plain matrix; measured with the reduction of its sums, as those to FP8
+    512: Configuration(rows=4, warps=2, programs=4, stages=3),
+    1024: Configuration(rows=4, warps=4, programs=2, stages=3),
+    2048: Configuration(rows=4, warps=8, programs=1, stages=3),
+    4096: Configuration(rows=1, warps=8, programs=2, stages=3),
     8192: Configuration(rows=1, warps=8, programs=2, held=False),
 }
 _BACKWARD_QUANTISED = {
     **_BACKWARD,
-    512: Configuration(rows=1, warps=1, programs=16),
-    1024: Configuration(rows=1, warps=2, programs=8),
-    2048: Configuration(rows=1, warps=4, programs=4),
+    512: Configuration(rows=1, warps=1, programs=8, stages=3),
+    1024: Configuration(rows=1, warps=2, programs=8, stages=3),
+    2048: Configuration(rows=1, warps=4, programs=4, stages=3),
 }
 
 

@@ -86,6 +86,7 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
     kernel: dict[str, object] = {
         "spec": spec,
         "rows": launched.rows,
+        "stages": launched.stages,
         "padded": padded,
         "masked": masked,
         "load_mask": f", mask={by_element}, other=0.0" if by_element else "",

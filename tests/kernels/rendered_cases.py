@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -171,3 +172,8 @@ def arguments_of(spec: NormForward | NormBackward, inputs: Inputs, eps: float = 
     statistics = {name: t.float() for name, t in exact_statistics(spec, inputs.tensors, eps).items()}
     known = {**inputs.tensors, **statistics, "grad": inputs.grad}
     return [known[name] for name in spec.parameters if name not in ("scale", "maxima")]
+
+
+def reads_sixteen_bytes(ptx: str) -> bool:
+    """Whether a compiled kernel reads 16 bytes at a time, into registers or into shared memory."""
+    return "ld.global.v4.b32" in ptx or re.search(r"cp\.async\.cg\.shared\.global [^;]*, 0x10,", ptx) is not None
