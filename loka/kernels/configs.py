@@ -58,6 +58,15 @@ _BACKWARD_QUANTISED = {
 }
 
 
+_BACKWARD_SIMPLE = {  # without a norm over the whole row
+    512: Configuration(rows=1, warps=1, programs=16),
+    1024: Configuration(rows=1, warps=2, programs=8),
+    2048: Configuration(rows=1, warps=4, programs=8),
+    4096: Configuration(rows=1, warps=8, programs=4),
+    8192: Configuration(rows=1, warps=8, programs=2, held=False),
+}
+
+
 def configuration(spec: NormForward | NormBackward) -> Configuration:
     """The choice for a spec, by its family and its width."""
     padded = padded_width(spec.width)
@@ -67,6 +76,8 @@ def configuration(spec: NormForward | NormBackward) -> Configuration:
         return Configuration(rows, warps=1, programs=16) if forward else Configuration(rows, warps=2, programs=8)
     if padded == 4096 and _streams(spec):  # as many programs as their registers leave room for
         return Configuration(rows=1, warps=8, programs=4 if forward else 3, held=False)
+    if not forward and spec.norm not in ("layer_norm", "rms_norm"):
+        return _BACKWARD_SIMPLE.get(padded, _HUGE)
     table = _FORWARD if forward else _BACKWARD_QUANTISED if spec.quantise else _BACKWARD
     return table.get(padded, _HUGE)
 
