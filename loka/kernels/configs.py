@@ -1,9 +1,9 @@
 """How the generated kernels are launched on an H100: frozen in their text when they are rendered.
 
-Measured 512, 1024, 2048 and 4096 wide (docs/results/LOG.md, "rendered kernels"); between and beyond, by what fits the
-registers. Below 2048 wide one warp takes a row where it can: with more, the sums of a row cross warps. Programs loop
-over rows, so that the partial sums of weights' gradients are few. What is too large for the registers costs up to ten
-times the time: a thread has at most 32 elements of a row.
+Measured 512, 1024, 2048 and 4096 wide (docs/results/LOG.md, "rendered kernels" and "rows fetched ahead"); between and
+beyond, by what fits the registers. Programs loop over rows, so that the partial sums of weights' gradients are few, and
+fetch the next rows while they sum. What is too large for the registers costs up to ten times the time: a thread has at
+most 32 elements of a row.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _BACKWARD = {  # to a plain matrix; measured with the reduction of its sums, as 
     512: Configuration(rows=4, warps=2, programs=4, stages=3),
     1024: Configuration(rows=4, warps=4, programs=2, stages=3),
     2048: Configuration(rows=4, warps=8, programs=1, stages=3),
-    4096: Configuration(rows=1, warps=8, programs=2, stages=3),
+    4096: Configuration(rows=2, warps=8, programs=1, stages=3),
     8192: Configuration(rows=1, warps=8, programs=2, held=False),
 }
 _BACKWARD_QUANTISED = {
@@ -55,14 +55,19 @@ _BACKWARD_QUANTISED = {
     512: Configuration(rows=1, warps=1, programs=8, stages=3),
     1024: Configuration(rows=1, warps=2, programs=8, stages=3),
     2048: Configuration(rows=1, warps=4, programs=4, stages=3),
+    4096: Configuration(rows=1, warps=4, programs=2, stages=3),
 }
-
-
-_BACKWARD_SIMPLE = {  # without a norm over the whole row
-    512: Configuration(rows=1, warps=1, programs=16),
-    1024: Configuration(rows=1, warps=2, programs=8),
-    2048: Configuration(rows=1, warps=4, programs=8),
-    4096: Configuration(rows=1, warps=8, programs=4),
+_FORWARD_SIMPLE = {  # without a norm over the whole row: a row waits for its maximum alone
+    **_FORWARD,
+    1024: Configuration(rows=1, warps=2, programs=32),
+    2048: Configuration(rows=1, warps=2, programs=32),
+    4096: Configuration(rows=1, warps=4, programs=16),
+}
+_BACKWARD_SIMPLE = {  # nor sums of columns: as many programs as there may be
+    512: Configuration(rows=1, warps=1, programs=32),
+    1024: Configuration(rows=1, warps=2, programs=32),
+    2048: Configuration(rows=1, warps=4, programs=16),
+    4096: Configuration(rows=1, warps=8, programs=8),
     8192: Configuration(rows=1, warps=8, programs=2, held=False),
 }
 
@@ -76,9 +81,13 @@ def configuration(spec: NormForward | NormBackward) -> Configuration:
         return Configuration(rows, warps=1, programs=16) if forward else Configuration(rows, warps=2, programs=8)
     if padded == 4096 and _streams(spec):  # as many programs as their registers leave room for
         return Configuration(rows=1, warps=8, programs=4 if forward else 3, held=False)
-    if not forward and spec.norm not in ("layer_norm", "rms_norm"):
-        return _BACKWARD_SIMPLE.get(padded, _HUGE)
-    table = _FORWARD if forward else _BACKWARD_QUANTISED if spec.quantise else _BACKWARD
+    row_norm = spec.norm in ("layer_norm", "rms_norm")
+    if forward:
+        table = _FORWARD if row_norm else _FORWARD_SIMPLE
+    elif row_norm or spec.add:
+        table = _BACKWARD_QUANTISED if spec.quantise else _BACKWARD
+    else:
+        table = _BACKWARD_SIMPLE
     return table.get(padded, _HUGE)
 
 
