@@ -82,6 +82,8 @@ def configuration(spec: NormForward | NormBackward) -> Configuration:
     if padded == 4096 and _streams(spec):  # as many programs as their registers leave room for
         return Configuration(rows=1, warps=8, programs=4 if forward else 3, held=False)
     row_norm = spec.norm in ("layer_norm", "rms_norm")
+    if padded == 4096 and isinstance(spec, NormBackward) and row_norm and (spec.add or spec.carried or spec.carry):
+        return Configuration(rows=1, warps=8, programs=2)  # one sum or one matrix more, and four warps would spill
     if forward:
         table = _FORWARD if row_norm else _FORWARD_SIMPLE
     elif row_norm or spec.add:
