@@ -24,8 +24,11 @@ def check_matrix(name: str, x: Tensor, rows: int | None, columns: int | None) ->
 
 
 def aligned(x: Tensor) -> Tensor:
-    """x contiguous, at an address that the tensor memory accelerator takes: copied where it is not."""
-    x = x.contiguous()
+    """x contiguous, at an address that the tensor memory accelerator takes: copied where it is not.
+
+    A dimension of one element has the stride that it should have, which `contiguous` leaves as it was.
+    """
+    x = x.contiguous().view(-1).view(x.shape)
     return x if x.data_ptr() % ALIGNMENT == 0 else x.clone()
 
 

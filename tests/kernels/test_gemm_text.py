@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gemm_cases import EPILOGUES, FAST, NORM, PRECISE, blocked
 
 from loka.errors import InputError
+from loka.kernels import gemm_launch
 from loka.kernels.gemm_configs import Tiling, candidates
 from loka.kernels.gemm_specs import BatchedGemm, Epilogue, Gemm, GroupedGemm, SplitGemm
 from loka.kernels.rendering import load_kernel_templates, render, render_files
@@ -126,3 +128,11 @@ def test_a_spec_that_cannot_be_is_refused(make, message):
 def test_a_tile_that_is_no_block_is_refused(templates):
     with pytest.raises(InputError, match="not a block"):
         render(Gemm(512, 512, epilogue=blocked(256)), templates, launched=Tiling(64, 128, 128, 3, 4))
+
+
+def test_one_row_has_the_stride_of_many():
+    one = torch.arange(32.0).view(32, 1).t()
+    assert one.is_contiguous()
+    assert one.stride() == (1, 1)
+    assert gemm_launch.aligned(one).stride() == (32, 1)
+    assert torch.equal(gemm_launch.aligned(one), one)
