@@ -1,0 +1,124 @@
+"""A Wukong whose small products, and whose concatenation, residual and norm, are kernels by policy."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import codegen_plans as plans
+import pytest
+import torch
+from torch import Tensor, nn
+
+from loka.codegen import render_package
+from loka.plan.make import make_plan
+from loka.plan.plan import Plan
+from loka.plan.serial import from_json, to_json
+from loka.zoo.wukong import Wukong, WukongSizes
+
+pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
+
+SIZES = WukongSizes(embeddings=16, dim=24, layers=2, rank=4, hidden=48)
+Make = Callable[[str, str], tuple[Plan, dict[str, str], ModuleType]]
+
+
+def build() -> nn.Module:
+    """The model of the policy."""
+    return Wukong(SIZES)
+
+
+def inputs(batch: int) -> tuple[Tensor, ...]:
+    """What it is called with."""
+    return (torch.randn(batch, SIZES.embeddings, SIZES.dim),)
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """The plan under these defaults, the files of its package, and the package."""
+    monkeypatch.chdir(tmp_path)
+    here = Path(__file__)
+    monkeypatch.syspath_prepend(str(here.parent))
+    names: list[str] = []
+
+    def one(name: str, defaults: str) -> tuple[Plan, dict[str, str], ModuleType]:
+        (tmp_path / "policy.yaml").write_text(
+            f'version: 1\nname: mixed\nmodel: {{factory: "{here.stem}:build", inputs: "{here.stem}:inputs", '
+            f"batch_size: 32}}\ndefaults: {{{defaults}}}\nrules:\n"
+            "  - {match: {max_n: 8}, compute: keep}\n  - {match: {max_k: 16}, compute: keep, optional: true}\n"
+        )
+        plan = make_plan("policy.yaml")
+        files = render_package(plan)
+        names.append(name)
+        return plan, files, plans.import_package(files, tmp_path, name)
+
+    yield one
+    for name in names:
+        for module in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+            sys.modules.pop(module)
+
+
+def gradients(model: nn.Module, x: Tensor, dy: Tensor) -> dict[str, Tensor]:
+    """The output and all gradients."""
+    named = dict(model.named_parameters())
+    y = model(x)
+    return {"y": y, **dict(zip(("x", *named), torch.autograd.grad(y, [x, *named.values()], dy), strict=True))}
+
+
+def test_kept_products_are_mixed_and_joined_and_give_what_the_model_gives(make: Make) -> None:
+    plan, files, package = make("gen_mixed_plain", "compute: keep, fuse: always")
+    sites = {site.site.name: site for site in plan.sites}
+    assert sites["layers.0.rank"].region == sites["layers.1.compress"].region == ("transpose", "matmul", "matmul")
+    assert (
+        files["modules.py"].count("kernels.mix_16x24_to_4_8_passing(") == 4
+    )  # two layers, each for training and frozen
+    assert "torch.cat(" not in files["modules.py"]
+    torch.manual_seed(0)
+    model = build()
+    patched = copy.deepcopy(model)
+    x, dy = inputs(7)[0].requires_grad_(), torch.randn(7, 1)
+    with package.apply(patched):
+        expected, found = gradients(model, x, dy), gradients(patched, x, dy)
+        compiled = gradients(torch.compile(patched, fullgraph=True, backend="aot_eager"), x, dy)
+        for name, value in expected.items():
+            for got in (found[name], compiled[name]):
+                assert (got - value).norm() <= 1e-4 * value.norm() + 1e-7, name
+        with torch.autocast("cpu", torch.bfloat16):
+            assert (model(x) - patched(x)).norm() <= 0.02 * expected["y"].norm()
+    with package.apply(patched, mode="infer"), torch.no_grad():
+        assert (patched.eval()(x) - expected["y"]).norm() <= 1e-4 * expected["y"].norm()
+
+
+def test_they_stand_beside_chains_in_fp8(make: Make) -> None:
+    _, files, package = make(
+        "gen_mixed_fp8", "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always"
+    )
+    assert "kernels.join_2_residual_layer_norm_24(view" in files["modules.py"]
+    torch.manual_seed(0)
+    model = build()
+    x, dy = inputs(16)[0].requires_grad_(), torch.randn(16, 1)
+    expected = gradients(model, x, dy)
+    with package.apply(model) as patch:
+        found = gradients(model, x, dy)
+        patch.verify()
+    assert 0.0 < (found["y"] - expected["y"]).norm() <= 0.2 * expected["y"].norm()
+    for name in ("x", "layers.0.rank", "layers.1.compress", "layers.0.norm.weight"):
+        assert (found[name] - expected[name]).norm() <= 0.3 * expected[name].norm(), name
+
+
+def test_without_fuse_always_the_forward_stays_as_it_is(make: Make) -> None:
+    _, files, _ = make("gen_unmixed", "compute: fp8, scaling: rowwise")
+    assert "mix_" not in files["modules.py"]
+    assert "join_" not in files["modules.py"]
+
+
+def test_a_plan_keeps_them_in_its_file(make: Make) -> None:
+    plan, files, _ = make("gen_mixed_again", "compute: keep, fuse: always")
+    again = from_json(to_json(plan))
+    forward = next(
+        binding.forward for binding in again.bindings if binding.forward is not None and binding.forward.mixes
+    )
+    assert (len(forward.mixes), len(forward.joins)) == (1, 1)
+    assert render_package(again)["modules.py"] == files["modules.py"]

@@ -1,0 +1,92 @@
+"""Mixing layers: which statements of a forward are found to be one, and which are not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from loka.sites.examples import ModelInputs, capture_examples
+from loka.sites.straight import StraightForward
+from loka.sites.trace import trace_forward
+
+N, D, RANK, MADE = 12, 20, 4, 5
+
+
+class Mixing(nn.Module):
+    """The Parameters of a mixing layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rank = nn.Parameter(torch.randn(N, RANK))
+        self.compress = nn.Parameter(torch.randn(MADE, N))
+
+
+class Both(Mixing):
+    def forward(self, x: Tensor) -> Tensor:
+        made = torch.matmul(self.compress, x)
+        pairs = torch.matmul(x, torch.matmul(x.transpose(1, 2), self.rank))
+        return torch.cat([pairs.flatten(1), made.flatten(1)], 1)
+
+
+class Pairs(Mixing):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (x.mT @ self.rank)
+
+
+class InnerReadTwice(Mixing):
+    def forward(self, x: Tensor) -> Tensor:
+        inner = torch.matmul(x.transpose(1, 2), self.rank)
+        return torch.matmul(x, inner) + inner.sum()
+
+
+class Computed(Mixing):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.matmul(x, torch.matmul(x.transpose(1, 2), self.rank * 2.0))
+
+
+class OtherOperand(Mixing):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.matmul(x + 1.0, torch.matmul(x.transpose(1, 2), self.rank))
+
+
+class InPlace(Mixing):
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.matmul(x, torch.matmul(x.transpose(1, 2), self.rank))
+        return y.relu_()
+
+
+def traced(kind: type[Mixing], sites: tuple[str, ...]) -> StraightForward:
+    module = kind()
+    inputs = {batch: ModelInputs((torch.randn(batch, N, D),), {}) for batch in (5, 8)}
+    found = trace_forward(module, "", capture_examples(module, [""], inputs)[""], sites=sites)
+    assert isinstance(found, StraightForward), found
+    return found
+
+
+def test_products_and_sums_are_one_layer_where_the_first_of_them_stands() -> None:
+    forward = traced(Both, ("rank", "compress"))
+    (mix,) = forward.mixes
+    texts = [statement.text() for statement in forward.statements]
+    assert [texts[place].split(" = ")[1] for place in (mix.transpose, mix.inner, mix.outer)] == [
+        "x.transpose(1, 2)",
+        "torch.matmul(transpose, self.rank)",
+        "torch.matmul(x, matmul_1)",
+    ]
+    assert mix.compress is not None
+    assert mix.first == mix.compress == 0
+    assert mix.made == (mix.outer, mix.compress)
+    assert (mix.x, mix.sizes) == ("x", (N, D, RANK, MADE))
+
+
+def test_products_alone_are_one_too() -> None:
+    (mix,) = traced(Pairs, ("rank",)).mixes
+    assert (mix.compress, mix.sizes) == (None, (N, D, RANK, 0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sites"),
+    [(InnerReadTwice, ("rank",)), (Computed, ()), (OtherOperand, ("rank",)), (InPlace, ("rank",))],
+)
+def test_what_is_read_elsewhere_computed_or_changed_is_none(kind: type[Mixing], sites: tuple[str, ...]) -> None:
+    assert traced(kind, sites).mixes == ()
