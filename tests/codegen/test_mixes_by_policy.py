@@ -62,7 +62,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
 def gradients(model: nn.Module, x: Tensor, dy: Tensor) -> dict[str, Tensor]:
     """The output and all gradients."""
-    named = dict(model.named_parameters())
+    named = {name.removeprefix("_orig_mod."): p for name, p in model.named_parameters()}  # of a compiled model
     y = model(x)
     return {"y": y, **dict(zip(("x", *named), torch.autograd.grad(y, [x, *named.values()], dy), strict=True))}
 
