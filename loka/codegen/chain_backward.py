@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from loka.codegen import chain_shapes as shapes
 from loka.codegen.chain_names import INDENT, ChainNames, Kernels, assigned, product, reduced, statement, unpacked
 from loka.codegen.chain_shapes import ChainShape, StageShape
+from loka.codegen.layout import WIDTH
 from loka.kernels.rendered_specs import NormBackward, Products, Turn
 from loka.numerics.names import Gemm
 
@@ -32,7 +33,8 @@ class _Backward:
         self._unpack()
         weights = [f"weight{self._names.suffix(index)}" for index in range(len(self._shape.stages))]
         none = [*([] if self._ends_with_x else ["dx"]), *(f"d{name}" for name in (*self._shape.others, *weights))]
-        self._add(f"{' = '.join(none)} = None")
+        for names in _in_lines(none):
+            self._add(f"{' = '.join(names)} = None")
         for index in reversed(range(len(self._shape.stages))):
             if self._shape.stages[index].keeps_wgrad:
                 self._wgrad_kept(index)
@@ -71,7 +73,7 @@ class _Backward:
 
     def _return(self, values: Sequence[str]) -> None:
         line = f"return {', '.join(values)}"
-        if INDENT + len(line) <= 120:
+        if INDENT + len(line) <= WIDTH:
             self._add(line)
             return
         self._add("return (")
@@ -231,3 +233,14 @@ class _Backward:
             self._add(f"d{name} = {plain[0]}.to({name}_dtype)", INDENT + 4)
         else:
             self._products(name, f"d{name}", f"{name}_dtype", [], INDENT + 4)
+
+
+def _in_lines(names: Sequence[str]) -> Iterator[list[str]]:
+    """The names in groups, each of which `a = b = None` takes a line for."""
+    line: list[str] = []
+    for name in names:
+        if line and INDENT + len(" = ".join([*line, name, "None"])) > WIDTH:
+            yield line
+            line = []
+        line.append(name)
+    yield line

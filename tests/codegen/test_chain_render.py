@@ -56,8 +56,10 @@ def shapes() -> dict[str, Plan]:
     torch.manual_seed(0)
     tower = chains.Tower()
     linears = nn.Sequential(nn.Linear(48, 13, bias=False), nn.Linear(13, 48), nn.Linear(48, 32, bias=False))
+    twelve = nn.Sequential(*[layer for _ in range(12) for layer in (nn.Linear(48, 48), nn.ReLU())])
     return {
         "tower": chains.chain_plan(tower),
+        "twelve": chains.chain_plan(twelve),
         "rowwise": chains.chain_plan(tower, chains.ROWWISE_CHAIN),
         "fast": chains.chain_plan(tower, {**chains.CHAIN, "fast": True}),
         "plain": chains.chain_plan(tower, chains.AS_IS),
