@@ -70,9 +70,10 @@ class ForwardBody:
         self._used = straight.used_later(forward.statements, forward.result)
         self._index = _site_indices(forward, sites)
         self._chains = planned_chains(forward, self._index, plans)
-        taken = {place for planned in self._chains.values() for place in planned.places}
+        taken = self._taken()
         self._mixes = [mix for mix in forward.mixes if taken.isdisjoint(mix.places)]
-        self._joins = [join for join in forward.joins if taken.isdisjoint(join.places) and self._may_join(join)]
+        joins = [join for join in forward.joins if taken.isdisjoint(join.places)]
+        self._joins = [join for join in joins if join_shape(join, forward) is not None]
         self._handed: dict[str, str] = {}  # locals that a mixing layer handed on, under their new names
         self.frozen_weights: list[tuple[SitePlan, str | None]] = [(plan, None) for plan in plans]
         self.imports: set[str] = set()
@@ -118,12 +119,12 @@ class ForwardBody:
         """Whether kernels take along what stands around a GEMM in the model's dtype."""
         return bool(self._mixes) or any(not planned.shape.fp8 for planned in self._chains.values())
 
-    def _may_join(self, join: Join) -> bool:
-        """Whether a join has a kernel and is in no region that becomes a function of its own."""
-        around = [region for region in self._forward.regions if not self._outlined(region)]
-        inside = {place for region in self._forward.regions for place in range(region.first, region.last + 1)}
-        free = {place for region in around for place in range(region.first, region.last + 1)}
-        return join_shape(join, self._forward) is not None and (inside - free).isdisjoint(join.places)
+    def _taken(self) -> set[int]:
+        """The statements that chains take, and regions that become functions of their own."""
+        taken = {place for planned in self._chains.values() for place in planned.places}
+        spans = {region: range(region.first, region.last + 1) for region in self._forward.regions}
+        apart = [region for region, span in spans.items() if taken.isdisjoint(span)]
+        return taken.union(*(spans[region] for region in apart if self._outlined(region)))
 
     def _mix(self, mix: Mix) -> None:
         """Compute a mixing layer's results where the first of its statements stands."""
@@ -134,7 +135,6 @@ class ForwardBody:
         if shape.passes:
             self._handed[mix.x] = self._scope.names.unique(f"{mix.x}_passed")
             made.append(self._handed[mix.x])
-        self._comment_notes(range(mix.first, mix.first))
         self.lines += straight.assignment(", ".join(made), code, INDENT, self._scope)
 
     def _join(self, join: Join) -> None:
