@@ -14,10 +14,9 @@ demo: $(VENV)/.demo
 	$(BIN)/loka generate policies/ranker.yaml
 	$(BIN)/loka train policies/ranker.yaml
 
-# One thread for each of pytest's workers: with more they wait for one another, and the tests take twice the time.
 test: $(VENV)/.dev lint
 	$(BIN)/loka generate --check policies/ranker.yaml
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "not gpu"
+	$(BIN)/python -m pytest -n $(JOBS) -m "not gpu"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
