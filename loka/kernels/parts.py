@@ -1,0 +1,61 @@
+"""What a site's time is made of: parts, each the work of one kernel, that are measured on their own.
+
+A site is M x K times K x N with what stands around it. In a CUDA graph its kernels run one after another, so that its
+time is the sum of its parts': the GEMMs, the kernels that make their operands, and those of norms and activations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+
+class Work(StrEnum):
+    """What one kernel does with a matrix of (rows, columns)."""
+
+    GEMM = "gemm"  # (rows, contraction) by (columns, contraction) transposed
+    QUANTISE = "quantise"  # from the model's dtype to FP8 and scales
+    TURN = "turn"  # from FP8 to FP8 of (columns, rows) under one scale
+    FORWARD = "forward"  # norm and activation
+    BACKWARD = "backward"  # their gradient, with the sums for their parameters
+    COPY = "copy"  # transposed in the model's dtype, or converted
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Part:
+    """One kernel's work, as it is measured and looked up. All of it is in the key."""
+
+    work: Work
+    kernel: str  # the catalogue's name of a GEMM's kernel ("torch.scaled_mm", "as-is"); "rendered" for the others
+    rows: int
+    columns: int
+    contraction: int = 0  # of a GEMM, else 0
+    dtype: str = "bfloat16"  # of the model's activations and of what a GEMM writes
+    recipe: str = ""  # a GEMM: "e4m3 rowwise, e4m3 rowwise, precise"; else what is written: "e4m3 rowwise", "bfloat16"
+    around: str = ""  # of FORWARD and BACKWARD: "layer_norm", "layer_norm silu"
+
+
+class Source(StrEnum):
+    """Where a time comes from."""
+
+    MEASURED = "measured"  # at exactly this part
+    INTERPOLATED = "interpolated"  # between measured neighbours of the same kernel and recipe
+    ESTIMATED = "estimated"  # outside of what was measured: from bytes and FLOPs
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A part's time in microseconds. `spread` is half of the distance between the quartiles, as a share of the time."""
+
+    us: float
+    spread: float
+    source: Source
+
+
+class Costs(Protocol):
+    """Something that knows what parts cost on the target."""
+
+    def time(self, part: Part) -> Timed | None:
+        """A part's time; None where nothing of its kernel and recipe was ever measured."""
+        ...
