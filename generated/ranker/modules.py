@@ -15,7 +15,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "b64ce4b830f64e6ba0dd795deb71d3dfe8b9475ac1e09c893b66a35c030fa17d"
+STAMP = "608ef3ddf6fc5a8c297be297f8654c5184419f420b22785e7f0d9eebedaa8371"
 
 
 class EmbedDense3(dispatch.Bound):
