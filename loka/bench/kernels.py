@@ -23,9 +23,11 @@ from loka.bench.roofline import Peaks, bytes_us
 from loka.bench.steps import SEED, Measured, decibels
 from loka.bench.timing import rotations, size_of, time_call
 from loka.errors import InputError
+from loka.kernels.both_ways import BothWays
 from loka.kernels.configs import configuration
 from loka.kernels.quantisation import ROWWISE, Quantisation
-from loka.kernels.rendered_specs import NormBackward, NormForward, QuantiseTurned, Reduce, Spec, Transpose, Turn
+from loka.kernels.rendered_specs import NormBackward, NormForward, QuantiseTurned, Reduce, Transpose, Turn
+from loka.kernels.rendering import AnySpec
 
 GEMM = "gemm"
 FAMILIES = ("norm-forward", "norm-backward", "turn", "known", "reduce", GEMM)
@@ -43,7 +45,7 @@ class Case:
 
     family: str
     title: str
-    spec: Callable[[int], Spec]
+    spec: Callable[[int], AnySpec]
     arguments: Arguments
 
 
@@ -74,7 +76,7 @@ def _backward(title: str, norm: str, activation: str | None, quantise: bool) -> 
 def _known(case: Case) -> Case:
     """The same kernel under a known scale, with a record of what that does not hold."""
 
-    def spec(width: int) -> Spec:
+    def spec(width: int) -> AnySpec:
         made = case.spec(width)
         return replace(made, how=KNOWN) if isinstance(made, NormForward | NormBackward) else made
 
@@ -82,7 +84,18 @@ def _known(case: Case) -> Case:
     return Case("known", title, spec, lambda rows, width: known_arguments(spec(width), rows, width))
 
 
-def _whole(title: str, spec: Spec, square: bool = False) -> Case:
+def _both_ways(case: Case) -> Case:
+    """The same under a known scale, as it is and transposed."""
+    known = _known(case)
+
+    def spec(width: int) -> AnySpec:
+        made = known.spec(width)
+        return BothWays(made) if isinstance(made, NormForward | NormBackward) else made
+
+    return Case("known", f"{known.title}, both ways", spec, known.arguments)
+
+
+def _whole(title: str, spec: AnySpec, square: bool = False) -> Case:
     """A kernel that takes a matrix whole; a weight is square."""
     return Case(
         "known", title, lambda width: spec, lambda rows, width: known_arguments(spec, width if square else rows, width)
@@ -115,6 +128,8 @@ CASES = (
     _whole(
         "quantise a square weight both ways, maximum found", QuantiseTurned(Quantisation("tensorwise")), square=True
     ),
+    _both_ways(_forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantise=True)),
+    _both_ways(_backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantise=True)),
     _whole("transpose x", Transpose(1)),
     _whole("transpose dy and x", Transpose(2)),
     Case(
@@ -195,7 +210,7 @@ def norm_arguments(spec: NormForward | NormBackward, rows: int, device: str = "c
     return tuple(known[name] for name in spec.parameters)
 
 
-def known_arguments(spec: Spec, rows: int, width: int, device: str = "cuda") -> tuple[Tensor, ...]:
+def known_arguments(spec: AnySpec, rows: int, width: int, device: str = "cuda") -> tuple[Tensor, ...]:
     """A set for a kernel under one scale: what a norm's takes, or x (rows, width), and the scale with its record."""
     if isinstance(spec, Transpose):
         return tuple(turn_arguments((rows, width), device=device)[0] for _ in range(spec.count))

@@ -14,8 +14,7 @@ from typing import Self
 from loka.bench.variants import Variant
 from loka.codegen import render_package, write_package
 from loka.errors import LokaError
-from loka.kernels.rendered_specs import Spec
-from loka.kernels.rendering import KERNELS_FILE, load_kernel_templates, render, render_files
+from loka.kernels.rendering import KERNELS_FILE, AnySpec, load_kernel_templates, render, render_files
 from loka.plan.make import make_plan
 from loka.plan.plan import Plan
 from loka.probe.file import save
@@ -112,7 +111,7 @@ class Workshop:
         self._announce(name)
         return Made(importlib.import_module(name), plan)
 
-    def kernels(self, specs: Sequence[Spec]) -> ModuleType:
+    def kernels(self, specs: Sequence[AnySpec]) -> ModuleType:
         """The module of these specs' Triton kernels and host functions, as a generated package has it."""
         templates = load_kernel_templates()
         name = "loka_bench_kernels"

@@ -25,6 +25,7 @@ from loka.kernels import (
     split_gemm_text,
     turned_text,
 )
+from loka.kernels.both_ways import BothWays, both_ways_views
 from loka.kernels.configs import Configuration, configuration
 from loka.kernels.gemm_configs import Tiling
 from loka.kernels.gemm_specs import BatchedGemm, Gemm, GemmSpec, GroupedGemm, SplitGemm
@@ -46,7 +47,7 @@ from loka.kernels.rendered_specs import (
 KERNELS_FILE = "triton_kernels.py"
 OPERATORS_FILE = "fused.py"
 
-AnySpec = Spec | GemmSpec | MixForward | MixBackward | JoinForward | JoinBackward
+AnySpec = Spec | BothWays | GemmSpec | MixForward | MixBackward | JoinForward | JoinBackward
 AnyConfiguration = Configuration | Tiling | MixConfiguration | JoinConfiguration
 
 _SUFFIX = ".j2"
@@ -139,6 +140,8 @@ def _views(spec: AnySpec, launched: AnyConfiguration | None) -> tuple[str, rende
             return "reduce", rendered_text.reduce_views(spec)
         case Products():
             return "products", product_text.product_views(spec)
+        case BothWays():
+            return "both_ways", both_ways_views(spec)
         case QuantiseTurned():
             return "quantise_turned", turned_text.quantise_turned_views(spec)
         case MixForward() | MixBackward():

@@ -8,6 +8,7 @@ import torch
 from quantised_cases import specs
 from torch import Tensor
 
+from loka.kernels.both_ways import BothWays
 from loka.kernels.quantisation import Quantisation
 from loka.kernels.rendered_specs import NormBackward, NormForward, QuantiseTurned, Transpose
 from loka.numerics.names import Format
@@ -19,12 +20,25 @@ HOWS = [
 ]
 TURNED = [QuantiseTurned(how) for how in HOWS]
 TRANSPOSED = [Transpose(count) for count in (1, 2, 3)]
+_LOCAL = [(None, None, True), (None, "relu", True), (None, "hardswish", False), (None, "sigmoid", True)]
+_BLOCKS = [("block_norm", "hardswish", False), ("block_norm", None, True), ("block_norm", "silu", True)]
 Recorded = NormForward | NormBackward | QuantiseTurned
 
 
 def recorded(width: int) -> list[NormForward | NormBackward]:
     """Forward and backward kernels of a width, with and without norms and activations."""
     return specs(width, HOWS)
+
+
+def both_ways(width: int) -> list[BothWays]:
+    """Kernels that a tile is enough for, forward and backward."""
+    found = []
+    for norm, activation, add in _LOCAL + (_BLOCKS if width % 256 == 0 else []):
+        for how in HOWS[:2]:
+            parts = (width, norm, False, False, 1e-5, activation, add, True)
+            found.append(BothWays(NormForward(*parts, False, how=how)))
+            found.append(BothWays(NormBackward(*parts, how=how)))
+    return found
 
 
 def unrecorded(spec: Recorded) -> Recorded:

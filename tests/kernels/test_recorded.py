@@ -13,13 +13,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from quantised_cases import TURNED as UNRECORDED
-from recorded_cases import HOWS, TRANSPOSED, TURNED, largest_of, new_record, recorded, scale_of, unrecorded
+from recorded_cases import HOWS, TRANSPOSED, TURNED, both_ways, largest_of, new_record, recorded, scale_of, unrecorded
 from rendered_cases import arguments_of, random_inputs, write_package
 
 from loka.errors import InputError
-from loka.kernels import configs, fused_reference
+from loka.kernels import fused_reference
+from loka.kernels.both_ways import BothWays
 from loka.kernels.quantisation import Quantisation
-from loka.kernels.rendered_specs import NormForward, QuantiseTurned, Transpose
+from loka.kernels.rendered_specs import NormBackward, NormForward, QuantiseTurned, Transpose
 from loka.kernels.rendering import load_kernel_templates, render, render_files
 from loka.numerics.names import Format
 
@@ -30,7 +31,9 @@ WIDTHS = (13, 512)
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
     norms = [spec for width in WIDTHS for spec in recorded(width)]
-    every = [*norms, *map(unrecorded, norms), *TURNED, *UNRECORDED, *TRANSPOSED]
+    both = [spec for width in WIDTHS for spec in both_ways(width)]
+    alone = [unrecorded(each.spec) for each in both if unrecorded(each.spec) not in map(unrecorded, norms)]
+    every = [*norms, *map(unrecorded, norms), *TURNED, *UNRECORDED, *TRANSPOSED, *both, *alone]
     return write_package(tmp_path_factory.mktemp("recorded") / "rendered_recorded", every)
 
 
@@ -43,7 +46,7 @@ def tensors_of(spec, inputs) -> list[torch.Tensor]:
 def test_the_text_is_formatted_and_linted(tmp_path):
     templates = load_kernel_templates()
     for width in (13, 479, 512, 2048, 8192):
-        kernels = [render(spec, templates) for spec in [*recorded(width), *TURNED, *TRANSPOSED]]
+        kernels = [render(spec, templates) for spec in [*recorded(width), *both_ways(width), *TURNED, *TRANSPOSED]]
         for name, text in render_files(kernels, templates, "a test").items():
             (tmp_path / f"w{width}_{name}").write_text(text)
     config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
@@ -85,6 +88,37 @@ def test_values_and_counts_are_those_that_come_back_otherwise(package, width):
                 assert torch.equal(ours, theirs), (spec, name)
             assert record[0] == 2 * expected["overflow"].sum()
             assert largest_of(record) == expected["amax"].max()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_producers_that_write_both_ways(package, width):
+    inputs = random_inputs(33, width, torch.float32)
+    inputs.tensors["x"][3], inputs.grad[3] = 0.0, 0.0
+    inputs.tensors["x"][4, 5], inputs.tensors["x"][6, 7] = torch.nan, torch.inf
+    for both in both_ways(width):
+        record, scale, spec = new_record(), scale_of(both.spec), both.spec
+        got = package.run(both, *tensors_of(spec, inputs), scale, record)
+        expected = package.run(unrecorded(spec), *tensors_of(spec, inputs), scale)
+        assert both.results == ("values", "turned", *spec.results[1:])
+        for name in spec.results:
+            ours, theirs = (found[name].contiguous().view(torch.uint8) for found in (got, expected))
+            assert torch.equal(ours, theirs), (both, name)
+        assert torch.equal(got["turned"].view(torch.uint8), got["values"].view(torch.uint8).t())
+        assert record[0] == expected["overflow"].sum()
+        assert largest_of(record) == expected["amax"].max()
+
+
+def test_what_a_tile_is_not_enough_for():
+    how = HOWS[0]
+    for spec in (
+        NormForward(512, "layer_norm", True, True, 1e-5, "silu", False, True, True, how=how),
+        NormForward(1024, "block_norm", False, False, 1e-5, None, False, True, False, block=1024, how=how),
+        NormForward(512, None, False, False, 1e-5, None, True, True, False, residual=True, how=how),
+        NormBackward(512, None, False, False, 1e-5, "relu", False, True, carried=True, carry=True, how=how),
+        NormForward(512, None, False, False, 1e-5, "relu", False, True, False),
+    ):
+        with pytest.raises(InputError, match="cannot be written both ways from a tile"):
+            BothWays(spec)
 
 
 @pytest.mark.parametrize("spec", TURNED, ids=lambda spec: spec.function)
@@ -137,6 +171,8 @@ def test_in_the_interpreter(tmp_path):
 
 
 COMPILED = [*(spec for spec in recorded(2048) if spec.how == HOWS[0]), *recorded(479)[:2], *TURNED[:2], *TRANSPOSED]
+COMPILED += [spec for width in (2048, 479) for spec in both_ways(width)[::2] if spec.spec.how == HOWS[0]]
+COMPILED += [spec for spec in both_ways(2048)[1::2] if spec.spec.how == HOWS[0]]
 
 
 @pytest.mark.parametrize("spec", COMPILED, ids=lambda spec: spec.function)
@@ -150,13 +186,11 @@ def test_it_compiles_for_hopper(spec, tmp_path, monkeypatch):
     package = write_package(tmp_path / f"compiled_{spec.function}", [spec])
     kernel = getattr(package.triton_kernels, f"_{spec.function}")
     known = {"values": "*fp8e4nv", "turned": "*fp8e4nv", "record": "*i64"}
-    known |= dict.fromkeys(("x", "grad", "weight", "bias"), "*bf16")
+    known |= dict.fromkeys(("x", "grad", "weight", "bias", "add"), "*bf16")
     kinds = {name: re.sub(r"_\d", "", name).removesuffix("_ptr") for name in kernel.arg_names}
     types = {name: known.get(kind, "*fp32") if name.endswith("_ptr") else "i32" for name, kind in kinds.items()}
     aligned = {(index,): [["tt.divisibility", 16]] for index in range(len(types))}
-    warps = configs.TURN_WARPS if isinstance(spec, Transpose) else configs.QUANTISE_WARPS
-    if not isinstance(spec, Transpose | QuantiseTurned):
-        warps = int(re.search(r"num_warps=(\d+)", package.kernels[spec.function].text).group(1))
+    warps = int(re.search(r"num_warps=(\d+)", package.kernels[spec.function].text).group(1))
     source = ASTSource(fn=kernel, signature=types, constexprs={}, attrs=aligned)
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
     ptx = binary.asm["ptx"]

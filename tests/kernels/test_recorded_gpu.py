@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
 from quantised_cases import specs
-from recorded_cases import HOWS, TRANSPOSED, TURNED, largest_of, new_record, scale_of
-from rendered_cases import write_package
+from recorded_cases import HOWS, TRANSPOSED, TURNED, both_ways, largest_of, new_record, scale_of
+from rendered_cases import arguments_of, random_inputs, write_package
 from test_quantised_gpu import corners, poisoned_memory, pytestmark, same_nan_of
 
 from loka.kernels.rendered_specs import NormForward
@@ -20,11 +25,12 @@ BARE = [
     for spec in specs(width, HOWS)
     if isinstance(spec, NormForward) and not (spec.norm or spec.activation)
 ]
+BOTH = [both for width in (200, 479, 512, 2048) for both in both_ways(width)]
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    return write_package(tmp_path_factory.mktemp("gpu") / "rendered_recorded_gpu", [*BARE, *TURNED, *TRANSPOSED])
+    return write_package(tmp_path_factory.mktemp("gpu") / "rendered_recorded_gpu", [*BARE, *TURNED, *TRANSPOSED, *BOTH])
 
 
 def same(package, spec, x) -> None:
@@ -50,6 +56,27 @@ def test_rows_are_recorded(package, spec, rows):
 @pytest.mark.parametrize("spec", TURNED, ids=lambda spec: spec.function)
 def test_both_copies_are_recorded(package, spec, shape):
     same(package, spec, corners(*shape))
+
+
+@pytest.mark.parametrize("both", BOTH, ids=lambda both: both.function)
+def test_producers_that_write_both_ways(package, both):
+    for rows in (1, 17, 4093):
+        inputs = random_inputs(rows, both.spec.width, torch.bfloat16, "cuda")
+        tensors = arguments_of(both.spec, inputs)
+        if isinstance(both.spec, NormForward):
+            tensors = [inputs.tensors[name] for name in both.parameters if name in inputs.tensors]
+        ours, theirs, scale = new_record("cuda"), new_record(), 16.0 * scale_of(both.spec)
+        got = package.run(both, *tensors, scale.cuda(), ours)
+        expected = package.run(both, *(tensor.cpu() for tensor in tensors), scale, theirs)
+        assert abs(int(ours[0]) - int(theirs[0])) <= 2  # functions differ in their last bits
+        assert largest_of(ours.cpu()) == pytest.approx(largest_of(theirs), rel=1e-5)
+        assert torch.equal(got["turned"].view(torch.uint8), got["values"].view(torch.uint8).t())
+        values, wanted = got["values"].float().cpu(), expected["values"].float()
+        assert (values != wanted).float().mean() < 0.01
+        torch.testing.assert_close(values, wanted, rtol=0.13, atol=2.0**-8)
+        if "dadd" in got:
+            total = got["dadd"].sum(0, keepdim=True).cpu()
+            torch.testing.assert_close(total, expected["dadd"], rtol=1e-3, atol=1e-4 * float(wanted.abs().sum() + 1))
 
 
 @pytest.mark.parametrize("shape", [(1, 13), (17, 13), (4093, 479), (4096, 2048), (17, 8256), (0, 24), (16384, 1)])
