@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from loka.codegen import chain_shapes as shapes
 from loka.codegen.chain_names import INDENT, ChainNames, Kernels, assigned, product, reduced, statement, unpacked
 from loka.codegen.chain_shapes import ChainShape, StageShape
-from loka.codegen.known import both_copies, under
+from loka.codegen.known import gradient_kernel, input_kernel, under
 from loka.codegen.layout import WIDTH
-from loka.kernels.rendered_specs import NormBackward, Products, Spec, Transpose, Turn
+from loka.kernels.rendered_specs import Products, Transpose, Turn
+from loka.kernels.rendering import AnySpec
 from loka.numerics.names import Gemm
 
 
@@ -96,18 +97,15 @@ class _Backward:
     def _through_after(self, index: int, stage: StageShape, results: dict[str, str]) -> bool:
         """From the gradient of a stage's result to that of its product; False where no kernel is needed for that."""
         reader = self._shape.reader(index)
-        spec: Spec | None = shapes.backward_after(stage, self._shape.fp8, carried=reader is not None)
+        spec: AnySpec | None = shapes.backward_after(stage, self._shape.fp8, carried=reader is not None)
         if spec is None:
             return False
-        if self._shape.known and isinstance(spec, NormBackward):
-            spec = under(spec, stage.dy)
-        elif self._shape.known:
-            spec = both_copies(stage.dy)
+        spec = gradient_kernel(self._shape, index) if self._shape.known else spec
         s, vectors = self._names.suffix(index), self._names.after(index)
         known = {**vectors, "mean": f"mean{s}", "rstd": f"rstd{s}", "times": str(stage.times)}
         known |= {"carried": f"dsum{self._names.suffix(reader)}"} if reader is not None else {}
         x = self._names.sum(index) if stage.summed else f"y{s}"
-        arguments = {"grad": "grad", "x": x, **known} if isinstance(spec, NormBackward) else {"x": "grad"}
+        arguments = {"grad": "grad", "x": x, **known} if "grad" in spec.parameters else {"x": "grad"}
         arguments |= self._names.scaled("dy", index)
         sums = {f"d{key}": f"{vector}_sums" for key, vector in vectors.items()}
         self.lines += statement(self._kernels, spec, arguments, {**results, **sums, "dsum": f"dsum{s}"}, INDENT)
@@ -150,9 +148,9 @@ class _Backward:
         self._through_after(index, stage, {"values": "dy_fp8", "turned": "dy_turned"})
         self._known_dgrad(index)
         self._add(self._needs(f"weight{s}"))
-        spec = shapes.backward_after(stage, True, carried=self._shape.reader(index) is not None)
-        found = {"dy_fp8": "dy_turned"} if isinstance(spec, NormBackward) else {}
-        found |= {f"x_fp8{s}": f"x_turned{s}"} if self._names.has_producer(index) else {}
+        made = gradient_kernel(self._shape, index).results, input_kernel(self._shape, index).results
+        found = {} if "turned" in made[0] else {"dy_fp8": "dy_turned"}
+        found |= {} if "turned" in made[1] else {f"x_fp8{s}": f"x_turned{s}"}
         if found:
             copies = self._kernels.call(Transpose(len(found)), list(found))
             self.lines += assigned(list(found.values()), copies, INDENT + 4)

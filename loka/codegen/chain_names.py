@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from loka.codegen import chain_shapes as shapes
 from loka.codegen.chain_shapes import ChainShape
+from loka.codegen.known import input_kernel
 from loka.codegen.layout import WIDTH, Code, call, lay_out, quoted
 from loka.codegen.recipes import SiteRecipe
 from loka.errors import LokaError
-from loka.kernels.rendered_specs import NormForward, Reduce, Spec
+from loka.kernels.rendered_specs import NormForward, Reduce
+from loka.kernels.rendering import AnySpec
 from loka.numerics.names import Accumulation, Gemm, Scaling
 
 INDENT = 8
@@ -20,14 +22,14 @@ class Kernels:
     """The kernels that a text calls, each once, in order."""
 
     def __init__(self) -> None:
-        self._specs: dict[Spec, None] = {}
+        self._specs: dict[AnySpec, None] = {}
 
-    def call(self, spec: Spec, arguments: Sequence[str]) -> Code:
+    def call(self, spec: AnySpec, arguments: Sequence[str]) -> Code:
         """`fused.NAME(arguments)`."""
         self._specs.setdefault(spec)
         return call(f"fused.{spec.function}", [Code(argument) for argument in arguments])
 
-    def specs(self) -> tuple[Spec, ...]:
+    def specs(self) -> tuple[AnySpec, ...]:
         """All that were called."""
         return tuple(self._specs)
 
@@ -70,10 +72,6 @@ class ChainNames:
         """The results of a kernel that makes an operand as it is and transposed; a weight's scale is one of them."""
         s = self.suffix(index)
         return {name: f"{operand}_{kind}{s}" for name, kind in _COPIES}
-
-    def has_producer(self, index: int) -> bool:
-        """Whether a kernel computes a stage's input: the one that quantises it writes no transposed copy then."""
-        return bool(index) or self._shape.stages[0].before is not None
 
     def plain_input(self, index: int) -> str:
         """A linear's input in the model's dtype, where wgrad needs it so."""
@@ -182,7 +180,7 @@ class ChainNames:
     def _saved_known(self, index: int) -> list[str]:
         """The operands of a stage under known scales; what has a transposed copy already is read in that alone."""
         s, kept = self.suffix(index), self._shape.stages[index].keeps_wgrad
-        x = "x_fp8" if self.has_producer(index) else "x_turned"
+        x = "x_turned" if "turned" in input_kernel(self._shape, index).results else "x_fp8"
         operands = [self.plain_input(index)] if kept else [f"{x}{s}", f"x_scale{s}"]
         return [*operands, f"weight_turned{s}", f"weight_scale{s}", f"dy_scale{s}"]
 
@@ -202,7 +200,7 @@ class ChainNames:
 
 
 def statement(
-    kernels: Kernels, spec: Spec, arguments: Mapping[str, str], results: Mapping[str, str], indent: int
+    kernels: Kernels, spec: AnySpec, arguments: Mapping[str, str], results: Mapping[str, str], indent: int
 ) -> list[str]:
     """`results = fused.kernel(arguments)`, both by the names that the kernel has for them."""
     parameters = list(spec.parameters)

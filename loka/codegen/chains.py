@@ -9,12 +9,12 @@ from loka.codegen import chain_shapes as shapes
 from loka.codegen.chain_backward import backward_lines
 from loka.codegen.chain_names import INDENT, ChainNames, Kernels, product, statement
 from loka.codegen.chain_shapes import ChainShape, NormShape
-from loka.codegen.known import both_copies, maximum, under
+from loka.codegen.known import both_copies, input_kernel, maximum, under
 from loka.codegen.layout import Code, call, lay_out, literal
 from loka.codegen.names import Names, class_of
 from loka.codegen.prose import wrapped
 from loka.codegen.recipes import said
-from loka.kernels.rendered_specs import NormForward, Spec
+from loka.kernels.rendering import AnySpec
 from loka.numerics.names import Gemm
 
 
@@ -75,7 +75,7 @@ class Chains:
         """Whether any has known scales."""
         return any(shape.known for shape in (*self._trained, *self._frozen))
 
-    def specs(self) -> tuple[Spec, ...]:
+    def specs(self) -> tuple[AnySpec, ...]:
         """The kernels that the chains call."""
         kernels = Kernels()
         for shape in self._trained:
@@ -190,9 +190,14 @@ def _fp8_stages(shape: ChainShape, kernels: Kernels, frozen: bool, x: str, inden
         bias = f"bias{s}.to(dtype)" if last and stage.bias and not stage.followed else None
         lines += product(stage.recipe, Gemm.FPROP, operands, f"y{s}", "dtype", f"tick{s}", indent, bias)
         if stage.followed or not last:
-            spec = shapes.forward_after(stage, not last, save=not frozen, keep=shape.keeps(index, frozen))
-            spec = spec if last else under(spec, shape.stages[index + 1].x)
-            results = names.quantised("x", index + 1, frozen) if not last else {"out": "out"}
+            after = shapes.forward_after(stage, not last, save=not frozen, keep=shape.keeps(index, frozen))
+            spec: AnySpec = after if last else under(after, shape.stages[index + 1].x)
+            if shape.known and not (last or frozen):
+                spec = input_kernel(shape, index + 1)
+            copies = (
+                {**names.both_copies("x", index + 1), **names.quantised("x", index + 1, frozen)} if not last else {}
+            )
+            results = {**copies, "out": "out"}
             sums = {"times": names.source(stage.times, x), "residual": names.source(stage.residual, x)}
             lines += _after(kernels, spec, names, index, results, indent, sums if stage.summed else {})
     return lines
@@ -202,10 +207,11 @@ def _first_operand(shape: ChainShape, kernels: Kernels, frozen: bool, x: str, in
     """The FP8 input of the first linear; under a known scale and without a norm its transposed copy comes with it."""
     names, stage = ChainNames(shape), shape.stages[0]
     before = {"x": x, "weight": "pre_norm_weight", "bias": "pre_norm_bias", **names.scaled("x", 0)}
-    if shape.known and not (frozen or stage.keeps_wgrad or names.has_producer(0)):
-        return statement(kernels, both_copies(stage.x), before, names.both_copies("x", 0), indent)
-    first = under(shapes.forward_before(stage, quantise=True, save=not frozen), stage.x)
-    results = {**names.quantised("x", 0, frozen), "mean": "pre_mean", "rstd": "pre_rstd"}
+    first: AnySpec = under(shapes.forward_before(stage, quantise=True, save=not frozen), stage.x)
+    if shape.known and not frozen:
+        first = input_kernel(shape, 0)
+    copies = {**names.both_copies("x", 0), **names.quantised("x", 0, frozen)}
+    results = {**copies, "mean": "pre_mean", "rstd": "pre_rstd"}
     return statement(kernels, first, before, results, indent)
 
 
@@ -242,7 +248,7 @@ def _plain_stages(shape: ChainShape, kernels: Kernels, frozen: bool, x: str, ind
 
 def _after(
     kernels: Kernels,
-    spec: NormForward,
+    spec: AnySpec,
     names: ChainNames,
     index: int,
     results: dict[str, str],

@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from loka.codegen.chain_shapes import ChainShape, backward_after, forward_after, forward_before
 from loka.codegen.recipes import GemmRecipe, SiteRecipe
 from loka.errors import LokaError
+from loka.kernels.both_ways import BothWays, fits
 from loka.kernels.quantisation import ROWWISE, Quantisation
 from loka.kernels.rendered_specs import NormBackward, NormForward, QuantiseTurned
 from loka.numerics.names import Operand, Range
@@ -49,6 +51,29 @@ def both_copies(recipe: OperandRecipe) -> QuantiseTurned:
     if recipe.range is Range.STATIC:
         return QuantiseTurned(quantisation(recipe))
     return QuantiseTurned(Quantisation("tensorwise", recipe.format, recipe.power_of_two))
+
+
+def input_kernel(shape: ChainShape, index: int) -> NormForward | BothWays | QuantiseTurned:
+    """The kernel that makes a stage's input in training; with its transposed copy, if it can and wgrad reads one."""
+    stage = shape.stages[index]
+    if index:
+        spec = forward_after(shape.stages[index - 1], True, save=True, keep=shape.keeps(index - 1, frozen=False))
+    elif stage.before is None and not stage.keeps_wgrad:
+        return both_copies(stage.x)
+    else:
+        spec = forward_before(stage, quantise=True, save=True)
+    spec = under(spec, stage.x)
+    return BothWays(spec) if fits(spec) and not stage.keeps_wgrad else spec
+
+
+def gradient_kernel(shape: ChainShape, index: int) -> NormBackward | BothWays | QuantiseTurned:
+    """The kernel that makes a stage's output gradient for dgrad, and for a wgrad in FP8 transposed too, if it can."""
+    stage = shape.stages[index]
+    spec = backward_after(stage, True, carried=shape.reader(index) is not None)
+    if not isinstance(spec, NormBackward):
+        return both_copies(stage.dy)
+    spec = under(spec, stage.dy)
+    return BothWays(spec) if fits(spec) else spec
 
 
 def maximum(width: int) -> NormForward:

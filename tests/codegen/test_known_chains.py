@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from loka.kernels import ticks
 from loka.numerics.names import Format, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize, static_scale
 from loka.plan.plan import Plan
+from loka.zoo.blocknorm import BlockNorm
 
 X, DY = 8.0, 16.0
 Package = Callable[[Plan], ModuleType]
@@ -44,6 +46,14 @@ def bodies() -> dict[str, nn.Module]:
         "plain_norm": nn.Sequential(nn.RMSNorm(48, eps=1e-5, elementwise_affine=False), nn.Linear(48, 24)),
         "crosses": sums.Crosses(),
         "gated_blocks": sums.GatedBlocks(),
+        "blocks": nn.Sequential(
+            nn.Linear(48, 512, bias=False),
+            BlockNorm(256),
+            nn.Hardswish(),
+            nn.Linear(512, 24),
+            nn.GELU(),
+            nn.Linear(24, 40),
+        ),
         "residuals": sums.Residuals(),
     }
 
@@ -208,6 +218,25 @@ def test_any_batch(package: Package, shape: tuple[int, ...]) -> None:
     with package(PLANS["tower"]).apply(model):
         found = chains.gradients(model, x, torch.randn(shape))
     assert found["y"].shape == found["x"].shape == shape
+
+
+def test_what_a_tile_is_enough_for_is_written_both_ways() -> None:
+    """A norm of whole rows needs a transposition; a bias, an activation and a norm of blocks do not."""
+    layers = [nn.Linear(48, 64), nn.ReLU(), nn.Linear(64, 512, bias=False), BlockNorm(256), nn.Hardswish()]
+    local = nn.Sequential(*layers, nn.Linear(512, 32))
+    text = render_package(chains.chain_plan(local, chains.known_chain(X, DY)))["kernels.py"]
+    called = re.findall(r"fused\.(\w+)\(", text[: text.index("\ndef linear_")])
+    assert [name for name in called if "both_ways" in name] == [
+        "add_relu_e4m3_known_recorded_64_both_ways",
+        "block_norm_hardswish_e4m3_known_recorded_512_eps_1e_06_both_ways",
+        "add_backward_e4m3_known_recorded_32_both_ways",
+        "block_norm_hardswish_backward_e4m3_known_recorded_512_eps_1e_06_both_ways",
+        "add_relu_backward_e4m3_known_recorded_64_both_ways",
+    ]
+    assert not [name for name in called if name.startswith("transpose")]
+    tower = render_package(PLANS["tower"])["kernels.py"]
+    assert tower.count("fused.transpose_2(") == 2
+    assert tower.count("fused.transpose_1(") == 1  # of the last linear, whose output gradient is written both ways
 
 
 @pytest.mark.parametrize("name", ["linears", "tower", "crosses"])
