@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from loka.errors import InputError
-from loka.kernels import configs
 from loka.kernels.configs import configuration
 from loka.kernels.rendered_specs import SAVING, NormBackward, NormForward
 from loka.kernels.rendered_text import WIDTH, Views, header, indented, norm_title, norm_views, opened
 
+LEAST_COLUMNS = 128
+TILE_ELEMENTS = 8192
+TILE_WARPS = 8
 WIDEST_BLOCK = 512  # of a block_norm: a tile holds whole blocks
 _MOST = 2**16  # programs on a multiprocessor: every row of tiles has programs of its own
 
@@ -63,11 +65,25 @@ def fits(spec: NormForward | NormBackward) -> bool:
     return not more
 
 
-def both_ways_views(both: BothWays) -> Views:
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What a program takes, and its warps."""
+
+    rows: int
+    columns: int
+    warps: int
+
+
+def tile_of(spec: NormForward | NormBackward) -> Tile:
+    """The choice for a spec: whole blocks, and registers for two programs on a multiprocessor; not measured yet."""
+    columns = max(LEAST_COLUMNS, spec.block if spec.norm else 0)
+    return Tile(TILE_ELEMENTS // columns, columns, TILE_WARPS)
+
+
+def both_ways_views(both: BothWays, tile: Tile) -> Views:
     """What the template is given, and what the operator's is."""
     spec, operator = both.spec, norm_views(both.spec, configuration(both.spec)).operator
     first = "x" if isinstance(spec, NormForward) else "grad"
-    tile = _tile(spec)
     across = -(-spec.width // tile.columns)
     checks = [str(line) for line in _lines(operator, "allocations") if str(line).startswith("operators.check_")]
     allocations = _allocations(both, first, tile.rows)
@@ -112,21 +128,6 @@ def both_ways_views(both: BothWays) -> Views:
         "comment": textwrap.wrap(shapes, WIDTH - 4),
     }
     return Views(kernel, registered)
-
-
-@dataclass(frozen=True, slots=True)
-class _Tile:
-    rows: int
-    columns: int
-    warps: int
-
-
-def _tile(spec: NormForward | NormBackward) -> _Tile:
-    """Whole blocks, as many elements as `QuantiseTurned` takes; a backward has two matrices in registers."""
-    side = configs.QUANTISE_TILE
-    columns = max(side, spec.block if spec.norm else 0)
-    warps = configs.QUANTISE_WARPS if isinstance(spec, NormForward) else 2 * configs.QUANTISE_WARPS
-    return _Tile(side * side // columns, columns, warps)
 
 
 def _allocations(both: BothWays, first: str, rows: int) -> list[str]:

@@ -25,7 +25,7 @@ from loka.kernels import (
     split_gemm_text,
     turned_text,
 )
-from loka.kernels.both_ways import BothWays, both_ways_views
+from loka.kernels.both_ways import BothWays, Tile, both_ways_views, tile_of
 from loka.kernels.configs import Configuration, configuration
 from loka.kernels.gemm_configs import Tiling
 from loka.kernels.gemm_specs import BatchedGemm, Gemm, GemmSpec, GroupedGemm, SplitGemm
@@ -48,7 +48,7 @@ KERNELS_FILE = "triton_kernels.py"
 OPERATORS_FILE = "fused.py"
 
 AnySpec = Spec | BothWays | GemmSpec | MixForward | MixBackward | JoinForward | JoinBackward
-AnyConfiguration = Configuration | Tiling | MixConfiguration | JoinConfiguration
+AnyConfiguration = Configuration | Tile | Tiling | MixConfiguration | JoinConfiguration
 
 _SUFFIX = ".j2"
 _FOLDER = "triton"
@@ -141,7 +141,8 @@ def _views(spec: AnySpec, launched: AnyConfiguration | None) -> tuple[str, rende
         case Products():
             return "products", product_text.product_views(spec)
         case BothWays():
-            return "both_ways", both_ways_views(spec)
+            whole = launched if isinstance(launched, Tile) else tile_of(spec.spec)
+            return "both_ways", both_ways_views(spec, whole)
         case QuantiseTurned():
             return "quantise_turned", turned_text.quantise_turned_views(spec)
         case MixForward() | MixBackward():

@@ -74,6 +74,8 @@ def main(folder: Path) -> None:
                 tensors = [coarse(rows, spec.width)]
             same_record(package, spec, [*tensors, scale])
             compared += 1
+    # A row of tiles more than there are.
+    operators.programs = lambda x, rows, per_multiprocessor: -(-len(x) // rows) + 1
     for both in local:
         for rows in (1, 17, 130):
             inputs = random_inputs(rows, both.spec.width, torch.float32)
