@@ -9,9 +9,11 @@ import torch
 
 from loka import dispatch
 
-from . import kernels, modules
+STAMP = "e73321f904d70582b4355e13a43043e39200611ee0d27e7874bc613412e5b63f"
+dispatch.check_stamps(__name__, STAMP)
 
-STAMP = "b64ce4b830f64e6ba0dd795deb71d3dfe8b9475ac1e09c893b66a35c030fa17d"
+from . import kernels, modules  # noqa: E402 - a generation that was cut short may lack them
+
 dispatch.check_stamps(__name__, STAMP, kernels.STAMP, modules.STAMP)
 
 # Which modules become which class. `sites` are named for reports; `gemms` are those of each site that run in FP8.

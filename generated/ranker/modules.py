@@ -15,7 +15,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "b64ce4b830f64e6ba0dd795deb71d3dfe8b9475ac1e09c893b66a35c030fa17d"
+STAMP = "e73321f904d70582b4355e13a43043e39200611ee0d27e7874bc613412e5b63f"
 
 
 class EmbedDense3(dispatch.Bound):
