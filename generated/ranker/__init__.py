@@ -9,9 +9,11 @@ import torch
 
 from loka import dispatch
 
-from . import fused, kernels, modules
+STAMP = "9eec6f893460b225b4815ee9d90d7743ab2de60b4e633df7f34305de90a4013d"
+dispatch.check_stamps(__name__, STAMP)
 
-STAMP = "fe3fe6e1b367a2fcdabe9933bf7f7de8f7d8c7ed062469d1fc8c42c8c49e1f49"
+from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them
+
 dispatch.check_stamps(__name__, STAMP, fused.STAMP, kernels.STAMP, modules.STAMP)
 
 # Which modules become which class. `sites` are named for reports; `gemms` are those of each site that run in FP8.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import mix_reference, operators
 
-STAMP = "fe3fe6e1b367a2fcdabe9933bf7f7de8f7d8c7ed062469d1fc8c42c8c49e1f49"
+STAMP = "9eec6f893460b225b4815ee9d90d7743ab2de60b4e633df7f34305de90a4013d"
 
 
 @triton.jit(do_not_specialize=["m"])
