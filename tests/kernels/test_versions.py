@@ -44,7 +44,8 @@ def test_what_is_not_known_is_empty(fake_gpu, monkeypatch):
         raise OSError(name)
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: missing("unreadable"))
+    monkeypatch.setattr(versions, "DRIVER_FILE", Path("/nowhere"))
+    monkeypatch.setattr(versions, "MAPS_FILE", Path("/nowhere"))
     here = Versions.here()
     assert (here.driver, here.cublas) == ("", "")
 
