@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "9eec6f893460b225b4815ee9d90d7743ab2de60b4e633df7f34305de90a4013d"
+STAMP = "461252d5284380e7683a204953a4380cbe4dd920f185de49daef793cf2e331a0"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them
