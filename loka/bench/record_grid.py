@@ -43,6 +43,7 @@ DENSE_RECIPES = (
 SPARSE_RECIPES = (
     "e4m3 blockwise_1x128, e4m3 blockwise_128x128, precise",
     "e4m3 blockwise_1x128, e4m3 blockwise_1x128, precise",
+    "e5m2 rowwise, e4m3 rowwise, precise",
 )
 
 WIDTHS = (64, 128, 256, 512, 1024, 2048, 3456, 4096, 8192, 16384)
@@ -51,7 +52,7 @@ LARGEST_MATRIX = 2**28  # elements
 WRITTEN = ("bfloat16", "e4m3 rowwise")
 AROUNDS = ("layer_norm", "layer_norm silu", "rms_norm", "block_norm hardswish", "relu", "silu")
 BLOCK_NORM = "block_norm hardswish"
-QUANTISED = ("e4m3 rowwise", "e4m3 tensorwise", "e4m3 blockwise_1x128")
+QUANTISED = ("e4m3 rowwise", "e4m3 tensorwise", "e4m3 blockwise_1x128", "e5m2 rowwise")
 PARTS = tuple(work.value for work in Work)
 
 
@@ -84,7 +85,7 @@ def gemm_sizes() -> tuple[Size, ...]:
 
 
 def gemm_parts(fbgemm: bool) -> Iterator[Part]:
-    """All sizes in BF16 and in cuBLASLt's FP8; those with sparse sides also in TF32, blockwise, and by FBGEMM."""
+    """All sizes in BF16, in cuBLASLt's FP8 and by FBGEMM; sparse ones also in TF32, blockwise and with e5m2."""
     for rows, columns, contraction in gemm_sizes():
         for recipe in DENSE_RECIPES:
             yield Part(Work.GEMM, SCALED_MM, rows, columns, contraction, recipe=recipe)
@@ -111,7 +112,7 @@ def producer_parts(work: Work) -> Iterator[Part]:
 def kinds(work: Work, width: int) -> Iterator[tuple[str, str]]:
     """What is written, and what stands around, for the parts of one width."""
     if work is Work.TURN:
-        yield "e4m3 rowwise", ""
+        yield "e4m3 tensorwise", ""
     elif work is Work.COPY:
         yield "bfloat16", ""
     elif width <= LARGEST_WIDTH and work is Work.QUANTISE:

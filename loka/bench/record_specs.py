@@ -2,9 +2,9 @@
 
 | work | `around` | `recipe` | kernels |
 |---|---|---|---|
-| quantise | | `e4m3 rowwise`, `e4m3 blockwise_1x128` | one |
+| quantise | | `e4m3 rowwise`, `e4m3 blockwise_1x128`, the same with e5m2 | one |
 | quantise | | `e4m3 tensorwise` | one that finds the maximum, one that writes |
-| turn | | `e4m3 tensorwise` or `e4m3 rowwise` | one: under one scale, whatever shape it then has |
+| turn | | `e4m3 tensorwise` | one; its operand has scales by rows, what it writes one |
 | forward | norm, activation | a dtype, or as of quantise | one, with the statistics that the backward needs |
 | backward | norm, activation | a dtype, or as of quantise but tensorwise | one, and one that adds up sums |
 | copy | | the dtype of `part.dtype`: transposed, contiguous; another dtype: converted | torch's |
@@ -33,6 +33,7 @@ from loka.kernels.rendered_specs import (
 from loka.numerics.names import Format, Scaling
 
 EPS = 1e-5
+TURNED = "e4m3 tensorwise"
 FLOATS = ("bfloat16", "float16", "float32")
 _MODES = {Scaling.ROWWISE: "rowwise", Scaling.TENSORWISE: "tensorwise", Scaling.BLOCKWISE_1X128: "blockwise"}
 
@@ -87,6 +88,8 @@ def specs_of(part: Part) -> tuple[Spec, ...]:
     """
     match part.work:
         case Work.TURN:
+            if part.recipe != TURNED:
+                raise InputError(f"no kernel turns a matrix to {part.recipe!r}; it can be {TURNED!r}")
             return (Turn(1),)
         case Work.COPY:
             return ()
