@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from math import hypot, sqrt
 from typing import Protocol, runtime_checkable
 
+from loka.kernels.part_bounds import bound_us
 from loka.kernels.parts import Costs, Part, Source, Timed, Work
 from loka.numerics.names import Format
 
-_BYTES = {Work.QUANTISE: 3, Work.TURN: 2, Work.COPY: 4}  # read and written, an element
 _STAND_IN = "layer_norm"  # a norm or activation that was not measured moves the bytes of this one
 _LESS_SURE = (Source.MEASURED, Source.INTERPOLATED, Source.ESTIMATED)
 
@@ -55,9 +55,9 @@ def less_sure(first: Source, second: Source) -> Source:
 class Pricer:
     """Looks parts up in `costs`, each once.
 
-    A part other than a GEMM that was not measured takes the time of its stand-in, scaled by bytes: a LayerNorm for
-    another norm or activation, e4m3 rowwise for another recipe, a quantiser for another kind of work. It counts as
-    estimated. A GEMM that was not measured has no time.
+    A part other than a GEMM that was not measured takes the time of its stand-in, scaled by the bytes of both: a
+    LayerNorm for another norm or activation, e4m3 rowwise for another recipe, a quantiser for another kind of work. It
+    counts as estimated. A GEMM that was not measured has no time.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -98,7 +98,7 @@ class Pricer:
             timed = self._costs.time(other)
             if timed is not None:
                 price = _price(timed)
-                scale = _bytes(part) / _bytes(other)
+                scale = bound_us(part) / bound_us(other)
                 return Price(price.us * scale, price.noise * scale, Source.ESTIMATED)
         return None
 
@@ -114,14 +114,6 @@ def _stand_ins(part: Part) -> list[Part]:
         found += [replace(each, recipe="e4m3 rowwise") for each in (part, *found)]
     quantiser = replace(part, work=Work.QUANTISE, recipe="e4m3 rowwise", around="")
     return [each for each in dict.fromkeys((*found, quantiser)) if each != part]
-
-
-def _bytes(part: Part) -> int:
-    """Bytes that are read and written for an element of a matrix in two bytes."""
-    if part.work in _BYTES:
-        return _BYTES[part.work]
-    read = 2 if part.work is Work.FORWARD else 4
-    return read + (1 if _is_fp8(part) else 2)
 
 
 def _is_fp8(part: Part) -> bool:
