@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from math import isfinite
 
 from loka.kernels.catalogue import KERNELS
 from loka.numerics.names import Accumulation, Fuse, Gemm
@@ -158,7 +159,7 @@ def _why_lost(kernel: str, price: Price, taken: str, best: Price) -> str:
 
 def _kernel_time(kernel: str, price: Price, error: tuple[float, float] | None) -> KernelTime:
     spread = round(price.noise / price.us, 4) if price.us else 0.0
-    mere, sqnr_db = error if error is not None else (None, None)
+    mere, sqnr_db = error if error is not None and all(map(isfinite, error)) else (None, None)
     return KernelTime(kernel, round(price.us, 3), spread, price.source, mere, sqnr_db)
 
 
