@@ -20,7 +20,7 @@ from loka.kernels.parts import Part, Source, Work
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from measured_cases import (  # noqa: E402
+from measured_cases import (
     FP8,
     HOPPER,
     SIZES,
