@@ -12,7 +12,6 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from loka.kernels.versions import Versions
 
 FORMAT = "loka.measurements"
 VERSION = 1
+DATA = Path(__file__).parent / "data"  # the sets that ship, one file a target
 _START = f'{{"format": "{FORMAT}"'
 _AGAIN = "take it from where it was kept, or export it again"
 
@@ -38,8 +38,11 @@ def export(sqlite: str | os.PathLike[str], text: str | os.PathLike[str], target:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(to_text(measured, command), encoding="utf-8", newline="\n")
-        temporary.replace(path)
+        try:
+            temporary.write_text(to_text(measured, command), encoding="utf-8", newline="\n")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}; choose another place") from error
     return measured
@@ -103,7 +106,7 @@ def read_text(path: Path, target: str) -> MeasuredSet:
 
 def shipped_file(target: str) -> Path:
     """Where the set of a target is, if it ships."""
-    return Path(str(resources.files("loka.kernels"))) / "data" / f"{target}.jsonl"
+    return DATA / f"{target}.jsonl"
 
 
 def _set(rows: Sequence[Any]) -> MeasuredSet:

@@ -110,7 +110,7 @@ class Measurements(Costs):
     def shipped(cls, target: str) -> Measurements | None:
         """The set that ships for a target, None where there is none. Raises InputError where it is damaged."""
         path = shipped_file(target)
-        return cls(read_text(path, target), f"loka {path.stem}") if path.is_file() else None
+        return cls(read_text(path, target), f"{path.name} of LoKA") if path.is_file() else None
 
     @classmethod
     def of(cls, measurements: Iterable[Measurement], machine: Versions, name: str = "measurements") -> Measurements:

@@ -12,6 +12,8 @@ import torch
 
 from loka.errors import InputError
 
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+MAPS_FILE = Path("/proc/self/maps")  # the libraries that this process has loaded
 _DRIVER_TEXT = 96  # bytes that NVML wants for a driver's version, its end included
 _WORDS = {"cuda": "CUDA", "cublas": "cuBLAS", "triton": "Triton"}
 
@@ -103,7 +105,7 @@ def _driver() -> str:
     except (OSError, AttributeError):  # no library, or one without these functions
         pass
     try:
-        return driver_in(Path("/proc/driver/nvidia/version").read_text(encoding="utf-8"))
+        return driver_in(DRIVER_FILE.read_text(encoding="utf-8"))
     except OSError:
         return ""
 
@@ -117,7 +119,7 @@ def driver_in(text: str) -> str:
 def _cublas() -> str:
     """The version of the cuBLASLt that this process has loaded, as it says it itself."""
     try:
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+        maps = MAPS_FILE.read_text(encoding="utf-8", errors="replace")
         found = re.search(r"(/\S*libcublasLt\.so\S*)", maps)
         if found is None:
             return ""
