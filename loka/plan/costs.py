@@ -7,6 +7,7 @@ A site's step is its GEMMs, what makes their operands, and the norms and activat
 - in a chain's recipe, with its neighbours taken along: forward, the norm and activation before write FP8, and the
   weight is quantised; backward, the gradient of those after is written in FP8; it, the input and the weight are turned;
 - in a chain's recipe alone: the same, with a quantiser each for the input and the output gradient;
+- in a chain under known scales: the same passes;
 - in any other recipe: each GEMM quantises both of its operands anew, from a transposed copy where it has to.
 
 A norm between two linears is counted once: its forward with the linear that reads it, its gradient with the linear
@@ -128,22 +129,33 @@ def as_is_part(gemm: Gemm, sizes: Sizes) -> Part:
 
 
 def has_form_of_chain(pairs: Pairs) -> bool:
-    """Whether kernels of a chain make all operands: quantised along their rows once, and turned for the others.
+    """Whether kernels of a chain make all operands, as `loka.codegen` decides it (`SiteRecipe.turned` and `known`).
 
-    As `loka.codegen` decides it (`SiteRecipe.turned`): e4m3 with measured powers of two as scales, wgrad's operands
-    both turned, dgrad's weight too where there is a dgrad.
+    Either e4m3 with measured powers of two as scales of rows, wgrad's operands both turned, dgrad's weight too where
+    there is a dgrad; or under known scales.
     """
-    fprop, wgrad = pairs.get(Gemm.FPROP), pairs.get(Gemm.WGRAD)
-    if fprop is None or wgrad is None or not _is_quantised_by_rows(pairs):
-        return False
+    wgrad = pairs.get(Gemm.WGRAD)
+    if wgrad is None or not _is_quantised_by_rows(pairs):
+        return wgrad is not None and has_known_scales(pairs)
     first, second = wgrad
     turned = first.turned and second.turned and {first.format, second.format} == {Format.E4M3}
     return turned and first.scaling is second.scaling and first.scaling in (Scaling.ROWWISE, Scaling.TENSORWISE)
 
 
+def has_known_scales(pairs: Pairs) -> bool:
+    """Whether inputs and output gradients are under one known scale each, and the weight under one that is measured."""
+    fprop, dgrad, wgrad = pairs.get(Gemm.FPROP), pairs.get(Gemm.DGRAD), pairs.get(Gemm.WGRAD)
+    if fprop is None or dgrad is None:
+        return False
+    (x, weight), (dy, turned) = fprop, dgrad
+    same = turned == weight and (wgrad is None or wgrad == (dy, x))
+    known = all(_is_e4m3(recipe, Scaling.TENSORWISE, Range.STATIC) for recipe in (x, dy))
+    return same and known and _is_e4m3(weight, Scaling.TENSORWISE, Range.DYNAMIC)
+
+
 def keeps_wgrad_in_chain(pairs: Pairs) -> bool:
     """Whether it is that form but for wgrad, which stays as the model has it."""
-    return pairs.get(Gemm.FPROP) is not None and pairs.get(Gemm.WGRAD) is None and _is_quantised_by_rows(pairs)
+    return pairs.get(Gemm.WGRAD) is None and (_is_quantised_by_rows(pairs) or has_known_scales(pairs))
 
 
 def _is_quantised_by_rows(pairs: Pairs) -> bool:
@@ -161,8 +173,12 @@ def _is_quantised_by_rows(pairs: Pairs) -> bool:
 
 
 def _is_e4m3_rows(recipe: OperandRecipe) -> bool:
-    form = (recipe.format, recipe.scaling, recipe.range, recipe.power_of_two)
-    return form == (Format.E4M3, Scaling.ROWWISE, Range.DYNAMIC, True) and not recipe.turned
+    return _is_e4m3(recipe, Scaling.ROWWISE, Range.DYNAMIC) and recipe.power_of_two
+
+
+def _is_e4m3(recipe: OperandRecipe, scaling: Scaling, range_: Range) -> bool:
+    form = (recipe.format, recipe.scaling, recipe.range, recipe.turned)
+    return form == (Format.E4M3, scaling, range_, False)
 
 
 def sheet_of(sizes: Sizes, pairs: Pairs, around: Surroundings, taken: bool, joined: bool) -> Sheet:
@@ -179,13 +195,14 @@ def sheet_of(sizes: Sizes, pairs: Pairs, around: Surroundings, taken: bool, join
 def _chained(sizes: Sizes, pairs: Pairs, around: Surroundings, taken: bool, joined: bool) -> Sheet:
     m, k, n = sizes.m, sizes.k, sizes.n
     forward, backward = [], []
-    rows = "e4m3 rowwise"
+    rows = "e4m3 rowwise"  # a known scale is written in one pass as well
+    weight = "e4m3 tensorwise" if has_known_scales(pairs) else rows
     if taken and around.before and (joined or around.alone):
         forward.append(_part(Work.FORWARD, m, k, rows, around.before))
     else:
         forward += _before(sizes, around)
         forward.append(_part(Work.QUANTISE, m, k, rows))
-    forward.append(_part(Work.QUANTISE, n, k, rows))
+    forward.append(_part(Work.QUANTISE, n, k, weight))
     forward += _last(sizes, around)
     if taken and around.after:
         backward.append(_part(Work.BACKWARD, m, n, rows, around.after))
@@ -208,8 +225,8 @@ def _plain(sizes: Sizes, pairs: Pairs, around: Surroundings) -> Sheet:
         forward += [_quantised(fprop[0], m, k), _quantised(fprop[1], n, k)]
     if dgrad is not None:
         in_chain = keeps_wgrad_in_chain(pairs) and not around.any
-        weight = _across(dgrad[1], n, k)
-        backward += [_quantised(dgrad[0], m, n), *(weight[1:] if in_chain else weight)]
+        weight = (_turned(n, k),) if in_chain else _across(dgrad[1], n, k)
+        backward += [_quantised(dgrad[0], m, n), *weight]
     if wgrad is not None:
         backward += [*_across(wgrad[0], m, n), *_across(wgrad[1], m, k)]
     forward += _last(sizes, around)
@@ -226,6 +243,9 @@ def _across(recipe: OperandRecipe, rows: int, columns: int) -> tuple[Part, ...]:
 
 
 def _quantised(recipe: OperandRecipe, rows: int, columns: int) -> Part:
+    """A quantiser; one under a known scale reads its matrix once, as one by rows does."""
+    if recipe.range is Range.STATIC:
+        return _part(Work.QUANTISE, rows, columns, f"{recipe.format.value} {Scaling.ROWWISE.value}")
     return _part(Work.QUANTISE, rows, columns, _written(recipe))
 
 

@@ -19,7 +19,8 @@ def modes() -> list[Quantisation]:
         Quantisation(scaling, format, power)
         for scaling, format, power in itertools.product(SCALINGS[:4], Format, (True, False))
     ]
-    return [*found, Quantisation("maximum")]
+    recorded = [Quantisation("known", format, power, record=True) for format in Format for power in (True, False)]
+    return [*found, Quantisation("maximum"), *recorded]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import pytest
 from plan_costs import CHAIN, ROWS, TURNED, MadeUp
 
 from loka.kernels.parts import Part, Source, Work
-from loka.numerics.names import Accumulation, Format, Gemm, Scaling
+from loka.numerics.names import Accumulation, Format, Gemm, Range, Scaling
 from loka.plan.costs import (
     Sizes,
     Surroundings,
@@ -126,6 +126,20 @@ def test_what_counts_as_a_chain() -> None:
     kept = {**CHAIN, Gemm.WGRAD: None}
     assert (has_form_of_chain(kept), keeps_wgrad_in_chain(kept)) == (False, True)
     assert keeps_wgrad_in_chain({Gemm.FPROP: (ROWS, ROWS), Gemm.WGRAD: None})
+
+
+def test_known_scales_have_the_passes_of_a_chain() -> None:
+    known, weight = (
+        OperandRecipe(scaling=Scaling.TENSORWISE, range=Range.STATIC, amax=4.0),
+        OperandRecipe(scaling=Scaling.TENSORWISE),
+    )
+    pairs = {Gemm.FPROP: (known, weight), Gemm.DGRAD: (known, weight), Gemm.WGRAD: (known, known)}
+    assert has_form_of_chain(pairs)
+    assert keeps_wgrad_in_chain({**pairs, Gemm.WGRAD: None})
+    assert not has_form_of_chain({**pairs, Gemm.WGRAD: (known, weight)})
+    sheet, turned = (sheet_of(SIZES, each, AROUND, True, False) for each in (pairs, CHAIN))
+    assert sheet.backward == turned.backward
+    assert words(sheet.forward)[1] == "quantise 1024x512 -> e4m3 tensorwise"
 
 
 def test_rows_too_wide_for_a_kernel_run_as_without_a_chain() -> None:
