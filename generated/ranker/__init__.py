@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "f293a285b7884227005505271882e2900f73df6fbb3a6fffc72b122c26bf0e56"
+STAMP = "3485d460477f81cabcb5c83d9d04e1b8de78b4bfbeba0e0b7f93b56fd89183ac"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them
