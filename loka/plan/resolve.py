@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from loka.errors import InputError
-from loka.kernels.catalogue import KERNELS, Kernel
+from loka.kernels.catalogue import PREFERRED, Kernel
 from loka.numerics.names import Compute, Gemm
 from loka.plan.evidence import Judged, Known, judge, with_ranges
 from loka.plan.plan import AS_IS, GemmPlan, Rejected, SitePlan, Target
@@ -29,9 +29,7 @@ class Situation:
     target: Target
     batch_size: int
     files: Mapping[str, str] = field(default_factory=dict)  # a policy file as the plan calls it -> as the user named it
-    kernels: tuple[Kernel, ...] = tuple(
-        kernel for kernel in KERNELS if kernel.name != AS_IS
-    )  # FP8, the first preferred
+    kernels: tuple[Kernel, ...] = PREFERRED
     known: Known | None = None  # the policy's profile
 
 
