@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from loka.codegen import straight
 from loka.codegen.chain_shapes import KNOWN, ChainShape, StageSums, chain_shape, fits
-from loka.codegen.recipes import GemmRecipe, SiteRecipe, site_recipe
+from loka.codegen.recipes import SiteRecipe, site_recipe
 from loka.errors import LokaError
 from loka.numerics.names import Gemm
 from loka.plan.plan import SitePlan
@@ -74,7 +74,7 @@ def chain_recipe(plan: SitePlan) -> SiteRecipe:
     if recipe.fprop is None or recipe.wgrad is not None or any(gemm.gemm is Gemm.DGRAD for gemm in plan.gemms):
         return recipe
     rows, weight = recipe.fprop.operands
-    return replace(recipe, dgrad=GemmRecipe((rows, replace(weight, turned=True)), recipe.fprop.accumulation))
+    return replace(recipe, dgrad=replace(recipe.fprop, operands=(rows, replace(weight, turned=True))))
 
 
 def _planned(

@@ -13,6 +13,9 @@
 from __future__ import annotations
 
 import difflib
+from functools import cache
+
+import torch
 
 from loka.errors import InputError
 from loka.kernels import fbgemm, mslk
@@ -34,6 +37,7 @@ __all__ = [
     "ScaledMM",
     "gemm_sizes",
     "kernel_named",
+    "operator_named",
 ]
 
 KERNELS: tuple[Kernel, ...] = (  # the FP8 ones first
@@ -55,3 +59,14 @@ def kernel_named(name: str) -> Kernel:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f"did you mean {close[0]!r}?" if close else f"it can be {', '.join(names)}"
     raise InputError(f"there is no kernel {name!r}; {hint}")
+
+
+@cache
+def operator_named(name: str) -> torch._ops.OpOverload:
+    """The operator of the kernel of that name, in the form of `gemm_operator`. Raises InputError where it has none."""
+    operator = kernel_named(name).operator
+    if operator is None:
+        raise InputError(f"the kernel {name!r} is not called by generated code: it has no operator")
+    namespace, _, function = operator.partition("::")
+    found: torch._ops.OpOverload = getattr(getattr(torch.ops, namespace), function).default
+    return found

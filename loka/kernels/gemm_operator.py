@@ -30,7 +30,7 @@ ARGUMENTS = (
     "Tensor a, Tensor scale_a, Tensor b, Tensor scale_b, str scaling_a, str scaling_b, "
     "ScalarType dtype, bool fast, SymInt tick"
 )
-_BIAS = "Tensor? bias=None"
+BIAS = "Tensor? bias=None"
 
 _library = torch.library.Library(GEMM_NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 
@@ -77,7 +77,7 @@ def define(name: str, cpu: GemmFunction, cuda: GemmFunction) -> torch._ops.OpOve
     ) -> Tensor:
         return fake_product(qualified, a, b, dtype, bias)
 
-    register(name, f"{ARGUMENTS}, {_BIAS}", cpu, cuda, fake)
+    register(name, f"{ARGUMENTS}, {BIAS}", cpu, cuda, fake)
     overload: torch._ops.OpOverload = getattr(torch.ops.loka, name).default
     return overload
 

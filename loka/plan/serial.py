@@ -22,7 +22,7 @@ from loka.policy.settings import Assignment
 from loka.sites.site import Site
 
 FORMAT = "loka.plan"
-VERSION = 1
+VERSION = 2  # 2: kernels by rows, which a reader of version 1 would pass over; a plan without any is written as 1
 
 Row = TypeVar("Row", bound=Hashable)
 
@@ -40,10 +40,10 @@ class _SiteRow:
 
 @dataclass(frozen=True, slots=True)
 class _PlanFile:
-    """The layout of plan.json, version 1."""
+    """The layout of plan.json."""
 
     format: Literal["loka.plan"]
-    version: Literal[1]
+    version: Literal[1, 2]
     name: str
     target: Target
     batch_size: int
@@ -92,6 +92,8 @@ def to_json(plan: Plan) -> str:
     for decision in data["decisions"]:
         _show_evidence(decision)
         _show_turned(decision)
+        if not decision["by_rows"]:
+            del decision["by_rows"]
     for binding in data["bindings"]:
         _show_even(binding)
     return "{\n" + ",\n".join(f" {_dump(key)}: {_value(data[key])}" for key in sorted(data)) + "\n}\n"
@@ -149,7 +151,7 @@ def _to_file(plan: Plan) -> _PlanFile:
         rows.append(_SiteRow(site.site, gemms, history, site.region, site.region_note))
     return _PlanFile(
         format="loka.plan",
-        version=1,
+        version=2 if any(decision.by_rows for decision in decisions.rows) else 1,
         name=plan.name,
         target=plan.target,
         batch_size=plan.batch_size,
