@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 
+from loka.bench.record_grid import PARTS
+from loka.bench.record_run import Wanted
 from loka.bench.request import FORMS, ONLY, WHAT, Request, run
 from loka.bench.results import to_plain, to_text, write_files
 from loka.errors import LokaError
@@ -22,10 +25,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--variants", help="comma-separated; default: all")
     parser.add_argument("-o", "--out", type=Path, default=Path("docs/results"), help="folder for the JSON and Markdown")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="of kernels: measure parts into this file")
+    parser.add_argument("--parts", help=f"of --record: {', '.join(PARTS)}; default: all")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of --record: stop then, to go on another time")
+    parser.add_argument("--jobs", type=int, default=0, help="of --record: processes that compile; default: by the CPUs")
     options = parser.parse_args(arguments)
+    if options.record is not None:
+        return recorded(options)
     request = Request(options.what, tuple(options.names), options.form, options.only, options.variants)
     try:
-        report = run(request, options.out, lambda line: print(line, file=sys.stderr, flush=True))
+        report = run(request, options.out, tell)
         written = write_files(report, options.out)
     except LokaError as error:
         print(error, file=sys.stderr)
@@ -33,6 +42,24 @@ def main(arguments: list[str] | None = None) -> int:
     print(json.dumps(to_plain(report), indent=2, allow_nan=False) if options.json else to_text(report))
     print(f"wrote {written[0]} and {written[1]}", file=sys.stderr)
     return 0
+
+
+def recorded(options: argparse.Namespace) -> int:
+    """Measure parts and write them down; returns the exit status."""
+    from loka.bench.record_book import record_into
+
+    works = tuple(filter(None, (options.parts or "").split(",")))
+    try:
+        record_into(Wanted(options.record, works, options.seconds, options.jobs), tell)
+    except LokaError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+    return 0
+
+
+def tell(line: str) -> None:
+    """A line of progress."""
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from loka.codegen import chain_shapes as shapes
 from loka.codegen.chain_names import INDENT, ChainNames, Kernels, assigned, product, reduced, statement, unpacked
 from loka.codegen.chain_shapes import ChainShape, StageShape
+from loka.codegen.known import both_copies, under
 from loka.codegen.layout import WIDTH
-from loka.kernels.rendered_specs import NormBackward, Products, Turn
+from loka.kernels.rendered_specs import NormBackward, Products, Spec, Transpose, Turn
 from loka.numerics.names import Gemm
 
 
@@ -38,6 +39,8 @@ class _Backward:
         for index in reversed(range(len(self._shape.stages))):
             if self._shape.stages[index].keeps_wgrad:
                 self._wgrad_kept(index)
+            elif self._shape.known:
+                self._known_stage(index)
             else:
                 (self._fp8_stage if self._shape.fp8 else self._plain_stage)(index)
         if self._ends_with_x:
@@ -48,7 +51,8 @@ class _Backward:
         dtypes, totals = [f"{vector}.dtype" for vector in vectors], [f"d{vector}" for vector in vectors]
         self.lines += reduced(self._kernels, partials, dtypes, totals, INDENT)
         nothing = ["None"] * (1 + len(self._names.ticks()))
-        self._return([*(f"d{name}" for name in self._inputs), *nothing])
+        known = {name for index in range(len(self._shape.stages)) for name in self._names.known(index)}
+        self._return([*("None" if name in known else f"d{name}" for name in self._inputs), *nothing])
 
     @property
     def _ends_with_x(self) -> bool:
@@ -67,6 +71,8 @@ class _Backward:
         dtypes = [name for _, name in self._names.kept_dtypes()]
         if dtypes:
             self.lines += unpacked(dtypes, "ctx.dtypes", INDENT)
+        if self._names.records():
+            self.lines += unpacked(self._names.records(), "ctx.records", INDENT)
         ticks = self._names.ticks()
         if len(ticks) > 1:
             self.lines += unpacked(ticks, "ctx.ticks", INDENT)
@@ -90,14 +96,19 @@ class _Backward:
     def _through_after(self, index: int, stage: StageShape, results: dict[str, str]) -> bool:
         """From the gradient of a stage's result to that of its product; False where no kernel is needed for that."""
         reader = self._shape.reader(index)
-        spec = shapes.backward_after(stage, self._shape.fp8, carried=reader is not None)
+        spec: Spec | None = shapes.backward_after(stage, self._shape.fp8, carried=reader is not None)
         if spec is None:
             return False
+        if self._shape.known and isinstance(spec, NormBackward):
+            spec = under(spec, stage.dy)
+        elif self._shape.known:
+            spec = both_copies(stage.dy)
         s, vectors = self._names.suffix(index), self._names.after(index)
         known = {**vectors, "mean": f"mean{s}", "rstd": f"rstd{s}", "times": str(stage.times)}
         known |= {"carried": f"dsum{self._names.suffix(reader)}"} if reader is not None else {}
         x = self._names.sum(index) if stage.summed else f"y{s}"
         arguments = {"grad": "grad", "x": x, **known} if isinstance(spec, NormBackward) else {"x": "grad"}
+        arguments |= self._names.scaled("dy", index)
         sums = {f"d{key}": f"{vector}_sums" for key, vector in vectors.items()}
         self.lines += statement(self._kernels, spec, arguments, {**results, **sums, "dsum": f"dsum{s}"}, INDENT)
         if stage.summed and "dsum" not in spec.results:
@@ -132,6 +143,39 @@ class _Backward:
         tick, dtype = f"{self._tick(index)} + 2", f"weight_dtype{s}"
         self.lines += product(stage.recipe, Gemm.WGRAD, operands, f"dweight{s}", dtype, tick, INDENT + 4)
 
+    def _known_stage(self, index: int) -> None:
+        """A stage under known scales: what has no transposed copy yet is transposed for wgrad alone."""
+        stage, s = self._shape.stages[index], self._names.suffix(index)
+        self._say(index)
+        self._through_after(index, stage, {"values": "dy_fp8", "turned": "dy_turned"})
+        self._known_dgrad(index)
+        self._add(self._needs(f"weight{s}"))
+        spec = shapes.backward_after(stage, True, carried=self._shape.reader(index) is not None)
+        found = {"dy_fp8": "dy_turned"} if isinstance(spec, NormBackward) else {}
+        found |= {f"x_fp8{s}": f"x_turned{s}"} if self._names.has_producer(index) else {}
+        if found:
+            copies = self._kernels.call(Transpose(len(found)), list(found))
+            self.lines += assigned(list(found.values()), copies, INDENT + 4)
+        operands = ("dy_turned", f"dy_scale{s}", f"x_turned{s}", f"x_scale{s}")
+        tick, dtype = f"{self._tick(index)} + 2", f"weight_dtype{s}"
+        self.lines += product(stage.recipe, Gemm.WGRAD, operands, f"dweight{s}", dtype, tick, INDENT + 4)
+
+    def _known_dgrad(self, index: int) -> None:
+        """dgrad, and behind the first stage what leads to x's gradient."""
+        stage, s = self._shape.stages[index], self._names.suffix(index)
+        summed = not index and stage.before is None and any(self._shares("x"))
+        always = index > 0 or self._ends_with_x
+        indent = INDENT if always else INDENT + 4
+        if not always:
+            self._add(self._needs("x"))
+        target, dtype = ("grad", "dtype") if index or stage.before is not None or summed else ("dx", "x_dtype")
+        operands = ("dy_fp8", f"dy_scale{s}", f"weight_turned{s}", f"weight_scale{s}")
+        self.lines += product(stage.recipe, Gemm.DGRAD, operands, target, dtype, f"{self._tick(index)} + 1", indent)
+        if not always and stage.before is not None:
+            self._before(indent)
+        elif summed:
+            self._products("x", "dx", "x_dtype", ["grad"], indent)
+
     def _wgrad_kept(self, index: int) -> None:
         """A stage whose wgrad takes both operands in the model's dtype; dgrad quantises the gradient."""
         stage, s = self._shape.stages[index], self._names.suffix(index)
@@ -139,6 +183,12 @@ class _Backward:
         self._add(self._needs(f"weight{s}"))
         x = f"{self._names.plain_input(index)}.to(grad.dtype)"
         self._add(f"dweight{s} = (grad.t() @ {x}).to(weight_dtype{s})", INDENT + 4)
+        if self._shape.known:
+            scaled = self._names.scaled("dy", index)
+            spec = under(shapes.quantiser(stage.n), stage.dy)
+            self.lines += statement(self._kernels, spec, {"x": "grad", **scaled}, {"values": "dy_fp8"}, INDENT)
+            self._known_dgrad(index)
+            return
         indent = INDENT if index else INDENT + 4
         if not index:
             self._add(self._needs("x"))

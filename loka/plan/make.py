@@ -12,8 +12,10 @@ from typing import Any
 
 from loka import __version__
 from loka.errors import InputError
+from loka.kernels.measurements import Measurements
 from loka.plan.bindings import bind
 from loka.plan.evidence import Known, check_sites, open_profile
+from loka.plan.measured import open_measurements
 from loka.plan.plan import Plan, Target
 from loka.plan.resolve import Situation, resolve
 from loka.plan.rewrites import rewrite, wish_of, with_regions
@@ -44,28 +46,30 @@ class Examined:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan, and the profile that it was decided by, if the policy names one."""
+    """A plan, and what it was decided by: the policy's profile and the measurements, None where there are none."""
 
     plan: Plan
     known: Known | None
+    measurements: Measurements | None = None
 
 
 def make_plan(path: str | os.PathLike[str]) -> Plan:
     """The plan of a policy. Builds its model, and runs it on fake tensors, and on a few samples to trace an owner.
 
     Raises InputError (PolicyError among them) with `file:line:column` where the policy, a callable or the model is
-    wrong, or its profile is missing or of another model, and ImpossibleRuleError where a rule asks one site for what
-    it cannot do.
+    wrong, or its profile or measurements are missing or of something else, and ImpossibleRuleError where a rule asks
+    one site for what it cannot do.
     """
     return planned(path).plan
 
 
 def planned(path: str | os.PathLike[str]) -> Planned:
-    """The plan of a policy, as `make_plan` makes it, with the profile."""
+    """The plan of a policy, as `make_plan` makes it, with the profile and the measurements."""
     with _garbage_later():
         policy = load_policy(os.fspath(path))
         known = open_profile(policy)
-        return Planned(plan_of(examine(policy), known), known)
+        measurements = open_measurements(policy)
+        return Planned(plan_of(examine(policy), known), known, measurements)
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:

@@ -15,7 +15,7 @@ from torch import nn
 from loka.errors import LokaError
 from loka.kernels.mix_specs import why_not as why_not_mixed
 from loka.kernels.rendered_specs import ACTIVATIONS, NORMS
-from loka.numerics.names import Compute, Fuse, Gemm, Scaling
+from loka.numerics.names import Compute, Fuse, Gemm, Range, Scaling
 from loka.plan.plan import NOTHING_AROUND, SitePlan, Skipped
 from loka.policy.settings import SiteSettings
 from loka.sites.chains import Known, find_chains
@@ -37,7 +37,7 @@ class Wish:
     parameters: tuple[Site, ...] = ()  # on Parameters: without a rewritten forward they stay as they are
     fused: tuple[Site, ...] = ()  # their neighbours are to be taken along
     kept: frozenset[str] = frozenset()  # names of those in `fused` whose GEMMs stay in the model's dtype
-    chained: frozenset[str] = frozenset()  # names of those in `fused` whose operands are turned, as in a chain
+    chained: frozenset[str] = frozenset()  # names of those in `fused` whose operands are those of a chain
     apart: frozenset[str] = frozenset()  # owners in which chained linears of several modules are not to be joined
 
     @property
@@ -106,10 +106,12 @@ def _may_be_fused_as_it_is(site: Site, wanted: SiteSettings) -> bool:
 def _is_of_a_chain(plan: SitePlan) -> bool:
     """Whether a GEMM reads a transposed copy of what another quantised, as every linear of a chain does.
 
-    A site that needs no dgrad and keeps wgrad has none; there fprop must quantise rows as a chain does.
+    That is an operand that is turned, or, under one known scale, any. A site that needs no dgrad and keeps wgrad has
+    none; there fprop must quantise rows as a chain does.
     """
     found = {gemm.gemm: gemm.operands for gemm in plan.gemms}
-    if any(operand.turned for pair in found.values() if pair is not None for operand in pair):
+    operands = [operand for pair in found.values() if pair is not None for operand in pair]
+    if any(each.turned or (each.range is Range.STATIC and each.scaling is Scaling.TENSORWISE) for each in operands):
         return True
     fprop = found.get(Gemm.FPROP)
     rows = fprop is not None and all(each.scaling is Scaling.ROWWISE and each.power_of_two for each in fprop)
