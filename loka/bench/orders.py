@@ -1,9 +1,10 @@
-"""What `loka bench` does with recorded parts: recording them, exporting, the crossover map, and regret."""
+"""What `loka bench` does with recorded parts: recording them, exporting, the crossover map, regret, and Dispatch."""
 
 from __future__ import annotations
 
 import math
 import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +12,21 @@ from pathlib import Path
 from loka.bench import crossover, regret
 from loka.bench.comparison import Progress
 from loka.bench.crossover_plot import plot
+from loka.bench.dispatch_cases import SHAPES
+from loka.bench.dispatch_run import run_dispatch
+from loka.bench.dispatch_table import VARIANTS, to_markdown
 from loka.bench.machine import require_gpu
 from loka.bench.record_book import FileBook
 from loka.bench.record_run import libraries, parts_of, run_record
+from loka.bench.regions import parse_shape
 from loka.bench.results import usable_folder, write_text
+from loka.bench.variants import choose
 from loka.errors import InputError
 from loka.kernels.measurements import Measurements, Recording, Versions, export
 
-MAP, REGRET = "crossover", "regret"
-WHAT = (MAP, REGRET)
+MAP, REGRET, DISPATCH = "crossover", "regret", "dispatch"
+WHAT = (MAP, REGRET, DISPATCH)
+LINES = "dispatch.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +34,14 @@ class Order:
     """What a person asks for, as it was typed."""
 
     what: str  # kernels, crossover or regret
-    names: tuple[str, ...] = ()  # files of measurements
+    names: tuple[str, ...] = ()  # files of measurements; for dispatch one, and regions as M,N,K
     record: Path | None = None  # file that measurements are written into
     parts: str | None = None  # kinds of parts, comma-separated
     seconds: float = math.inf  # after which recording stops, to go on another time
     jobs: int = 0  # processes that compile, by the CPUs where 0
     export: Path | None = None  # file that measurements are written into as text
     target: str = "h100"  # whose measurements are exported, mapped or compared
+    variants: str | None = None  # of dispatch
     out: Path = Path("docs/results")
 
     @property
@@ -58,6 +66,8 @@ def carry_out(order: Order, progress: Progress) -> str:
         return draw_map(order)
     if order.what == REGRET:
         return compare(order)
+    if order.what == DISPATCH:
+        return dispatch(order, progress)
     if order.what != "kernels":
         raise InputError(f"loka bench {order.what}: --record and --export are for `loka bench kernels`; leave them out")
     lines = []
@@ -119,3 +129,20 @@ def compare(order: Order) -> str:
         regret.summarise("GEMMs, all kernels and recipes", regret.gemm_problems(parts), first, second)
     ]
     return regret.to_text(summaries, regret.drift(parts, first, second))
+
+
+def dispatch(order: Order, progress: Progress) -> str:
+    """Plan the regions by measurements, measure what is not in the file of lines yet, and write the table."""
+    end = time.monotonic() + order.seconds
+    if not order.names:
+        raise InputError("loka bench dispatch: name a file of measurements, and then regions as M,N,K, or none for all")
+    shapes = tuple(map(parse_shape, order.names[1:])) or SHAPES
+    variants = choose(order.variants, VARIANTS)
+    known = Measurements.open(order.names[0], order.target)
+    require_gpu()
+    usable_folder(order.out)
+    lines = run_dispatch(order.out / LINES, known, shapes, variants, progress, lambda: time.monotonic() > end)
+    source = f"By {known.name}, measured until {known.date}"
+    page = to_markdown(lines, str(known.machine), source)
+    write_text(order.out / "dispatch.md", page)
+    return f"{page}\nwrote {order.out / LINES} and {order.out / 'dispatch.md'}"
