@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from loka.errors import InputError
@@ -68,13 +69,10 @@ class _Known:
 class Measurements(Costs):
     """Measured parts of one machine, in memory, read-only."""
 
-    name: str  # of the file, as the plan names it
-    sha256: str  # of its measurements: the same for an SQLite file and the text exported from it
-
     def __init__(self, measured: MeasuredSet, name: str) -> None:
         """From a set that was read."""
-        self.name = name
-        self.sha256 = digest(lines_of(measured))
+        self.name = name  # of the file, as the plan names it
+        self._set = measured
         self.machine = measured.machine
         self.libraries = dict(measured.libraries)
         self.date = measured.date
@@ -115,10 +113,19 @@ class Measurements(Costs):
     @classmethod
     def of(cls, measurements: Iterable[Measurement], machine: Versions, name: str = "measurements") -> Measurements:
         """From measurements at hand. Raises InputError where a figure makes no sense."""
-        return cls(MeasuredSet.of(machine, (), "", (each.checked() for each in measurements)), name)
+        kept = []
+        for each in measurements:
+            each.check()
+            kept.append(each.rounded())
+        return cls(MeasuredSet.of(machine, (), "", kept), name)
 
     def __len__(self) -> int:
         return len(self._exact)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of its measurements: the same for an SQLite file and the text exported from it."""
+        return digest(lines_of(self._set))
 
     @property
     def parts(self) -> tuple[Part, ...]:
