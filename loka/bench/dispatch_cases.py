@@ -18,20 +18,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from loka import __version__
 from loka.bench.packages import Workshop
 from loka.bench.record_gemms import AS_IS, FBGEMM, SCALED_MM
+from loka.bench.record_policy import assumed_safe
 from loka.bench.regions import Form, Shape, subject
 from loka.kernels.catalogue import gemm_sizes
 from loka.kernels.measurements import Measurements
 from loka.kernels.parts import Part, Timed, Work
 from loka.kernels.rendered_specs import LARGEST_WIDTH
 from loka.numerics.names import Accumulation, Gemm
-from loka.plan.evidence import Known
 from loka.plan.make import Examined, examine, plan_of
 from loka.plan.plan import Plan
 from loka.policy.load import load_policy
-from loka.probe.profile import Estimate, Interval, Profile, SiteProfile
 
 SHAPES = tuple(
     Shape(m, n, k)
@@ -140,20 +138,6 @@ def examined_region(shape: Shape, workshop: Workshop, accumulations: Accumulatio
 
 def _planned(examined: Examined, costs: Measurements, kernels: frozenset[str]) -> Plan:
     return plan_of(examined, assumed_safe(examined), Only(costs, kernels))
-
-
-def assumed_safe(examined: Examined) -> Known:
-    """Evidence that every GEMM of every site is safe in the recipe that its policy asks for."""
-    mere, sqnr = Interval(0.0, 0.0, 0.0), Interval(99.0, 99.0, 99.0)
-    sites = []
-    for site, settings in zip(examined.sites, examined.settings, strict=True):
-        estimates = tuple(
-            Estimate(gemm, wanted.operands, mere, sqnr, draws=1) for gemm, wanted in settings.gemms.items()
-        )
-        sites.append(SiteProfile(site.name, site.k, site.n, 0, (), estimates))
-    model = examined.policy.model.factory
-    profile = Profile("assumed", model, __version__, "", 1, 1, 1, examined.policy.model.batch_size, tuple(sites), ())
-    return Known.of(profile, "assumed safe")
 
 
 def predicted_us(plan: Plan) -> float:

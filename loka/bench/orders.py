@@ -37,6 +37,7 @@ class Order:
     names: tuple[str, ...] = ()  # files of measurements; for dispatch one, and regions as M,N,K
     record: Path | None = None  # file that measurements are written into
     parts: str | None = None  # kinds of parts, comma-separated
+    policy: Path | None = None  # whose sites' parts are recorded, in place of those that ship
     seconds: float = math.inf  # after which recording stops, to go on another time
     jobs: int = 0  # processes that compile, by the CPUs where 0
     export: Path | None = None  # file that measurements are written into as text
@@ -47,12 +48,13 @@ class Order:
     @property
     def of_records(self) -> bool:
         """Whether it is one of those here, and no comparison of `loka.bench.request`."""
-        return self.what in WHAT or self.record is not None or self.export is not None
+        return self.what in WHAT or any(each is not None for each in (self.record, self.export, self.policy))
 
     def command(self) -> str:
         """As it is typed again."""
         parts = ["loka", "bench", self.what, *self.names]
-        for option, value in (("--record", self.record), ("--parts", self.parts), ("--export", self.export)):
+        options = {"--record": self.record, "--parts": self.parts, "--policy": self.policy, "--export": self.export}
+        for option, value in options.items():
             parts += [option, str(value)] if value is not None else []
         return shlex.join(parts)
 
@@ -68,6 +70,8 @@ def carry_out(order: Order, progress: Progress) -> str:
         return compare(order)
     if order.what == DISPATCH:
         return dispatch(order, progress)
+    if order.policy is not None and order.record is None:
+        raise InputError("loka bench kernels: --policy says what is recorded; name the file with --record")
     if order.what != "kernels":
         raise InputError(f"loka bench {order.what}: --record and --export are for `loka bench kernels`; leave them out")
     lines = []
@@ -84,7 +88,7 @@ def record(order: Order, file: Path, progress: Progress) -> str:
     """Measure what the file has not got."""
     works = tuple(filter(None, (order.parts or "").split(",")))
     known = libraries()
-    parts = parts_of(works)
+    parts = parts_of(works, order.policy)
     require_gpu()
     with Recording(file, lambda kernel: Versions.here(known.get(kernel, ""))) as recording:
         tally = run_record(FileBook(recording), parts, progress, order.seconds, order.jobs)
