@@ -8,6 +8,7 @@ from loka.dispatch.bound import Bound, Tickets
 from loka.dispatch.errors import BindError, FrozenWeightError, LokaWarning, NonFiniteError, VerifyError
 from loka.dispatch.patch import Patch, patch_of
 from loka.dispatch.precision import joined_dtype, output_dtype
+from loka.dispatch.saved import saved_tensors
 from loka.dispatch.stamps import check_stamps
 from loka.kernels.scaled_mm import scaled_mm
 
@@ -26,5 +27,6 @@ __all__ = [
     "joined_dtype",
     "output_dtype",
     "patch_of",
+    "saved_tensors",
     "scaled_mm",
 ]
