@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from loka.bench.calibration import learned
 from loka.bench.packages import Made, Subject, Workshop
 from loka.bench.results import Cell
 from loka.bench.steps import Measured, Work, measure
@@ -55,7 +57,7 @@ class Comparison:
 
     def _package(self, variant: Variant) -> Made:
         if variant.name not in self._made:
-            self._made[variant.name] = self._workshop.make(self._subject, variant)
+            self._made[variant.name] = self._workshop.make(self._subject, variant, partial(learned, self._work))
         return self._made[variant.name]
 
 

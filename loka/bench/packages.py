@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -18,6 +18,8 @@ from loka.kernels.rendered_specs import Spec
 from loka.kernels.rendering import KERNELS_FILE, load_kernel_templates, render, render_files
 from loka.plan.make import make_plan
 from loka.plan.plan import Plan
+from loka.probe.file import save
+from loka.probe.profile import Profile
 
 SMALLEST = 64  # sites with K or N up to this stay as the model has them
 
@@ -30,6 +32,9 @@ rules:
   - {{match: {{max_n: {smallest}}}, compute: keep, optional: true}}
   - {{match: {{max_k: {smallest}}}, compute: keep, optional: true}}
 """
+
+
+Learn = Callable[[Path], Profile]  # the profile of a policy's model
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +84,23 @@ class Workshop:
         self._announce(module)
         return f"{module}:build", f"{module}:inputs"
 
-    def make(self, subject: Subject, variant: Variant) -> Made:
-        """Generate `variant`'s package for `subject`.
+    def make(self, subject: Subject, variant: Variant, learn: Learn | None = None) -> Made:
+        """Generate `variant`'s package for `subject`; `learn` gives the profile of a variant with known scales.
 
-        Raises LokaError where the planner refuses, where a variant in FP8 gets no GEMM in FP8, and where nothing is
-        replaced: the model as it is would be measured under another name.
+        Raises LokaError where such a variant comes without, where the planner refuses, where a variant in FP8 gets no
+        GEMM in FP8, and where nothing is replaced: the model as it is would be measured under another name.
         """
         factory, inputs = self.add(subject)
         name = f"{factory.partition(':')[0]}_{variant.name.replace('-', '_')}"
         settings = {"name": name, "factory": factory, "inputs": inputs, "batch": subject.batch}
         policy = self._path / f"{name}.yaml"
-        policy.write_text(POLICY.format(**settings, defaults=variant.defaults, smallest=SMALLEST), encoding="utf-8")
+        text = POLICY.format(**settings, defaults=variant.defaults, smallest=SMALLEST)
+        policy.write_text(text, encoding="utf-8")
+        if variant.known:
+            if learn is None:
+                raise LokaError(f"{variant.name} needs the maxima of its operands, and none were learned")
+            save(policy.with_suffix(".safetensors"), learn(policy))
+            policy.write_text(f"{text}profile: {name}.safetensors\n", encoding="utf-8")
         plan = make_plan(policy)
         if variant.precision.is_fp8 and not any(site.fp8 for site in plan.sites):
             reasons = dict.fromkeys(gemm.reason for site in plan.sites for gemm in site.gemms)

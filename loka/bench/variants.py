@@ -31,6 +31,7 @@ class Variant:
     precision: Precision  # of the GEMMs that it changes; the others stay BF16
     torchao: str = ""  # the training recipe, which the inference configuration of the same granularity stands for
     defaults: str = ""  # of the policy that its package is generated from, in YAML
+    known: bool = False  # whether that policy takes maxima from a profile, which is then learned of the work itself
 
     @property
     def generated(self) -> bool:
@@ -42,6 +43,10 @@ BASELINE = "bf16"  # what ratios are over
 SHOWN = "loka-fp8"  # whose bound stands beside the times
 
 _TURNED = "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always"
+_KNOWN = (
+    "compute: fp8, scaling: tensorwise, power_of_two: true, fuse: always, "
+    "fprop: {input: {range: static}}, dgrad: {grad_output: {range: static}}, wgrad: {range: static}"
+)
 
 VARIANTS = (
     Variant("tf32", Precision.TF32),
@@ -51,6 +56,8 @@ VARIANTS = (
     Variant("loka-bf16", Precision.BF16, defaults="{compute: keep, fuse: always}"),
     Variant(SHOWN, Precision.FP8, defaults=f"{{{_TURNED}}}"),
     Variant("loka-fp8-fast", Precision.FP8_FAST, defaults=f"{{{_TURNED}, accumulation: fast}}"),
+    Variant("loka-fp8-known", Precision.FP8, defaults=f"{{{_KNOWN}}}", known=True),
+    Variant("loka-fp8-known-fast", Precision.FP8_FAST, defaults=f"{{{_KNOWN}, accumulation: fast}}", known=True),
 )
 NAMES = tuple(variant.name for variant in VARIANTS)
 

@@ -17,8 +17,9 @@ from loka.codegen.chain_names import (
     unpacked,
 )
 from loka.codegen.chain_shapes import ChainShape, StageShape
+from loka.codegen.known import both_copies, under
 from loka.codegen.layout import WIDTH
-from loka.kernels.rendered_specs import LARGEST_COUNT, NormBackward, Products, Turn
+from loka.kernels.rendered_specs import LARGEST_COUNT, NormBackward, Products, Spec, Transpose, Turn
 from loka.numerics.names import Gemm
 
 
@@ -48,6 +49,8 @@ class _Backward:
         for index in reversed(range(len(self._shape.stages))):
             if self._shape.stages[index].keeps_wgrad:
                 self._wgrad_kept(index)
+            elif self._shape.known:
+                self._known_stage(index)
             else:
                 (self._fp8_stage if self._shape.fp8 else self._plain_stage)(index)
             if index or self._ends_with_products:
@@ -58,18 +61,20 @@ class _Backward:
         self._reduce(1)
         if self._ends_with_products:
             self._add(self._needs("x"))
-            if not self._shape.stages[0].keeps_wgrad:
+            if self._shape.known or not self._shape.stages[0].keeps_wgrad:
                 self._dgrad(0, "grad", "dtype", INDENT + 4)  # after the copies for wgrad are gone
             self._products("x", "dx", "x_dtype", ["grad"], INDENT + 4)
         for other in self._shape.others:
             self._other(other)
         nothing = ["None"] * (1 + len(self._names.ticks()))
-        self._return([*(f"d{name}" for name in self._inputs), *nothing])
+        known = {name for index in range(len(self._shape.stages)) for name in self._names.known(index)}
+        self._return([*("None" if name in known else f"d{name}" for name in self._inputs), *nothing])
 
     def _delete(self, index: int) -> None:
         """`del` of the matrices that no stage before this one reads."""
         stage, s = self._shape.stages[index], self._names.suffix(index)
         saved = [f"x_fp8{s}", f"weight_fp8{s}", self._names.hidden(index), self._names.sum(index)]
+        saved += [f"x_turned{s}", *([f"weight_turned{s}"] if index else [])]  # of known scales
         saved += [f"y{s}"] if stage.times is None else []  # a factor's gradient reads the product in the end
         reader = self._shape.reader(index)
         done = reader is not None and self._shape.stages[reader].times is None
@@ -82,7 +87,12 @@ class _Backward:
         stage = self._shape.stages[index]
         if not self._shape.fp8:
             return ["dy"] if shapes.backward_after(stage, quantise=False) is not None else []
-        dgrad = ["dy_fp8", "weight_turned"] if index or self._ends_with_x else []
+        last = not index and not self._ends_with_x  # its dgrad comes in the end
+        if self._shape.known:
+            spec = shapes.backward_after(stage, True, carried=self._shape.reader(index) is not None)
+            whole = not stage.keeps_wgrad and not isinstance(spec, NormBackward)
+            return [*([] if last else ["dy_fp8"]), *(["dy_turned"] if whole else [])]
+        dgrad = [] if last else ["dy_fp8", "weight_turned"]
         return dgrad if stage.keeps_wgrad else [*dgrad, "dy_turned", "x_turned"]
 
     @property
@@ -118,6 +128,8 @@ class _Backward:
         dtypes = [name for _, name in self._names.kept_dtypes()]
         if dtypes:
             self.lines += unpacked(dtypes, "ctx.dtypes", INDENT)
+        if self._names.records():
+            self.lines += unpacked(self._names.records(), "ctx.records", INDENT)
         ticks = self._names.ticks()
         if len(ticks) > 1:
             self.lines += unpacked(ticks, "ctx.ticks", INDENT)
@@ -142,14 +154,19 @@ class _Backward:
         """From the gradient of a stage's result to that of its product; False where no kernel is needed for that."""
         reader = self._shape.reader(index)
         carry = not self._shape.leaves_sum(index)
-        spec = shapes.backward_after(stage, self._shape.fp8, carried=reader is not None, carry=carry)
+        spec: Spec | None = shapes.backward_after(stage, self._shape.fp8, carried=reader is not None, carry=carry)
         if spec is None:
             return False
+        if self._shape.known and isinstance(spec, NormBackward):
+            spec = under(spec, stage.dy)
+        elif self._shape.known:
+            spec = both_copies(stage.dy)
         s, vectors = self._names.suffix(index), self._names.after(index)
         known = {**vectors, "mean": f"mean{s}", "rstd": f"rstd{s}", "times": str(stage.times)}
         known |= {"carried": f"dsum{self._names.suffix(reader)}"} if reader is not None else {}
         x = self._names.sum(index) if stage.summed else f"y{s}"
         arguments = {"grad": "grad", "x": x, **known} if isinstance(spec, NormBackward) else {"x": "grad"}
+        arguments |= self._names.scaled("dy", index)
         sums = {f"d{key}": f"{vector}_sums" for key, vector in vectors.items()}
         self.lines += statement(self._kernels, spec, arguments, {**results, **sums, "dsum": f"dsum{s}"}, INDENT)
         if not carry:
@@ -185,9 +202,43 @@ class _Backward:
 
     def _dgrad(self, index: int, target: str, dtype: str, indent: int) -> None:
         """The gradient of a linear's input from FP8 copies."""
+        s = self._names.suffix(index)
         operands = ("dy_fp8", "dy_scale", "weight_turned", "weight_spread")
+        if self._shape.known:
+            operands = ("dy_fp8", f"dy_scale{s}", f"weight_turned{s}", f"weight_scale{s}")
         recipe, tick = self._shape.stages[index].recipe, f"{self._tick(index)} + 1"
         self.lines += product(recipe, Gemm.DGRAD, operands, target, dtype, tick, indent)
+
+    def _known_stage(self, index: int) -> None:
+        """A stage under known scales: what has no transposed copy yet is transposed for wgrad alone."""
+        stage, s = self._shape.stages[index], self._names.suffix(index)
+        self._say(index)
+        self._through_after(index, stage, {"values": "dy_fp8", "turned": "dy_turned"})
+        self._known_dgrad(index)
+        self._add(self._needs(f"weight{s}"))
+        spec = shapes.backward_after(stage, True, carried=self._shape.reader(index) is not None)
+        found = {"dy_fp8": "dy_turned"} if isinstance(spec, NormBackward) else {}
+        found |= {f"x_fp8{s}": f"x_turned{s}"} if self._names.has_producer(index) else {}
+        if found:
+            copies = self._kernels.call(Transpose(len(found)), list(found))
+            self.lines += assigned(list(found.values()), copies, INDENT + 4)
+        operands = ("dy_turned", f"dy_scale{s}", f"x_turned{s}", f"x_scale{s}")
+        tick, dtype = f"{self._tick(index)} + 2", f"weight_dtype{s}"
+        self.lines += product(stage.recipe, Gemm.WGRAD, operands, f"dweight{s}", dtype, tick, INDENT + 4)
+        if index or self._ends_with_products:
+            self.lines += deleted(list(found.values()), INDENT + 4)
+
+    def _known_dgrad(self, index: int) -> None:
+        """dgrad, and behind the first stage what leads to x's gradient, unless that comes in the end."""
+        if index or self._ends_with_x:
+            self._dgrad(index, "grad", "dtype", INDENT)
+        elif not self._ends_with_products:
+            self._add(self._needs("x"))
+            if self._shape.stages[0].before is not None:
+                self._dgrad(index, "grad", "dtype", INDENT + 4)
+                self._before(INDENT + 4)
+            else:
+                self._dgrad(index, "dx", "x_dtype", INDENT + 4)
 
     def _wgrad_kept(self, index: int) -> None:
         """A stage whose wgrad takes both operands in the model's dtype; dgrad quantises the gradient."""
@@ -196,6 +247,12 @@ class _Backward:
         self._add(self._needs(f"weight{s}"))
         x = f"{self._names.plain_input(index)}.to(grad.dtype)"
         self._add(f"dweight{s} = (grad.t() @ {x}).to(weight_dtype{s})", INDENT + 4)
+        if self._shape.known:
+            scaled = self._names.scaled("dy", index)
+            spec = under(shapes.quantiser(stage.n), stage.dy)
+            self.lines += statement(self._kernels, spec, {"x": "grad", **scaled}, {"values": "dy_fp8"}, INDENT)
+            self._known_dgrad(index)
+            return
         indent = INDENT if index else INDENT + 4
         if not index:
             self._add(self._needs("x"))

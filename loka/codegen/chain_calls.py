@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 from loka.codegen import straight
 from loka.codegen.chain_shapes import KNOWN, ChainShape, StageSums, chain_shape, fits
+from loka.codegen.known import arguments as known_arguments
+from loka.codegen.known import without_maxima
 from loka.codegen.recipes import GemmRecipe, SiteRecipe, site_recipe
 from loka.errors import LokaError
 from loka.numerics.names import Gemm
@@ -36,9 +38,10 @@ def planned_chains(
 ) -> dict[int, PlannedChain]:
     """The chains of GEMMs that are alike, by their first statement.
 
-    These are GEMMs in FP8 with transposed copies (`SiteRecipe.turned`), wherever they stand, also without those for
-    wgrad where the chain has both of its operands in the model's dtype, and GEMMs in the model's dtype whose region the
-    plan replaces. `index` gives the site's number for each statement that is a GEMM.
+    These are GEMMs in FP8 with transposed copies (`SiteRecipe.turned`) or under known scales (`SiteRecipe.known`),
+    wherever they stand, also without those for wgrad where the chain has both of its operands in the model's dtype, and
+    GEMMs in the model's dtype whose region the plan replaces. `index` gives the site's number for each statement that
+    is a GEMM.
     """
     around = {place: region for region in forward.regions for place in range(region.first, region.last + 1)}
     kinds: dict[str, str] = {}
@@ -46,7 +49,8 @@ def planned_chains(
     regions: list[Region] = []
     for place, number in sorted(index.items()):
         recipe, site = chain_recipe(plans[number]), site_call(forward, place).site
-        kind = "fp8" if recipe.turned or recipe.keeps_wgrad else "plain" if not recipe.fp8 and place in around else ""
+        kind = "plain" if not recipe.fp8 and place in around else ""
+        kind = "known" if recipe.known else "fp8" if recipe.turned or recipe.keeps_wgrad else kind
         if kind and fits(plans[number]):
             kinds[site] = kind
             sizes[site] = (plans[number].site.k, plans[number].site.n)
@@ -56,7 +60,7 @@ def planned_chains(
         return kinds[site] == kinds[other]
 
     while True:
-        chains = find_chains(forward, regions, KNOWN, same, lambda site: kinds[site] == "fp8", sizes)
+        chains = find_chains(forward, regions, KNOWN, same, lambda site: kinds[site] != "plain", sizes)
         made = [_planned(forward, chain, index, plans) for chain in chains]
         lacking = {site for planned in made for site in _without_operands(planned)}
         if not lacking:
@@ -71,6 +75,8 @@ def chain_recipe(plan: SitePlan) -> SiteRecipe:
     written as the others of a chain are.
     """
     recipe = site_recipe(plan)
+    if recipe.known:
+        return without_maxima(recipe)
     if recipe.fprop is None or recipe.wgrad is not None or any(gemm.gemm is Gemm.DGRAD for gemm in plan.gemms):
         return recipe
     rows, weight = recipe.fprop.operands
@@ -143,6 +149,7 @@ def chain_arguments(forward: StraightForward, planned: PlannedChain, scope: stra
         arguments += [f"self.loka_weight_{number}", f"self.loka_scale_{number}"] if kept else [parts.weight]
         arguments += [parts.bias] if parts.bias is not None else []
         arguments += _norm_texts(stage.after, scope)
+        arguments += known_arguments(number, frozen) if shape.known else []
     ticks = planned.sites if shape.fp8 else ()
     return [*arguments, *(f"self.loka.tick({number})" for number in ticks)]
 

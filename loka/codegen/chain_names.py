@@ -13,6 +13,7 @@ from loka.kernels.rendered_specs import NormForward, Reduce, Spec
 from loka.numerics.names import Accumulation, Gemm, Scaling
 
 INDENT = 8
+_COPIES = (("values", "fp8"), ("turned", "turned"), ("scale", "scale"))  # results of `QuantiseTurned`, and their names
 
 
 class Kernels:
@@ -59,6 +60,20 @@ class ChainNames:
         unturned = frozen or (operand == "x" and self._shape.stages[index].keeps_wgrad)
         largest = "_" if unturned else f"{operand}_largest{s}"
         return {"values": f"{operand}_fp8{s}", "scale": f"{operand}_scale{s}", "largest": largest}
+
+    def scaled(self, operand: str, index: int) -> dict[str, str]:
+        """What a kernel that quantises an operand under a known scale is given."""
+        s = self.suffix(index)
+        return {"scale": f"{operand}_scale{s}", "record": f"{operand}_record{s}"}
+
+    def both_copies(self, operand: str, index: int) -> dict[str, str]:
+        """The results of a kernel that makes an operand as it is and transposed; a weight's scale is one of them."""
+        s = self.suffix(index)
+        return {name: f"{operand}_{kind}{s}" for name, kind in _COPIES}
+
+    def has_producer(self, index: int) -> bool:
+        """Whether a kernel computes a stage's input: the one that quantises it writes no transposed copy then."""
+        return bool(index) or self._shape.stages[0].before is not None
 
     def plain_input(self, index: int) -> str:
         """A linear's input in the model's dtype, where wgrad needs it so."""
@@ -109,12 +124,27 @@ class ChainNames:
         found = ["x", *self._shape.others, *self.pre_vectors()]
         for index in range(len(self._shape.stages)):
             found += [f"weight{self.suffix(index)}", *self.vectors(index)]
+            found += self.known(index)
         return found
+
+    def known(self, index: int) -> list[str]:
+        """The known scales of a stage, each with its record."""
+        if not self._shape.known:
+            return []
+        return [name for operand in ("x", "dy") for name in self.scaled(operand, index).values()]
+
+    def records(self) -> list[str]:
+        """The records that backward adds to."""
+        stages = range(len(self._shape.stages)) if self._shape.known else ()
+        return [self.scaled("dy", index)["record"] for index in stages]
 
     def frozen_tensors(self) -> list[str]:
         """The frozen function's tensors: each FP8 weight comes with its scales."""
         found: list[str] = []
+        of_gradients = {name for index in range(len(self._shape.stages)) for name in self.scaled("dy", index).values()}
         for name in self.tensors():
+            if name in of_gradients:
+                continue
             is_weight = name.startswith("weight") and self._shape.fp8
             found += [name, name.replace("weight", "scale", 1)] if is_weight else [name]
         return found
@@ -132,7 +162,9 @@ class ChainNames:
             found += ["x", *self.pre_vectors(), *statistics]
         for index, stage in enumerate(self._shape.stages):
             s = self.suffix(index)
-            if self._shape.fp8:
+            if self._shape.known:
+                found += self._saved_known(index)
+            elif self._shape.fp8:
                 kept = stage.keeps_wgrad
                 found += [self.plain_input(index)] if kept else self.quantised("x", index).values()
                 found += self.quantised("weight", index).values()
@@ -146,6 +178,13 @@ class ChainNames:
             parameters = spec_after.parameters if spec_after is not None else ()
             found += [f"{name}{s}" for name in parameters if name in ("mean", "rstd")]
         return list(dict.fromkeys(found))
+
+    def _saved_known(self, index: int) -> list[str]:
+        """The operands of a stage under known scales; what has a transposed copy already is read in that alone."""
+        s, kept = self.suffix(index), self._shape.stages[index].keeps_wgrad
+        x = "x_fp8" if self.has_producer(index) else "x_turned"
+        operands = [self.plain_input(index)] if kept else [f"{x}{s}", f"x_scale{s}"]
+        return [*operands, f"weight_turned{s}", f"weight_scale{s}", f"dy_scale{s}"]
 
     def kept_dtypes(self) -> list[tuple[str, str]]:
         """The dtypes that backward cannot read off what is saved: where forward finds each, its name in backward."""
@@ -220,13 +259,13 @@ def product(
     indent: int,
     bias: str | None = None,
 ) -> list[str]:
-    """`result = dispatch.scaled_mm(...)` for values and scales; of a tensorwise operand's scales the first is all."""
+    """`result = dispatch.scaled_mm(...)` ; of the scales of a turned tensorwise operand the first is all."""
     found = dict(recipe.items())[gemm]
     if found is None:
         raise LokaError(f"a chain's {gemm} has no recipe. This is a fault in LoKA: please report it.")
     texts = list(operands)
     for place, operand in enumerate(found.operands):
-        if operand.scaling is Scaling.TENSORWISE:
+        if operand.scaling is Scaling.TENSORWISE and operand.turned:
             texts[2 * place + 1] += "[:1]"
     scalings = [quoted(operand.scaling.value) for operand in found.operands]
     fast = repr(found.accumulation == Accumulation.FAST)

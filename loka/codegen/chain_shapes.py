@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from loka.codegen.recipes import SiteRecipe
+from loka.codegen.recipes import GemmRecipe, SiteRecipe
 from loka.errors import LokaError
 from loka.kernels.rendered_specs import (
     ACTIVATIONS,
@@ -16,6 +16,7 @@ from loka.kernels.rendered_specs import (
     NormForward,
 )
 from loka.plan.plan import SitePlan
+from loka.policy.settings import OperandRecipe
 from loka.sites.chains import Chain, Known
 from loka.sites.norms import ChainNorm
 
@@ -64,6 +65,21 @@ class StageShape:
         return self.recipe.keeps_wgrad
 
     @property
+    def x(self) -> OperandRecipe:
+        """How its input becomes FP8."""
+        return _operand(self.recipe.fprop, 0)
+
+    @property
+    def weight(self) -> OperandRecipe:
+        """How its weight becomes FP8."""
+        return _operand(self.recipe.fprop, 1)
+
+    @property
+    def dy(self) -> OperandRecipe:
+        """How its output gradient becomes FP8."""
+        return _operand(self.recipe.dgrad, 0)
+
+    @property
     def bent(self) -> bool:
         """Whether a norm or an activation follows."""
         return self.after is not None or self.activation is not None
@@ -85,6 +101,11 @@ class ChainShape:
     def fp8(self) -> bool:
         """Whether the GEMMs run in FP8, all of them, or in the model's dtype, all of them."""
         return self.stages[0].recipe.fp8
+
+    @property
+    def known(self) -> bool:
+        """Whether inputs and output gradients have known scales, all of them."""
+        return self.stages[0].recipe.known
 
     @property
     def worthwhile(self) -> bool:
@@ -111,7 +132,7 @@ class ChainShape:
         if len(name) > _LONGEST:
             name = f"{self.ops[0]}_to_{self.ops[-1]}_{len(self.stages)}_linears"
         sizes = "x".join(str(size) for size in (self.stages[0].k, *(stage.n for stage in self.stages)))
-        return f"{name}{'_e4m3' if self.fp8 else ''}_{sizes}"
+        return f"{name}{'_e4m3' if self.fp8 else ''}{'_known' if self.known else ''}_{sizes}"
 
     def reader(self, index: int) -> int | None:
         """The stage whose residual is what a stage ends with."""
@@ -181,6 +202,12 @@ def _norm_shape(norm: ChainNorm | None) -> NormShape | None:
         return None
     block = norm.width if norm.kind == "block_norm" else BLOCK
     return NormShape(norm.kind, norm.weight is not None, norm.bias is not None, norm.eps, block)
+
+
+def _operand(gemm: GemmRecipe | None, place: int) -> OperandRecipe:
+    if gemm is None:
+        raise LokaError("a chain's GEMM has no recipe. This is a fault in LoKA: please report it.")
+    return gemm.operands[place]
 
 
 def fits(plan: SitePlan) -> bool:

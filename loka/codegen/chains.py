@@ -9,6 +9,7 @@ from loka.codegen import chain_shapes as shapes
 from loka.codegen.chain_backward import backward_lines
 from loka.codegen.chain_names import INDENT, ChainNames, Kernels, deleted, product, statement
 from loka.codegen.chain_shapes import ChainShape, NormShape
+from loka.codegen.known import both_copies, maximum, under
 from loka.codegen.layout import Code, call, lay_out, literal
 from loka.codegen.names import Names, class_of
 from loka.codegen.prose import wrapped
@@ -164,6 +165,9 @@ def _forward_lines(shape: ChainShape, kernels: Kernels, frozen: bool) -> list[st
     if dtypes:
         kept = Code("(", tuple(map(Code, dtypes)), ")", comma=len(dtypes) == 1)
         lines += lay_out("ctx.dtypes = ", kept, "", indent).split("\n")
+    if names.records():  # not saved: backward writes into them
+        kept = Code("(", tuple(map(Code, names.records())), ")", comma=len(names.records()) == 1)
+        lines += lay_out("ctx.records = ", kept, "", indent).split("\n")
     if ticks:
         lines.append(f"{margin}ctx.tick = tick" if len(ticks) == 1 else f"{margin}ctx.ticks = ({', '.join(ticks)})")
     return [*lines, f"{margin}return {names.result}"]
@@ -171,28 +175,51 @@ def _forward_lines(shape: ChainShape, kernels: Kernels, frozen: bool) -> list[st
 
 def _fp8_stages(shape: ChainShape, kernels: Kernels, frozen: bool, x: str, indent: int) -> list[str]:
     names, lines = ChainNames(shape), []
-    first = shapes.forward_before(shape.stages[0], quantise=True, save=not frozen)
-    before = {"x": x, "weight": "pre_norm_weight", "bias": "pre_norm_bias"}
-    results = {**names.quantised("x", 0, frozen), "mean": "pre_mean", "rstd": "pre_rstd"}
-    lines += statement(kernels, first, before, results, indent)
+    lines += _first_operand(shape, kernels, frozen, x, indent)
     for index, stage in enumerate(shape.stages):
         s, last = names.suffix(index), index == len(shape.stages) - 1
         if not frozen:
-            quantise = shapes.quantiser(stage.k)
-            lines += statement(kernels, quantise, {"x": f"weight{s}"}, names.quantised("weight", index), indent)
+            lines += _quantised_weight(shape, kernels, index, indent)
         weight = (f"weight{s}", f"scale{s}") if frozen else (f"weight_fp8{s}", f"weight_scale{s}")
         operands = (f"x_fp8{s}", f"x_scale{s}", *weight)
         bias = f"bias{s}.to(dtype)" if last and stage.bias and not stage.followed else None
         lines += product(stage.recipe, Gemm.FPROP, operands, f"y{s}", "dtype", f"tick{s}", indent, bias)
         if stage.followed or not last:
             spec = shapes.forward_after(stage, not last, save=not frozen, keep=shape.keeps(index, frozen))
+            spec = spec if last else under(spec, shape.stages[index + 1].x)
             results = names.quantised("x", index + 1, frozen) if not last else {"out": "out"}
             sums = {"times": names.source(stage.times, x), "residual": names.source(stage.residual, x)}
             lines += _after(kernels, spec, names, index, results, indent, sums if stage.summed else {})
-        read = [f"y{s}", *([names.sum(stage.residual)] if isinstance(stage.residual, int) else [])]
+        read = [
+            f"x_fp8{s}",
+            f"weight_fp8{s}",
+            f"y{s}",
+            *([names.sum(stage.residual)] if isinstance(stage.residual, int) else []),
+        ]
         done = [name for name in read if name not in names.saved()]
         lines += deleted(done, indent) if not last and not frozen else []
     return lines
+
+
+def _first_operand(shape: ChainShape, kernels: Kernels, frozen: bool, x: str, indent: int) -> list[str]:
+    """The FP8 input of the first linear; under a known scale and without a norm its transposed copy comes with it."""
+    names, stage = ChainNames(shape), shape.stages[0]
+    before = {"x": x, "weight": "pre_norm_weight", "bias": "pre_norm_bias", **names.scaled("x", 0)}
+    if shape.known and not (frozen or stage.keeps_wgrad or names.has_producer(0)):
+        return statement(kernels, both_copies(stage.x), before, names.both_copies("x", 0), indent)
+    first = under(shapes.forward_before(stage, quantise=True, save=not frozen), stage.x)
+    results = {**names.quantised("x", 0, frozen), "mean": "pre_mean", "rstd": "pre_rstd"}
+    return statement(kernels, first, before, results, indent)
+
+
+def _quantised_weight(shape: ChainShape, kernels: Kernels, index: int, indent: int) -> list[str]:
+    """A stage's weight in FP8; under one scale as it is and transposed, once its maximum is known."""
+    names, stage, s = ChainNames(shape), shape.stages[index], ChainNames(shape).suffix(index)
+    weight = {"x": f"weight{s}", "maxima": f"weight_maxima{s}"}
+    if not shape.known:
+        return statement(kernels, shapes.quantiser(stage.k), weight, names.quantised("weight", index), indent)
+    lines = statement(kernels, maximum(stage.k), weight, {"amax": f"weight_maxima{s}"}, indent)
+    return [*lines, *statement(kernels, both_copies(stage.weight), weight, names.both_copies("weight", index), indent)]
 
 
 def _plain_stages(shape: ChainShape, kernels: Kernels, frozen: bool, x: str, indent: int) -> list[str]:
@@ -228,6 +255,7 @@ def _after(
     """The kernel on a product; a plain one is told the dtype of its result. `sums` are its factor and its residual."""
     s = names.suffix(index)
     arguments = {**names.after(index), **sums, "x": f"y{s}", "dtype": "sums_dtype" if sums else "dtype"}
+    arguments |= names.scaled("x", index + 1)
     results = {**results, "kept": names.sum(index), "mean": f"mean{s}", "rstd": f"rstd{s}"}
     return statement(kernels, spec, arguments, results, indent)
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from loka.codegen import straight
 from loka.codegen.chain_calls import PlannedChain, chain_arguments, planned_chains, site_call
 from loka.codegen.chains import Chains
+from loka.codegen.known import operands
 from loka.codegen.layout import Code, call, code_of, lay_out, parse
 from loka.codegen.mixes import Mixes, join_arguments, join_shape, mix_arguments, mix_shape, passing
 from loka.codegen.prose import shown, wrapped
@@ -15,6 +16,7 @@ from loka.codegen.recipes import SiteRecipe, site_recipe
 from loka.codegen.regions import Linear, Regions
 from loka.codegen.signature import parse_argument
 from loka.errors import LokaError
+from loka.numerics.names import Operand
 from loka.plan.plan import SitePlan
 from loka.sites.straight import Join, Mix, RefKind, Region, SiteCall, StraightForward
 
@@ -74,6 +76,7 @@ class ForwardBody:
         self._mixes = [mix for mix in forward.mixes if taken.isdisjoint(mix.places)]
         joins = [join for join in forward.joins if taken.isdisjoint(join.places)]
         self._joins = [join for join in joins if join_shape(join, forward) is not None]
+        self.known: set[tuple[int, Operand]] = set()  # sites' operands whose scales the module keeps
         self._handed: dict[str, str] = {}  # locals that a mixing layer handed on, under their new names
         self.frozen_weights: list[tuple[SitePlan, str | None]] = [(plan, None) for plan in plans]
         self.imports: set[str] = set()
@@ -152,6 +155,8 @@ class ForwardBody:
         linears = [stage.linear for stage in chain.stages]
         frozen = self._frozen and (not shape.fp8 or self._freeze_all(linears))
         arguments = chain_arguments(self._forward, planned, self._scope, frozen)
+        if shape.known:
+            self.known |= {(number, operand) for number in planned.sites for operand in operands(frozen)}
         name = f"{self._writer.kernels}.{self._writer.chains.function(shape, frozen)}"
         code = call(name, [code_of(parse(argument)) for argument in arguments])
         self._comment_notes(range(chain.first, chain.last + 1))

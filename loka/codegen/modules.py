@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from loka.codegen.chain_shapes import ChainShape, StageShape, fits
 from loka.codegen.chains import Chains
 from loka.codegen.forwards import INDENT, ForwardBody
-from loka.codegen.layout import Code, call, code_of, lay_out, parse
+from loka.codegen.known import KnownOperand, known_operand, operands, without_maxima
+from loka.codegen.known import arguments as known_arguments
+from loka.codegen.layout import Code, call, code_of, lay_out, literal, parse
 from loka.codegen.mixes import Mixes
 from loka.codegen.names import Names, class_name
 from loka.codegen.prose import listed, shown, wrapped
@@ -28,6 +30,7 @@ class ModuleView:
     header: str  # def forward(...) -> ...:
     body: tuple[str, ...]
     quantize: tuple[str, ...] = ()  # the lines of quantize; () in a class for training
+    known: tuple[str, ...] = ()  # the lines that name the operands with known scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +95,14 @@ class ModuleWriter:
         (plan,) = plans
         recipe = site_recipe(plan)
         bias = "self.bias" if any(path == "bias" for path, _ in binding.shapes) else None
+        biases: tuple[str, ...]
         weight = ("self.loka_weight_0", "self.loka_scale_0") if frozen else ("self.weight",)
-        if recipe.turned and fits(plan):
-            shape = ChainShape((StageShape(plan.site.k, plan.site.n, bias is not None, recipe),))
-            kernel, biases = f"{self.kernels}.{self.chains.function(shape, frozen)}", (bias,) if bias else ()
+        known = recipe.known and recipe.wgrad is not None and fits(plan)
+        if known or (recipe.turned and fits(plan)):
+            plain = without_maxima(recipe) if known else recipe
+            shape = ChainShape((StageShape(plan.site.k, plan.site.n, bias is not None, plain),))
+            kernel = f"{self.kernels}.{self.chains.function(shape, frozen)}"
+            biases = (*([bias] if bias else []), *(known_arguments(0, frozen) if known else ()))
         else:
             kernel, biases = self._kernel(recipe, bias is not None, frozen), (bias or "None",)
         product = call(kernel, [Code(operand) for operand in ("x", *weight, *biases, "self.loka.tick(0)")])
@@ -105,6 +112,7 @@ class ModuleWriter:
             "def forward(self, x: Tensor) -> Tensor:",
             tuple(lay_out("return ", product, "", INDENT).split("\n")),
             self._quantize_lines(((plan, "self.weight"),)) if frozen else (),
+            _known_lines([known_operand(0, operand, recipe) for operand in operands(frozen)] if known else ()),
         )
         return view, False
 
@@ -122,6 +130,7 @@ class ModuleWriter:
             forward_header(binding.forward, body.arguments),
             tuple(body.lines),
             self._quantize_lines(body.frozen_weights) if frozen else (),
+            _known_lines([known_operand(*place, site_recipe(plans[place[0]])) for place in sorted(body.known)]),
         )
         return view, body.fuses
 
@@ -168,6 +177,16 @@ class ModuleWriter:
         rows = dict.fromkeys((str(site.rows), site.rows.at(self.batch_size)) for site in sites)
         m = " or ".join(f"{size} ({text})" for text, size in rows)
         return f"M = {m}, K = {sites[0].k}, N = {sites[0].n}"
+
+
+def _known_lines(found: Sequence[KnownOperand]) -> tuple[str, ...]:
+    """`loka_known = (dispatch.KnownScale(0, "input", 3.5, 0.015625), ...)`: the scales that a module keeps."""
+    if not found:
+        return ()
+    each = [(one.site, one.operand.value, one.amax, one.scale) for one in found]
+    made = tuple(call("dispatch.KnownScale", [literal(item) for item in items]) for items in each)
+    code = Code("(", made, ")", comma=len(made) == 1)
+    return tuple(lay_out("loka_known = ", code, "", INDENT // 2).split("\n"))
 
 
 def _decisions(plan: SitePlan) -> tuple[object, ...]:

@@ -82,7 +82,20 @@ class SiteRecipe:
     @property
     def keeps_wgrad(self) -> bool:
         """Whether it is that of a chain but for wgrad, which stays in the model's dtype."""
-        return self.wgrad is None and self._turns_the_weight
+        return self.wgrad is None and (self._turns_the_weight or self.known)
+
+    @property
+    def known(self) -> bool:
+        """Whether the recipe is that of a chain under known scales (`loka.codegen.known`).
+
+        Inputs and output gradients are e4m3 under one known scale each, and weights under one that is measured, so that
+        the transposed copies are the same values; wgrad may stay in the model's dtype.
+        """
+        if self.fprop is None or self.dgrad is None:
+            return False
+        (x, weight), (dy, turned) = self.fprop.operands, self.dgrad.operands
+        same = turned == weight and (self.wgrad is None or self.wgrad.operands == (dy, x))
+        return same and all(map(_is_known, (x, dy))) and _is_e4m3(weight, Scaling.TENSORWISE, Range.DYNAMIC)
 
     @property
     def _turns_the_weight(self) -> bool:
@@ -101,8 +114,17 @@ class SiteRecipe:
 
 def _is_e4m3_rows(operand: OperandRecipe) -> bool:
     """Whether an operand is quantised as the kernels of a chain do it."""
-    form = (operand.format, operand.scaling, operand.range, operand.power_of_two)
-    return form == (Format.E4M3, Scaling.ROWWISE, Range.DYNAMIC, True) and not operand.turned
+    return _is_e4m3(operand, Scaling.ROWWISE, Range.DYNAMIC) and operand.power_of_two
+
+
+def _is_known(operand: OperandRecipe) -> bool:
+    """Whether an operand is quantised under one known scale."""
+    return _is_e4m3(operand, Scaling.TENSORWISE, Range.STATIC)
+
+
+def _is_e4m3(operand: OperandRecipe, scaling: Scaling, range_: Range) -> bool:
+    form = (operand.format, operand.scaling, operand.range, operand.turned)
+    return form == (Format.E4M3, scaling, range_, False)
 
 
 def site_recipe(plan: SitePlan) -> SiteRecipe:
@@ -151,7 +173,7 @@ def _recipe_said(recipe: GemmRecipe) -> str:
         return _recipe_said(GemmRecipe((first, first), recipe.accumulation)) + " by a turned copy"
     said = _gemm_name(recipe).removesuffix("_fast").replace("_", " ").replace(" pow2", " with power-of-two scales")
     for operand in recipe.operands:
-        if operand.range == Range.STATIC:
+        if operand.amax is not None:
             said = said.replace(f"amax {_number_name(_amax(operand))}", f"for |x| up to {_amax(operand)!r}")
     return said + _fast_said(recipe)
 
@@ -166,7 +188,8 @@ def operand_name(recipe: OperandRecipe) -> str:
 
 
 def _suffix(recipe: OperandRecipe) -> str:
-    amax = f"_amax_{_number_name(_amax(recipe))}" if recipe.range == Range.STATIC else ""
+    amax = "" if recipe.amax is None else f"_amax_{_number_name(recipe.amax)}"
+    amax = "_known" if recipe.range is Range.STATIC and not amax else amax  # one text for all maxima
     turned = "_turned" if recipe.turned else ""
     return _SCALING[recipe.scaling] + amax + ("_pow2" if recipe.power_of_two else "") + turned
 

@@ -6,6 +6,7 @@ from loka.dispatch.bind import apply
 from loka.dispatch.binding import Binding
 from loka.dispatch.bound import Bound, Tickets
 from loka.dispatch.errors import BindError, FrozenWeightError, LokaWarning, NonFiniteError, VerifyError
+from loka.dispatch.known import KnownScale, Overflow
 from loka.dispatch.patch import Patch, patch_of
 from loka.dispatch.precision import joined_dtype, output_dtype
 from loka.dispatch.saved import saved_tensors
@@ -17,8 +18,10 @@ __all__ = [
     "Binding",
     "Bound",
     "FrozenWeightError",
+    "KnownScale",
     "LokaWarning",
     "NonFiniteError",
+    "Overflow",
     "Patch",
     "Tickets",
     "VerifyError",

@@ -13,6 +13,7 @@ from loka.dispatch.bound import Bound, Frozen, Tickets, derive, is_frozen_class,
 from loka.dispatch.check import Match, match_modules
 from loka.dispatch.devices import warn_of_devices
 from loka.dispatch.errors import BindError
+from loka.dispatch.known import set_known
 from loka.dispatch.patch import BoundModule, Patch, refresh_after_load, unbind
 from loka.dispatch.wrappers import ClosedWrapperError, unwrap
 
@@ -72,6 +73,7 @@ def _bind(match: Match, derived: type[Bound], frozen: Frozen, mode: str) -> Tick
     module: Any = match.module
     module.__class__ = derived
     module.loka = tickets
+    set_known(module, match.generated.loka_known)
     if frozen:
         set_frozen(module, frozen)
         module.register_load_state_dict_post_hook(refresh_after_load)

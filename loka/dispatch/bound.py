@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from loka.dispatch.errors import BindError, FrozenWeightError
+from loka.dispatch.known import KnownScale, drop_known, renew_records, set_known
 from loka.kernels import ticks
 
 # A generated module's forward, and what `quantize` returns: for each site the FP8 weight and its scales, or None.
@@ -51,6 +52,7 @@ class Bound(nn.Module):
     """
 
     loka: Tickets
+    loka_known: tuple[KnownScale, ...] = ()  # operands whose scales are buffers of the module
 
     # Set on each derived class by `derive`.
     loka_generated: type[Bound]
@@ -87,6 +89,7 @@ class Bound(nn.Module):
         generated = derived_class(type(self)).loka_generated
         if is_frozen_class(generated):
             set_frozen(self, quantize(generated, self))
+        renew_records(self, generated.loka_known)
 
     def __copy__(self) -> Self:
         inherited = getattr(super(), "__copy__", None)
@@ -100,16 +103,21 @@ class Bound(nn.Module):
         return copied  # type: ignore[no-any-return]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Move or cast the module; frozen weights are quantised anew, since a cast would turn FP8 into another type."""
-        if not is_frozen_class(derived_class(type(self)).loka_generated):
-            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-            return self
-        drop_frozen(self)
+        """Move or cast the module; frozen weights are quantised anew, since a cast would turn FP8 into another type.
+
+        Known scales are made anew for the same reason; their records move.
+        """
+        generated = derived_class(type(self)).loka_generated
+        if is_frozen_class(generated):
+            drop_frozen(self)
+        records = drop_known(self, generated.loka_known)
         try:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
             return self
         finally:
-            set_frozen(self, quantize(derived_class(type(self)).loka_generated, self))
+            if is_frozen_class(generated):
+                set_frozen(self, quantize(generated, self))
+            set_known(self, generated.loka_known, records)
 
     def extra_repr(self) -> str:
         bound = "; ".join(

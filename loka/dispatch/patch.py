@@ -25,6 +25,7 @@ from loka.dispatch.bound import (
 )
 from loka.dispatch.check import child_problems
 from loka.dispatch.errors import BindError, LokaWarning, VerifyError
+from loka.dispatch.known import Overflow, clear_records, drop_known, overflows
 from loka.dispatch.nonfinite import NonFiniteTrace
 from loka.dispatch.wrappers import find_module, plain_name, unwrap
 from loka.kernels import ticks
@@ -67,7 +68,8 @@ class Patch:
 
         `backward=False` asks for the forward GEMMs alone. A GEMM counts when its kernel is launched, so a CUDA graph
         counts when it is captured, not when it is replayed. For frozen weights it also raises where the weight has
-        changed since it was quantised. Reads no GPU memory in mode "train"; in mode "infer" it synchronises.
+        changed since it was quantised. Warns (LokaWarning) of `overflows`. Reads no GPU memory in mode "train" where no
+        scale is known beforehand; else, and in mode "infer", it synchronises.
         """
         self._require_bound("verify")
         changes = [change for bound in self._modules for change in self._changes(bound)]
@@ -85,10 +87,29 @@ class Patch:
             raise VerifyError(f"{self._package}: {missing} of {planned} planned FP8 GEMMs did not run:", changes + idle)
         if changes:
             raise VerifyError(f"{self._package}: the bound model is not as it was bound:", changes)
+        if over := self.overflows():
+            warnings.warn(_said(self._package, over), LokaWarning, stacklevel=2)
+
+    def overflows(self) -> tuple[Overflow, ...]:
+        """What known scales (`range: static`) did not hold since `apply` or the last `reset`, by site and operand.
+
+        Such elements were saturated. They are counted on the device in every step, replayed CUDA graphs included; to
+        ask waits for the device. () where no scale is known beforehand.
+        """
+        self._require_bound("ask for overflows")
+        return tuple(
+            found
+            for bound in self._modules
+            if isinstance(bound.module, Bound)
+            for found in overflows(bound.module, bound.module.loka_known, bound.tickets.sites)
+        )
 
     def reset(self) -> None:
-        """Start counting anew, so that `verify` asks what ran since now."""
+        """Start counting anew, so that `verify` and `overflows` ask what ran since now."""
         self._require_bound("reset")
+        for bound in self._modules:
+            if isinstance(bound.module, Bound):
+                clear_records(bound.module, bound.module.loka_known)
         self._since = {number: ticks.count(number) for number, _ in self._labels()}
 
     def refresh(self) -> None:
@@ -158,6 +179,13 @@ class Patch:
             yield f"{', '.join(stale)}: the weight changed since it was frozen: call patch.refresh()"
 
 
+def _said(package: str, over: tuple[Overflow, ...]) -> str:
+    """What known scales did not hold, and what to do."""
+    head = f"{package}: {len(over)} operands had more than their known scales hold (range: static):"
+    advice = "run loka probe again and generate, give a larger amax, or use range: dynamic there"
+    return "\n  ".join([head, *map(str, over), advice])
+
+
 def _why(gemms: tuple[str, ...], absent: tuple[str, ...]) -> str:
     """The likely reason why the `absent` ones of a site's planned GEMMs did not run."""
     if "fprop" in absent:
@@ -221,6 +249,7 @@ def unbind(module: nn.Module) -> None:
         return
     if "loka" in vars(module):
         drop_frozen(module)
+        drop_known(module, module.loka_known)
         del module.loka
     hooks = module._load_state_dict_post_hooks
     for key in [key for key, hook in hooks.items() if hook is refresh_after_load]:

@@ -203,6 +203,18 @@ def quantise_known(y: Tensor, scale: Tensor, format: str = "e4m3") -> tuple[Tens
     return values.contiguous(), largest_magnitude(y), overflow
 
 
+def quantise_recorded(y: Tensor, scale: Tensor, record: Tensor, format: str = "e4m3") -> Tensor:
+    """`quantise_known`, which adds amax and overflow to a record (2,) int64 that the caller keeps: values (M, width).
+
+    record[0] counts what was above the format's maximum at this scale, in all calls; record[1] has the bits of the
+    largest magnitude of them all.
+    """
+    values, amax, overflow = quantise_known(y, scale, format)
+    record[0] += overflow[0]
+    record[1] = torch.maximum(record[1], amax.view(torch.int32)[0])
+    return values
+
+
 def quantise_tensor(
     y: Tensor, maxima: Tensor, format: str = "e4m3", power_of_two: bool = True
 ) -> tuple[Tensor, Tensor]:
@@ -226,6 +238,11 @@ def turn(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """`numerics.turn`: values (R, C) and scale (R, 1) -> values (C, R) and scale (C, 1)."""
     turned = turn_quantized(Quantized(values, scale))
     return turned.values, turned.scale
+
+
+def transpose(values: Tensor) -> Tensor:
+    """A copy (C, R) of values (R, C) of FP8."""
+    return values.t().clone(memory_format=torch.contiguous_format)
 
 
 def reduce(partial: Tensor, dtype: torch.dtype) -> Tensor:

@@ -23,12 +23,17 @@ _cuda: dict[str, Callable[..., Any]] = {}  # what each operator runs on a GPU, b
 
 
 def operator(
-    name: str, cuda: Callable[..., Any], reference: Callable[..., Any], fake: Callable[..., Any]
+    name: str,
+    cuda: Callable[..., Any],
+    reference: Callable[..., Any],
+    fake: Callable[..., Any],
+    changes: tuple[str, ...] = (),
 ) -> torch._ops.OpOverload:
     """The operator `loka_generated::NAME`, registered on its first call.
 
     `reference` is the typed function that the schema is inferred from and that runs on the CPU; `cuda` launches the
-    kernel; `fake` gives shapes and dtypes. None of them changes an argument or returns one. A name carries a digest of
+    kernel; `fake` gives shapes and dtypes. None of them returns an argument; `changes` names those that `cuda` and
+    `reference` write into. A name carries a digest of
     the kernel's text, so that two packages with one name mean the same kernel: the operator stays, and the last `cuda`
     is used, for the package of an earlier one may be gone. The operator has no derivative: it is called inside a
     torch.autograd.Function.
@@ -36,7 +41,7 @@ def operator(
     _cuda[name] = cuda
     packet = torch.ops.loka_generated
     if not hasattr(packet, name):
-        schema = torch.library.infer_schema(reference, mutates_args=())
+        schema = torch.library.infer_schema(reference, mutates_args=changes)
         _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
         torch.library.register_fake(f"{NAMESPACE}::{name}", _known_to_inductor(name, fake), lib=_library)
         _library.impl(name, reference, "CPU")  # type: ignore[no-untyped-call]
@@ -169,6 +174,15 @@ def check_scale(scale: Tensor) -> None:
         raise InputError(
             f"a kernel with a known scale needs it as one float32 number, not {scale.dtype} of shape "
             f"{tuple(scale.shape)}; make it as torch.full((1, 1), scale, device=x.device)"
+        )
+
+
+def check_record(record: Tensor) -> None:
+    """Raises InputError unless what a kernel adds its counts to is (2,) int64; its values are not looked at."""
+    if record.shape != (2,) or record.dtype != torch.int64:
+        raise InputError(
+            f"a kernel that records what a scale does not hold needs a record of two int64, not {record.dtype} of "
+            f"shape {tuple(record.shape)}; make it as torch.zeros(2, dtype=torch.int64, device=x.device)"
         )
 
 

@@ -4,7 +4,7 @@
 |---|---|---|---|
 | rowwise | (M, 1), found | one | `largest` (P,): the largest scale that each program wrote, for `Turn` |
 | blockwise | (M, ceil(width / 128)), found | one | |
-| known | one, given as `scale` (1, 1) | one | `amax` (P,), `overflow` (P,): see below |
+| known | one, given as `scale` (1, 1) | one | `amax` (P,), `overflow` (P,): see below; or, with `record`, neither |
 | tensorwise | (1, 1), found from `maxima` (Q,) | two launches: `maximum`, then this one | |
 | maximum | none: nothing is written but `amax` (P,) | | |
 
@@ -12,6 +12,10 @@ With a known scale (of a profile's maximum, or of the last step's) nothing is re
 that each program met is returned, and how many elements were above the format's maximum at that scale (int32). Those
 are saturated; the counts are the record of it. `tensorwise` finds the scale on the device from the `amax` of a launch
 of `maximum` with the same arguments: the host reads nothing.
+
+With `record`, a known scale's kernel adds to a tensor `record` (2,) int64 that the caller keeps, instead of returning
+amax and overflow: record[0] grows by the count, record[1] to the bits of the largest magnitude, which order as the
+magnitudes do. So steps add up on the device, and nothing else is launched.
 
 `largest` is for `Turn`, which takes e4m3 with scales that are powers of two. A transposed copy under one scale comes
 with the rows in the same pass where nothing is computed before (`QuantiseTurned`).
@@ -49,6 +53,7 @@ class Quantisation:
     scaling: str = "rowwise"  # one of SCALINGS
     format: Format = Format.E4M3
     power_of_two: bool = True  # scales rounded up to powers of two, or, where known, promised to be: no division then
+    record: bool = False  # where known: amax and overflow go to a tensor that the caller keeps
 
     def __post_init__(self) -> None:
         if self.scaling not in SCALINGS:
@@ -57,6 +62,8 @@ class Quantisation:
             raise InputError(f"no kernel writes the format {self.format!r}; it can be {', '.join(FORMATS)}")
         if self.scaling == "maximum" and (self.format is not Format.E4M3 or not self.power_of_two):
             raise InputError("a kernel that finds the maximum alone has neither format nor scale; leave both alone")
+        if self.record and self.scaling != "known":
+            raise InputError(f"a kernel records what a known scale does not hold, and {self.scaling} is none")
 
     @property
     def name(self) -> str:
@@ -64,6 +71,7 @@ class Quantisation:
         if self.scaling == "maximum":
             return "maximum"
         parts = [self.format.value, *([self.scaling] if self.scaling != "rowwise" else [])]
+        parts += ["recorded"] if self.record else []
         return "_".join([*parts, *([] if self.power_of_two else ["divided"])])
 
     @property
@@ -84,11 +92,15 @@ class Quantisation:
     @property
     def parameters(self) -> tuple[str, ...]:
         """The host function's parameters that come last."""
+        if self.record:
+            return ("scale", "record")
         return {"known": ("scale",), "tensorwise": ("maxima",)}.get(self.scaling, ())
 
     @property
     def results(self) -> tuple[str, ...]:
         """What the host function returns first."""
+        if self.record:
+            return ("values",)
         return {
             "rowwise": ("values", "scale", "largest"),
             "blockwise": ("values", "scale"),

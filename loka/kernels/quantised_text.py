@@ -37,7 +37,7 @@ def blocks_of(width: int) -> int:
 def shapes_of(how: Quantisation, width: int) -> dict[str, str]:
     """Shapes, for comments, of what only a quantisation takes or gives."""
     scale = {"rowwise": "(M, 1)", "blockwise": f"(M, {blocks_of(width)})"}.get(how.scaling, "(1, 1)")
-    return {"scale": scale, "maxima": "(Q,)", "amax": "(P,)", "overflow": "(P,)"}
+    return {"scale": scale, "maxima": "(Q,)", "amax": "(P,)", "overflow": "(P,)", "record": "(2,)"}
 
 
 def makers(how: Quantisation, matrix: str, width: int) -> dict[str, str]:
@@ -56,6 +56,8 @@ def reference_line(how: Quantisation, source: str) -> str:
     """The statement of the CPU implementation that quantises `source`."""
     given = [source, *how.parameters]
     modes = [f'format="{how.format.value}"'] if how.format.value != "e4m3" else []
+    if how.record:
+        return f"values = fused_reference.quantise_recorded({', '.join([*given, *modes])})"
     if not how.power_of_two and how.scaling != "known":
         modes.append("power_of_two=False")
     function = {

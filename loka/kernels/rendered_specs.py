@@ -17,7 +17,7 @@ ACTIVATIONS = ("relu", "silu", "sigmoid", "hardswish", "gelu")  # gelu is the ex
 LARGEST_WIDTH = 16384  # elements of a row that a program holds in registers
 SAVING = ("layer_norm", "rms_norm")  # norms with statistics that a backward needs
 BLOCK = 256  # elements that a block_norm normalises together, unless told
-LARGEST_COUNT = {"turn": 3, "reduce": 6}  # operands in one launch
+LARGEST_COUNT = {"turn": 3, "transpose": 3, "reduce": 6}  # operands in one launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +202,34 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Transpose:
+    """Transposed copies of e4m3 matrices whose elements have one scale, up to three in one launch.
+
+    Parameters: values (R, C) e4m3; results: turned (C, R). With more than one operand the names end in _0, _1, _2.
+    """
+
+    count: int  # operands
+
+    def __post_init__(self) -> None:
+        _check_count("transpose", self.count)
+
+    @property
+    def function(self) -> str:
+        """The host function's name."""
+        return f"transpose_{self.count}"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The host function's parameters, all tensors."""
+        return numbered(("values",), self.count)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the host function returns."""
+        return numbered(("turned",), self.count)
+
+
+@dataclass(frozen=True, slots=True)
 class Reduce:
     """Column sums of float32 matrices in one launch, in the same order of additions each time.
 
@@ -273,8 +301,8 @@ class QuantiseTurned:
     """A matrix in FP8 under one scale, as it is and transposed, in one pass: for operands that no kernel produces.
 
     The mode is `known` or `tensorwise`, for only one scale serves both copies. Parameters: x (R, C) of any floating
-    dtype and `scale` (1, 1) or `maxima` (Q,); results: values (R, C), turned (C, R), then amax (P,) and overflow (P,)
-    or scale (1, 1), as `Quantisation` has them.
+    dtype and `scale` (1, 1), with or without `record` (2,), or `maxima` (Q,); results: values (R, C), turned (C, R),
+    then amax (P,) and overflow (P,), nothing, or scale (1, 1), as `Quantisation` has them.
     """
 
     how: Quantisation
@@ -302,7 +330,7 @@ class QuantiseTurned:
         return ("values", "turned", *self.how.results[1:])
 
 
-Spec = NormForward | NormBackward | Turn | Reduce | Products | QuantiseTurned
+Spec = NormForward | NormBackward | Turn | Transpose | Reduce | Products | QuantiseTurned
 
 
 def numbered(names: tuple[str, ...], count: int) -> tuple[str, ...]:

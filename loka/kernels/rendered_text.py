@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from loka.kernels import configs, quantised_text
 from loka.kernels.configs import Configuration
-from loka.kernels.rendered_specs import NormBackward, NormForward, Reduce, Spec, Turn, numbered
+from loka.kernels.rendered_specs import NormBackward, NormForward, Reduce, Spec, Transpose, Turn, numbered
 
 WIDTH = 120  # of a line
 
@@ -52,14 +52,15 @@ def opened(before: str, items: Sequence[str], after: str, indent: int = 0) -> st
     return f"{margin}{before}(\n{lines}{margin}){after}"
 
 
-def registration(function: str, name: str) -> str:
-    """The statement that makes the operator."""
+def registration(function: str, name: str, changes: Sequence[str] = ()) -> str:
+    """The statement that makes the operator; `changes` are the parameters that it writes into."""
     deferred = opened("operators.deferred", ["__package__", f'"{function}"'], ",", 4)  # an item on a line of its own
     arguments = [
         f'"{name}"',
         deferred.strip().removesuffix(","),
         f"_{function}_reference",
         f"_{function}_shapes",
+        *([f"changes=({', '.join(quoted)},)"] if (quoted := [f'"{name}"' for name in changes]) else []),
     ]
     return opened(f"{function} = operators.operator", arguments, "")
 
@@ -72,7 +73,7 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
     statistics = [name for name in ("mean", "rstd") if name in spec.parameters + spec.results]
     allocations = _norm_allocations(spec, matrices[0], launched)
     pointers = [f"{name}_ptr" for name in (*spec.parameters, *spec.results)]
-    asis = (*statistics, "scale", "maxima", matrices[0])  # written by kernels, one number, or rows with a stride
+    asis = (*statistics, "scale", "record", "maxima", matrices[0])  # of kernels, a number or two, rows with a stride
     passed = [name if name in asis else f"{name}.contiguous()" for name in spec.parameters]
     counted = ["m", "maxima.shape[0]"] if "maxima" in spec.parameters else ["m"]
     arguments = [*passed, *spec.results, f"{matrices[0]}.stride(0)", *counted, f"num_warps={launched.warps}"]
@@ -119,6 +120,7 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
     reference = _forward_reference(spec) if isinstance(spec, NormForward) else _backward_reference(spec)
     checks = [f"operators.check_rows({name}, {spec.width})" for name in matrices if name in spec.parameters]
     checks += ["operators.check_scale(scale)"] if "scale" in spec.parameters else []
+    checks += ["operators.check_record(record)"] if "record" in spec.parameters else []
     uses_programs = any(_shape(spec, name).startswith("(P") for name in spec.results)
     uses_rows = any("(m, " in line or "(m,)" in line for line in allocations)
     unused = (*(() if uses_programs else ("programs = ",)), *(() if uses_rows else ("m = ",)))
@@ -154,6 +156,30 @@ def turn_views(spec: Turn) -> Views:
     parts = _Parts("tile", title, shapes, tiles, allocations, tile_lines, inside, passed, reference, free)
     kernel, operator = _counted(spec, parts, [f"{name}: Tensor" for name in spec.parameters], configs.TURN_WARPS)
     return Views({**kernel, "tile": configs.TURN_TILE, "chunk": configs.TURN_PARTS}, operator)
+
+
+def transpose_views(spec: Transpose) -> Views:
+    """Views of transpositions under one scale."""
+    operands = [numbered(("values", "turned", "m", "n"), spec.count)[4 * i : 4 * i + 4] for i in range(spec.count)]
+    tiles, side = numbered(("tiles",), spec.count), configs.TURN_TILE
+    allocations, tile_lines = [], []
+    for (values, turned, m, n), count in zip(operands, tiles, strict=True):
+        allocations += [f"{m}, {n} = {values}.shape", f"{turned} = {values}.new_empty(({n}, {m}))"]
+        tile_lines.append(f"{count} = max(triton.cdiv({m}, {side}), 1) * max(triton.cdiv({n}, {side}), 1)")
+    parts = _Parts(
+        "tile",
+        "The transposed copy of a matrix" if spec.count == 1 else f"Transposed copies of {spec.count} matrices",
+        [f"{values} (R, C) e4m3 -> {turned} (C, R)" for values, turned, *_ in operands],
+        tiles,
+        allocations,
+        tile_lines,
+        [[f"{values}_ptr", f"{turned}_ptr", m, n] for values, turned, m, n in operands],
+        [[f"{values}.contiguous()", turned, m, n] for values, turned, m, n in operands],
+        [f"{turned} = fused_reference.transpose({values})" for values, turned, *_ in operands],
+        tiles[: spec.count - 1],
+    )
+    kernel, operator = _counted(spec, parts, [f"{name}: Tensor" for name in spec.parameters], configs.TURN_WARPS)
+    return Views({**kernel, "tile": side}, operator)
 
 
 def reduce_views(spec: Reduce) -> Views:
@@ -194,9 +220,9 @@ class _Parts:
 
 
 def _counted(
-    spec: Turn | Reduce, parts: _Parts, parameters: list[str], warps: int
+    spec: Turn | Transpose | Reduce, parts: _Parts, parameters: list[str], warps: int
 ) -> tuple[dict[str, object], dict[str, object]]:
-    function = f"_{spec.function}_{'tile' if isinstance(spec, Turn) else 'columns'}"
+    function = f"_{spec.function}_{'columns' if isinstance(spec, Reduce) else 'tile'}"
     counts = parts.counts[: spec.count - 1]
     indent = 4 if spec.count == 1 else 8
     calls = [

@@ -32,7 +32,16 @@ from loka.kernels.join_specs import JoinBackward, JoinForward
 from loka.kernels.join_text import JoinConfiguration, join_configuration, join_views
 from loka.kernels.mix_specs import MixBackward, MixForward
 from loka.kernels.mix_text import MixConfiguration, mix_configuration, mix_views
-from loka.kernels.rendered_specs import NormBackward, NormForward, Products, QuantiseTurned, Reduce, Spec, Turn
+from loka.kernels.rendered_specs import (
+    NormBackward,
+    NormForward,
+    Products,
+    QuantiseTurned,
+    Reduce,
+    Spec,
+    Transpose,
+    Turn,
+)
 
 KERNELS_FILE = "triton_kernels.py"
 OPERATORS_FILE = "fused.py"
@@ -97,7 +106,8 @@ def render(spec: AnySpec, templates: KernelTemplates, launched: AnyConfiguration
     text = templates.render(family + ".py" + _SUFFIX, views.kernel)
     digest = hashlib.sha256(text.encode()).hexdigest()
     name = f"{spec.function}_{digest[:8]}"
-    registration = rendered_text.registration(spec.function, name)
+    changes = [parameter for parameter in spec.parameters if parameter == "record"]
+    registration = rendered_text.registration(spec.function, name, changes)
     operator = templates.render("operator.py" + _SUFFIX, {**views.operator, "registration": registration})
     return Rendered(spec.function, name, text, operator, digest, spec.parameters, spec.results)
 
@@ -123,6 +133,8 @@ def _views(spec: AnySpec, launched: AnyConfiguration | None) -> tuple[str, rende
             return family, rendered_text.norm_views(spec, chosen)
         case Turn():
             return "turn", rendered_text.turn_views(spec)
+        case Transpose():
+            return "transpose", rendered_text.transpose_views(spec)
         case Reduce():
             return "reduce", rendered_text.reduce_views(spec)
         case Products():

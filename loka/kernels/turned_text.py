@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loka.kernels import configs
+from loka.kernels import configs, quantised_text
 from loka.kernels.rendered_specs import QuantiseTurned
 from loka.kernels.rendered_text import Views, opened
 
@@ -11,10 +11,10 @@ def quantise_turned_views(spec: QuantiseTurned) -> Views:
     """Views of a matrix's two FP8 copies under one scale."""
     how, side = spec.how, configs.QUANTISE_TILE
     tensorwise = how.scaling == "tensorwise"
-    last = "maxima" if tensorwise else "scale"
     pointers = [f"{name}_ptr" for name in (*spec.parameters, *spec.results)]
     sizes = ["m", "n", "parts"] if tensorwise else ["m", "n"]
     passed = ["m", "n", "maxima.shape[0]"] if tensorwise else ["m", "n"]
+    given = list(spec.parameters[1:])
     made = {
         "values": f"x.new_empty((m, n), dtype={how.torch_type})",
         "turned": f"x.new_empty((n, m), dtype={how.torch_type})",
@@ -23,13 +23,14 @@ def quantise_turned_views(spec: QuantiseTurned) -> Views:
         "overflow": "x.new_empty((tiles,), dtype=torch.int32)",
     }
     checks = ["operators.check_matrix(x)", *([] if tensorwise else ["operators.check_scale(scale)"])]
+    checks += ["operators.check_record(record)"] if how.record else []
     tiles = [f"tiles = operators.tiles(x, {side})"]
     allocations = ["m, n = x.shape", *tiles, *(f"{name} = {made[name]}" for name in spec.results)]
-    arguments = ["x.contiguous()", last, *spec.results, *passed, f"num_warps={configs.QUANTISE_WARPS}"]
+    arguments = ["x.contiguous()", *given, *spec.results, *passed, f"num_warps={configs.QUANTISE_WARPS}"]
     title = f"To {how.words}, as it is and transposed"
-    gives = ("(1, 1)",) if tensorwise else ("(P,)", "(P,)")
-    shapes = ", ".join(f"{name} {size}" for name, size in zip(spec.results, ("(R, C)", "(C, R)", *gives), strict=True))
-    shapes = f"x (R, C), {last} {'(Q,)' if tensorwise else '(1, 1)'} -> {shapes}."
+    known = {"values": "(R, C)", "turned": "(C, R)", **quantised_text.shapes_of(how, 1)}
+    gives = ", ".join(f"{name} {known[name]}" for name in spec.results)
+    shapes = f"x (R, C), {', '.join(f'{name} {known[name]}' for name in given)} -> {gives}."
     parameters = [f"{name}: Tensor" for name in spec.parameters]
     returns = f" -> tuple[{', '.join(['Tensor'] * len(spec.results))}]:"
     kernel: dict[str, object] = {
@@ -51,7 +52,7 @@ def quantise_turned_views(spec: QuantiseTurned) -> Views:
         "reference_header": opened(f"def _{spec.function}_reference", parameters, returns),
         "fake_header": opened(f"def _{spec.function}_shapes", parameters, returns),
         "reference": [*checks, *_reference(spec), f"return {', '.join(spec.results)}"],
-        "allocations": [*checks, *(line for line in allocations if not tensorwise or line not in tiles)],
+        "allocations": [*checks, *(line for line in allocations if "amax" in spec.results or line not in tiles)],
         "returned": f"    return {', '.join(spec.results)}",
         "title": title,
         "comment": [shapes],
@@ -65,6 +66,8 @@ def _reference(spec: QuantiseTurned) -> list[str]:
     if how.scaling == "tensorwise":
         modes += [] if how.power_of_two else ["power_of_two=False"]
         call = f"values, scale = fused_reference.quantise_tensor({', '.join(['x', 'maxima', *modes])})"
+    elif how.record:
+        call = f"values = fused_reference.quantise_recorded({', '.join(['x', 'scale', 'record', *modes])})"
     else:
         call = f"values, amax, overflow = fused_reference.quantise_known({', '.join(['x', 'scale', *modes])})"
     return [call, "turned = values.t().clone(memory_format=torch.contiguous_format)"]

@@ -315,7 +315,9 @@ class PolicySetting(_Model):
         "and mods of the base come first.",
     )
     profile: _Text | None = _doc("Profile", "What loka probe learned, relative to this file.")
-    measurements: _Text | None = _doc("Measurements", "Measured kernels of another machine, relative to this file.")
+    measurements: _Text | None = _doc(
+        "Measurements", "Kernels that loka bench kernels measured, relative to this file; left out: the set that ships."
+    )
     defaults: Setting | None = _doc("Defaults", "What holds for every site before the rules.")
     rules: list[RuleSetting] | None = _doc("Rules", "In order; each sets only the fields that it names; later wins.")
     mods: list[ModSetting] | None = _doc("Mods", "Changes to the model, in order.")

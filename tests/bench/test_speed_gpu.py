@@ -27,7 +27,7 @@ def quiet(line: str) -> None:
 
 
 def test_a_small_region_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = ("tf32", "bf16", "loka-bf16", "loka-fp8", "loka-fp8-fast")
+    wanted = ("tf32", "bf16", "loka-bf16", "loka-fp8", "loka-fp8-fast", "loka-fp8-known", "loka-fp8-known-fast")
     status = entry.main(["region", "512,256,128", "--variants", ",".join(wanted), "-o", str(tmp_path), "--json"])
     printed = json.loads(capsys.readouterr().out)
     (data,) = tmp_path.glob("region-*.json")

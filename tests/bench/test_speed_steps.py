@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from loka.bench import comparison, peers, steps
+from loka.bench.calibration import learned
 from loka.bench.comparison import LONGEST_FAILURE, Comparison, cell_of, compare, describe
-from loka.bench.packages import Made, Subject, Workshop
+from loka.bench.packages import Learn, Made, Subject, Workshop
 from loka.bench.peers import PeerMissingError, prepare
 from loka.bench.results import Cell, Errors
 from loka.bench.steps import Measured, Work, decibels, errors_of, make_work, measure, step_of
@@ -112,13 +114,13 @@ def test_a_step_of_a_function_needs_its_model() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", ["tf32", "bf16", "loka-bf16", "loka-fp8", "loka-fp8-fast"])
+@pytest.mark.parametrize("name", ["tf32", "bf16", "loka-bf16", "loka-fp8", "loka-fp8-fast", "loka-fp8-known"])
 def test_every_variant_computes_the_same_function(
     work: Work, workshop: Workshop, on_the_cpu: list[bool], name: str, training: bool
 ) -> None:
     variant = BY_NAME[name]
     before = {key: value.clone() for key, value in work.base.state_dict().items()}
-    package = workshop.make(SUBJECT, variant).package if variant.generated else None
+    package = workshop.make(SUBJECT, variant, partial(learned, work)).package if variant.generated else None
     found = measure(work, variant, training, package)
     assert found.timing == Timing(2.0, 1.0, 3.0, work.milliseconds)
     assert found.peak_mib == (7.0 if training else None)
@@ -214,7 +216,7 @@ def test_a_comparison_generates_each_package_once(monkeypatch: pytest.MonkeyPatc
     made: list[str] = []
 
     class Counting(Workshop):
-        def make(self, subject: Subject, variant: Variant) -> Made:
+        def make(self, subject: Subject, variant: Variant, learn: Learn | None = None) -> Made:
             made.append(variant.name)
             return Made(ModuleType(variant.name), SimpleNamespace())  # type: ignore[arg-type]
 

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import copy
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from loka.bench import models, regions
+from loka.bench.calibration import learned
 from loka.bench.models import MODELS, fp8_sites, site_works
 from loka.bench.packages import Made, Subject, Workshop
 from loka.bench.regions import DEFAULT_SHAPES, Form, Shape, build, chain_of
+from loka.bench.steps import Work, fresh_inputs, make_work
 from loka.bench.variants import VARIANTS, Variant
+from loka.errors import LokaError
 from loka.plan.make import model_sites
 from loka.sites.site import Kind, Rows, Site
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 SMALL = Shape(m=64, n=256, k=128)
+
+
+def work_of(shape: Shape) -> Work:
+    torch.manual_seed(0)
+    x = torch.randn(shape.m, shape.k)
+    return make_work("a region", build(Form.LAYER_NORM, shape.k, shape.n), (x,), (True,), 10)
 
 
 def shapes_of(model: nn.Module) -> list[tuple[int, ...]]:
@@ -64,13 +77,40 @@ def test_every_fp8_bound_of_the_seven_is_below_bf16s() -> None:
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if v.generated], ids=lambda variant: variant.name)
 def test_a_package_is_generated_for_the_layer_norm_region(variant: Variant) -> None:
     with Workshop() as workshop:
-        made = workshop.make(regions.subject(Form.LAYER_NORM, SMALL), variant)
+        made = workshop.make(regions.subject(Form.LAYER_NORM, SMALL), variant, partial(learned, work_of(SMALL)))
         (site,) = made.plan.sites
         assert site.region == ("layer_norm", "linear", "layer_norm", "sigmoid")
         assert [gemm.fp8 for gemm in site.gemms] == [variant.precision.is_fp8] * 3
         assert made.plan.batch_size == 64
         accumulations = {gemm.accumulation for gemm in site.gemms if gemm.fp8}
-        assert accumulations == ({variant.name.removeprefix("loka-fp8").strip("-") or "precise"} if site.fp8 else set())
+        asked = {"fast" if variant.name.endswith("fast") else "precise"}
+        assert accumulations == (asked if site.fp8 else set())
+        assert "known" in Path(made.package.kernels.__file__).read_text() or not variant.known
+
+
+def test_known_scales_are_those_of_the_work_itself() -> None:
+    work = work_of(SMALL)
+    seen: list[torch.Tensor] = []
+    with Workshop() as workshop:
+        made = workshop.make(regions.subject(Form.LAYER_NORM, SMALL), BY_NAME["loka-fp8-known"], partial(learned, work))
+        model = copy.deepcopy(work.base).bfloat16()
+        hook = model.linear.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        model(*fresh_inputs(work, torch.bfloat16, training=True))
+        hook.remove()
+        (site,) = made.plan.sites
+        known = [operand.amax for gemm in site.gemms for operand in gemm.operands or ()]
+        assert known[0] == known[5] == seen[0].abs().max()
+        assert known[1] is known[3] is None  # the weight's
+        assert known[2] == known[4]
+        patch = made.package.apply(model)
+        with torch.no_grad():
+            model(*fresh_inputs(work, torch.bfloat16, training=True))
+        assert patch.overflows() == ()
+
+
+def test_known_scales_without_maxima_are_refused() -> None:
+    with Workshop() as workshop, pytest.raises(LokaError, match="needs the maxima"):
+        workshop.make(regions.subject(Form.LAYER_NORM, SMALL), BY_NAME["loka-fp8-known"])
 
 
 def test_both_weights_of_the_block_norm_region_run_in_fp8_with_dgrad() -> None:

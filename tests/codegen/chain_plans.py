@@ -11,7 +11,7 @@ import codegen_plans as plans
 import torch
 from torch import Tensor, nn
 
-from loka.numerics.names import Format, Scaling
+from loka.numerics.names import Format, Range, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize
 from loka.numerics.turn import turn
 from loka.plan.plan import Binding, BindingKind, Plan, SitePlan
@@ -167,3 +167,10 @@ def error(found: Tensor, expected: Tensor) -> float:
     """Relative error in the norm."""
     found, expected = found.detach().double(), expected.detach().double()
     return float((found - expected).norm() / expected.norm())
+
+
+def known_chain(x: float = 8.0, dy: float = 16.0, power_of_two: bool = True, wgrad: bool = True) -> dict[str, object]:
+    """The recipe of a chain under known scales, for these maxima of the inputs and of the output gradients."""
+    once = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=power_of_two)
+    inputs, gradients = (replace(once, range=Range.STATIC, amax=amax) for amax in (x, dy))
+    return {"fprop": (inputs, once), "dgrad": (gradients, once), "wgrad": (gradients, inputs) if wgrad else None}

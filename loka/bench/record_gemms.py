@@ -1,0 +1,185 @@
+"""GEMM parts on their kernels: operands, the call, and the check of its numbers.
+
+Operands are standard normal, a (rows, contraction) and b (columns, contraction), both contiguous. They are made once
+for all parts of one size, which therefore should follow each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loka.bench.library_gemms import fbgemm_rowwise
+from loka.bench.record_check import Check, check_product, spaced
+from loka.bench.steps import SEED
+from loka.errors import InputError
+from loka.kernels import limits, ticks
+from loka.kernels.parts import Part
+from loka.kernels.scaled_mm import scaled_mm
+from loka.numerics.names import Accumulation, Format, Scaling
+from loka.numerics.quantize import BLOCK, Quantized, quantize
+
+SCALED_MM, AS_IS, FBGEMM, TRITON = "torch.scaled_mm", "as-is", "fbgemm.rowwise", "triton.gemm"
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A part that can be called: `check` looks at what the call gave back."""
+
+    call: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    check: Callable[[Any], Check]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a GEMM's operands are quantised, and its sums added."""
+
+    formats: tuple[Format, Format]
+    scalings: tuple[Scaling, Scaling]
+    accumulation: Accumulation
+
+    @property
+    def fast(self) -> bool:
+        """Whether accumulation is fast."""
+        return self.accumulation is Accumulation.FAST
+
+
+def parse_recipe(text: str) -> Recipe:
+    """ "e4m3 rowwise, e4m3 rowwise, precise" as a Recipe. Raises InputError for anything else."""
+    try:
+        first, second, accumulation = text.split(", ")
+        (format_a, scaling_a), (format_b, scaling_b) = first.split(" "), second.split(" ")
+        formats, scalings = (Format(format_a), Format(format_b)), (Scaling(scaling_a), Scaling(scaling_b))
+        return Recipe(formats, scalings, Accumulation(accumulation))
+    except ValueError as error:
+        raise InputError(
+            f"a GEMM has no recipe {text!r} ({error}); write FORMAT SCALING, FORMAT SCALING, ACCUMULATION, as in "
+            "'e4m3 rowwise, e4m3 rowwise, precise'"
+        ) from error
+
+
+class Operands:
+    """Both operands of the GEMM parts of one size and dtype, and the float64 product of a sample of them."""
+
+    def __init__(self, part: Part, device: str) -> None:
+        generator = torch.Generator(device).manual_seed(SEED)
+        self.key = size_key(part)
+        draw = partial(torch.randn, device=device, dtype=torch.bfloat16, generator=generator)
+        self.plain = tuple(draw(rows, part.contraction).to(DTYPES[part.dtype]) for rows in (part.rows, part.columns))
+        self._places = tuple(spaced(rows).to(device) for rows in (part.rows, part.columns))
+        self._exact = self._product(*(x[places] for x, places in zip(self.plain, self._places, strict=True)))
+        self._quantised: dict[tuple[int, Format, Scaling], Quantized] = {}
+        self._own: dict[Recipe, Tensor] = {}
+
+    def quantised(self, recipe: Recipe) -> tuple[Quantized, Quantized]:
+        """Both operands in FP8."""
+        return self._one(0, recipe), self._one(1, recipe)
+
+    def check(self, found: Tensor, recipe: Recipe | None) -> Check:
+        """A product (rows, columns) of these operands, without a recipe of the plain ones."""
+        sample = found[self._places[0]][:, self._places[1]]
+        own = self._exact if recipe is None else self._own_product(recipe)
+        return check_product(sample, self._exact, own, fast=recipe is not None and recipe.fast)
+
+    def _one(self, index: int, recipe: Recipe) -> Quantized:
+        key = (index, recipe.formats[index], recipe.scalings[index])
+        if key not in self._quantised:
+            made = quantize(self.plain[index], format=key[1], scaling=key[2])
+            self._quantised[key] = made
+        return self._quantised[key]
+
+    def _own_product(self, recipe: Recipe) -> Tensor:
+        if recipe not in self._own:
+            pairs = zip(self.quantised(recipe), recipe.scalings, self._places, strict=True)
+            sampled = [_sampled(made, scaling, places) for made, scaling, places in pairs]
+            self._own[recipe] = self._product(*sampled)
+        return self._own[recipe]
+
+    @staticmethod
+    def _product(a: Tensor, b: Tensor) -> Tensor:
+        return a.double() @ b.double().t()
+
+
+def _sampled(made: Quantized, scaling: Scaling, places: Tensor) -> Tensor:
+    """Rows of a quantised matrix in float32."""
+    values, scale = made.values[places].float(), made.scale
+    if scaling is Scaling.TENSORWISE:
+        return values * scale
+    if scaling is Scaling.ROWWISE:
+        return values * scale[places]
+    blocks = scale[places if scaling is Scaling.BLOCKWISE_1X128 else places // BLOCK]
+    return values * blocks.repeat_interleave(BLOCK, dim=1)[:, : values.shape[1]]
+
+
+def size_key(part: Part) -> tuple[int, int, int, str]:
+    """What parts have in common that share operands."""
+    return part.rows, part.columns, part.contraction, part.dtype
+
+
+class Gemms:
+    """Prepares GEMM parts of torch, cuBLASLt and FBGEMM."""
+
+    def __init__(self, device: str = "cuda") -> None:
+        self._device = device
+        self._operands: Operands | None = None
+        self._tick = ticks.new(1)
+
+    def operands(self, part: Part) -> Operands:
+        """Of the part's size; those of the last size are kept."""
+        if self._operands is None or self._operands.key != size_key(part):
+            self._operands = None  # frees its memory first
+            self._operands = Operands(part, self._device)
+        return self._operands
+
+    def prepare(self, part: Part) -> Prepared:
+        """A part's call. Raises InputError where the kernel does not take it, and where a library is missing."""
+        if part.dtype not in DTYPES:
+            raise InputError(f"no GEMM writes {part.dtype!r}; it can be {', '.join(DTYPES)}")
+        if part.kernel == AS_IS:
+            operands = self.operands(part)
+            return Prepared(plain_product, operands.plain, lambda found: operands.check(found, None))
+        recipe = parse_recipe(part.recipe)
+        if part.kernel == SCALED_MM:
+            return self._scaled_mm(part, recipe)
+        if part.kernel == FBGEMM:
+            return self._fbgemm(part, recipe)
+        raise InputError(
+            f"no kernel {part.kernel!r} is measured; there are {SCALED_MM}, {AS_IS}, {FBGEMM} and {TRITON}"
+        )
+
+    def _scaled_mm(self, part: Part, recipe: Recipe) -> Prepared:
+        refusal = limits.refuse_recipe(recipe.scalings, recipe.formats, recipe.accumulation)
+        if refusal is not None:
+            raise InputError(f"{part.kernel}: {refusal}")
+        operands = self.operands(part)
+        a, b = operands.quantised(recipe)
+        names, dtype, tick = [scaling.value for scaling in recipe.scalings], DTYPES[part.dtype], self._tick
+
+        def call(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor) -> Tensor:
+            return scaled_mm(a, scale_a, b, scale_b, names[0], names[1], dtype, recipe.fast, tick)
+
+        return Prepared(call, (a.values, a.scale, b.values, b.scale), lambda found: operands.check(found, recipe))
+
+    def _fbgemm(self, part: Part, recipe: Recipe) -> Prepared:
+        if recipe.scalings != (Scaling.ROWWISE, Scaling.ROWWISE) or part.dtype != "bfloat16":
+            raise InputError(f"{part.kernel} takes rowwise scales on both sides and writes bfloat16")
+        rowwise, operands, fast = fbgemm_rowwise(), self.operands(part), recipe.fast
+        a, b = operands.quantised(recipe)
+
+        def call(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor) -> Tensor:
+            return rowwise(a, b, scale_a, scale_b, use_fast_accum=fast)
+
+        arguments = (a.values, a.scale.reshape(-1), b.values, b.scale.reshape(-1))
+        return Prepared(call, arguments, lambda found: operands.check(found, recipe))
+
+
+def plain_product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b.T."""
+    return torch.mm(a, b.t())

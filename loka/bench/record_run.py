@@ -1,0 +1,53 @@
+"""`loka bench kernels --record FILE`: the parts are chosen, compiled and measured on this machine's GPU."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from loka.bench.comparison import Progress
+from loka.bench.machine import environment, version_of
+from loka.bench.record import AllParts, Book, Tally, in_order, record
+from loka.bench.record_clock import GraphClock
+from loka.bench.record_gemms import FBGEMM, Gemms
+from loka.bench.record_grid import grid
+from loka.bench.record_kernels import Kernels
+from loka.bench.record_producers import Producers
+from loka.kernels.parts import Part
+
+MOST_JOBS = 12
+
+
+def libraries() -> dict[str, str]:
+    """The version of each kernel's own library, where it is installed."""
+    found = version_of("fbgemm-gpu-genai", "fbgemm-gpu-genai-nightly")
+    return {FBGEMM: found} if found is not None else {}
+
+
+def parts_of(works: Sequence[str]) -> tuple[Part, ...]:
+    """The parts that ship of these kinds, of all where none is named. Raises InputError for another kind."""
+    fbgemm = FBGEMM in libraries()
+    return grid(works, fbgemm) if works else grid(fbgemm=fbgemm)
+
+
+def run_record(
+    book: Book, parts: Sequence[Part], progress: Progress, seconds: float = float("inf"), jobs: int = 0
+) -> Tally:
+    """Compile, in `jobs` processes (0: by the CPUs), and measure what the book has not got, for `seconds` at most.
+
+    Raises LokaError where a kernel has broken the device.
+    """
+    start = time.monotonic()
+    left = [part for part in in_order(parts) if not book.has(part)]
+    progress(f"{environment()}\n{len(left)} of {len(parts)} parts are to be measured")
+    with tempfile.TemporaryDirectory(prefix="loka-record-") as folder:
+        kernels = Kernels(left, Path(folder))
+        kernels.compile(jobs or min(os.cpu_count() or 1, MOST_JOBS), progress)
+        progress(f"compiled after {time.monotonic() - start:.0f} s")
+        bench = AllParts(Gemms(), Producers(kernels.module))
+        tally = record(parts, book, bench, GraphClock(), progress, seconds - (time.monotonic() - start))
+    progress(f"{tally}, in {time.monotonic() - start:.0f} s")
+    return tally

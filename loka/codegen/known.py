@@ -1,0 +1,93 @@
+"""Chains under known scales: what their kernels are told, and what their modules keep.
+
+An input or an output gradient whose maximum is known has one scale, so that the kernel that makes it writes e4m3 in one
+pass and transposing it changes no value. Each such operand of a site comes with two buffers of its module: the scale,
+and a record of what the scale did not hold (`kernels.quantisation`), which the kernels add to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from loka.codegen.recipes import GemmRecipe, SiteRecipe
+from loka.errors import LokaError
+from loka.kernels.quantisation import ROWWISE, Quantisation
+from loka.kernels.rendered_specs import NormBackward, NormForward, QuantiseTurned
+from loka.numerics.names import Operand, Range
+from loka.numerics.quantize import static_scale
+from loka.policy.settings import OperandRecipe
+
+
+@dataclass(frozen=True, slots=True)
+class KnownOperand:
+    """One operand of a module whose scale is known: a `dispatch.KnownScale` of its class."""
+
+    site: int  # its number in the binding
+    operand: Operand
+    amax: float  # the known maximum
+    scale: float  # what follows from it
+
+
+def quantisation(recipe: OperandRecipe) -> Quantisation:
+    """How the kernel that makes an operand of a chain quantises it."""
+    if recipe.range is Range.STATIC:
+        return Quantisation("known", recipe.format, recipe.power_of_two, record=True)
+    return ROWWISE
+
+
+_Norm = TypeVar("_Norm", NormForward, NormBackward)
+
+
+def under(spec: _Norm, recipe: OperandRecipe) -> _Norm:
+    """The kernel `spec` for an operand of that recipe, if it quantises at all."""
+    return replace(spec, how=quantisation(recipe)) if spec.quantise else spec
+
+
+def both_copies(recipe: OperandRecipe) -> QuantiseTurned:
+    """The kernel that makes an operand that no other kernel makes, as it is and transposed."""
+    if recipe.range is Range.STATIC:
+        return QuantiseTurned(quantisation(recipe))
+    return QuantiseTurned(Quantisation("tensorwise", recipe.format, recipe.power_of_two))
+
+
+def maximum(width: int) -> NormForward:
+    """The kernel that finds the largest magnitude of a matrix."""
+    how = Quantisation("maximum")
+    return NormForward(width, None, False, False, 1e-05, None, add=False, quantise=True, save=False, how=how)
+
+
+def without_maxima(recipe: SiteRecipe) -> SiteRecipe:
+    """The recipe without the numbers that are known: a chain is given the scales, so that one text serves all."""
+
+    def plain(gemm: GemmRecipe | None) -> GemmRecipe | None:
+        if gemm is None:
+            return None
+        first, second = (replace(operand, amax=None) for operand in gemm.operands)
+        return replace(gemm, operands=(first, second))
+
+    return SiteRecipe(plain(recipe.fprop), plain(recipe.dgrad), plain(recipe.wgrad))
+
+
+def buffers(site: int, operand: Operand) -> tuple[str, str]:
+    """The names of the scale and of the record, as `loka.dispatch.known` has them."""
+    return f"loka_{operand.value}_scale_{site}", f"loka_{operand.value}_record_{site}"
+
+
+def operands(frozen: bool) -> tuple[Operand, ...]:
+    """The operands of a stage that have known scales; with frozen weights there is no backward."""
+    return (Operand.INPUT,) if frozen else (Operand.INPUT, Operand.GRAD_OUTPUT)
+
+
+def arguments(site: int, frozen: bool) -> list[str]:
+    """What a stage of a chain is called with: scale and record of the input, and of the output gradient."""
+    return [f"self.{name}" for operand in operands(frozen) for name in buffers(site, operand)]
+
+
+def known_operand(site: int, operand: Operand, recipe: SiteRecipe) -> KnownOperand:
+    """An operand of a chain under known scales, with the numbers that follow from the plan."""
+    gemm = recipe.fprop if operand is Operand.INPUT else recipe.dgrad
+    found = None if gemm is None else gemm.operands[0]
+    if found is None or found.amax is None:
+        raise LokaError("the plan has a static scale without its amax. This is a fault in LoKA: please report it.")
+    return KnownOperand(site, operand, found.amax, static_scale(found.amax, found.format, found.power_of_two))
