@@ -1,7 +1,8 @@
 """What a user measures: an SQLite file that several processes may write to at once, and that no kill makes worse.
 
 Each measurement is a transaction of its own in a write-ahead log, so that what was finished is there after a kill at
-any moment. Where the last writer leaves in order, the file is again a single one that can be copied.
+any moment. Where the last writer leaves in order, the file is again a single one that can be copied. Several writers
+need a disk of this machine: SQLite's log does not work over a network.
 
 Schema 1: `versions` has a row for each machine and library, `finished` the time when a recording of it last came to its
 end, or NULL; `measurements` has a row for each part under each versions, the newest measurement of it.
@@ -72,6 +73,7 @@ class Recording:
         self._versions_of = versions_of
         self._connection: sqlite3.Connection | None = None
         self._ids: dict[str, int] = {}  # by kernel, for this recording
+        self._ended = True
 
     def __enter__(self) -> Recording:
         try:
@@ -91,7 +93,7 @@ class Recording:
     ) -> None:
         connection, self._connection = self._open, None
         try:
-            if kind is None and self._ids:
+            if kind is None and self._ended and self._ids:
                 now = _now()
                 with _transaction(connection):
                     for key in sorted(set(self._ids.values())):
@@ -127,6 +129,10 @@ class Recording:
                 connection.execute(_ADD, row)
         except sqlite3.Error as error:
             raise _broken(self._path, error) from error
+
+    def stopped_early(self) -> None:
+        """Say that this recording leaves parts for another time, so that it does not count as one that ended."""
+        self._ended = False
 
     @property
     def _open(self) -> sqlite3.Connection:
