@@ -132,6 +132,11 @@ class Measurements(Costs):
         """Of its measurements: the same for an SQLite file and the text exported from it."""
         return digest(lines_of(self._set))
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What was measured, with right numbers or wrong ones."""
+        return tuple(self._exact)
+
     def time(self, part: Part) -> Timed | None:
         """A part's time by the rules above; None where nothing of its kind was measured, or its numbers are wrong."""
         if part not in self._times:

@@ -19,8 +19,7 @@ def modes() -> list[Quantisation]:
         Quantisation(scaling, format, power)
         for scaling, format, power in itertools.product(SCALINGS[:4], Format, (True, False))
     ]
-    recorded = [Quantisation("known", format, power, record=True) for format in Format for power in (True, False)]
-    return [*found, Quantisation("maximum"), *recorded]
+    return [*found, Quantisation("maximum")]
 
 
 @dataclass(frozen=True)

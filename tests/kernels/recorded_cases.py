@@ -1,0 +1,45 @@
+"""Kernels under known scales that record what these do not hold, and plain transpositions: for their tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from quantised_cases import specs
+from torch import Tensor
+
+from loka.kernels.quantisation import Quantisation
+from loka.kernels.rendered_specs import NormBackward, NormForward, QuantiseTurned, Transpose
+from loka.numerics.names import Format
+
+HOWS = [
+    Quantisation("known", record=True),
+    Quantisation("known", power_of_two=False, record=True),
+    Quantisation("known", Format.E5M2, record=True),
+]
+TURNED = [QuantiseTurned(how) for how in HOWS]
+TRANSPOSED = [Transpose(count) for count in (1, 2, 3)]
+Recorded = NormForward | NormBackward | QuantiseTurned
+
+
+def recorded(width: int) -> list[NormForward | NormBackward]:
+    """Forward and backward kernels of a width, with and without norms and activations."""
+    return specs(width, HOWS)
+
+
+def unrecorded(spec: Recorded) -> Recorded:
+    """The same kernel, which returns amax and overflow."""
+    return replace(spec, how=replace(spec.how, record=False))
+
+
+def scale_of(spec: Recorded, device: str = "cpu") -> Tensor:
+    """A scale that some of a normal distribution's elements are too large for."""
+    return torch.full((1, 1), 2.0**-9 if spec.how.power_of_two else 0.0021, device=device) * 448.0 / spec.how.limit
+
+
+def new_record(device: str = "cpu") -> Tensor:
+    return torch.zeros(2, dtype=torch.int64, device=device)
+
+
+def largest_of(record: Tensor) -> float:
+    return float(record[1:].to(torch.int32).view(torch.float32))

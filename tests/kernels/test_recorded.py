@@ -1,0 +1,171 @@
+"""Kernels that record what a known scale does not hold, without a GPU: text, reference, interpreter, sm_90."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from quantised_cases import TURNED as UNRECORDED
+from recorded_cases import HOWS, TRANSPOSED, TURNED, largest_of, new_record, recorded, scale_of, unrecorded
+from rendered_cases import arguments_of, random_inputs, write_package
+
+from loka.errors import InputError
+from loka.kernels import configs, fused_reference
+from loka.kernels.quantisation import Quantisation
+from loka.kernels.rendered_specs import NormForward, QuantiseTurned, Transpose
+from loka.kernels.rendering import load_kernel_templates, render, render_files
+from loka.numerics.names import Format
+
+ROOT = Path(__file__).parents[2]
+WIDTHS = (13, 512)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    norms = [spec for width in WIDTHS for spec in recorded(width)]
+    every = [*norms, *map(unrecorded, norms), *TURNED, *UNRECORDED, *TRANSPOSED]
+    return write_package(tmp_path_factory.mktemp("recorded") / "rendered_recorded", every)
+
+
+def tensors_of(spec, inputs) -> list[torch.Tensor]:
+    if isinstance(spec, NormForward):
+        return [inputs.tensors[name] for name in spec.parameters if name in inputs.tensors]
+    return arguments_of(spec, inputs)
+
+
+def test_the_text_is_formatted_and_linted(tmp_path):
+    templates = load_kernel_templates()
+    for width in (13, 479, 512, 2048, 8192):
+        kernels = [render(spec, templates) for spec in [*recorded(width), *TURNED, *TRANSPOSED]]
+        for name, text in render_files(kernels, templates, "a test").items():
+            (tmp_path / f"w{width}_{name}").write_text(text)
+    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
+    for command in (["format", "--check", "--diff"], ["check"]):
+        done = subprocess.run([sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+
+
+def test_names_and_schema(package):
+    how = Quantisation("known", Format.E5M2, power_of_two=False, record=True)
+    spec = NormForward(512, "layer_norm", True, True, 1e-5, "silu", False, True, True, how=how)
+    assert spec.function == "layer_norm_silu_e5m2_known_recorded_divided_512"
+    assert spec.parameters == ("x", "weight", "bias", "scale", "record")
+    assert spec.results == ("values", "mean", "rstd")
+    assert QuantiseTurned(HOWS[0]).results == ("values", "turned")
+    for one in (recorded(512)[0], TURNED[0]):
+        arguments = getattr(package.fused, one.function)._schema.arguments
+        written = [argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write]
+        assert written == ["record"]
+    with pytest.raises(InputError, match="tensorwise is none"):
+        Quantisation("tensorwise", record=True)
+    with pytest.raises(InputError, match="1 to 3 operands"):
+        Transpose(4)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_values_and_counts_are_those_that_come_back_otherwise(package, width):
+    for rows, heavy in ((17, False), (33, True)):
+        inputs = random_inputs(rows, width, torch.float32, heavy=heavy)
+        inputs.tensors["x"][3], inputs.grad[3] = 0.0, 0.0
+        inputs.tensors["x"][4, 5], inputs.tensors["x"][6, 7] = torch.nan, torch.inf
+        for spec in recorded(width):
+            record, scale = new_record(), scale_of(spec)
+            for _ in range(2):
+                got = package.run(spec, *tensors_of(spec, inputs), scale, record)
+            expected = package.run(unrecorded(spec), *tensors_of(spec, inputs), scale)
+            for name in spec.results:
+                ours, theirs = (found[name].contiguous().view(torch.uint8) for found in (got, expected))
+                assert torch.equal(ours, theirs), (spec, name)
+            assert record[0] == 2 * expected["overflow"].sum()
+            assert largest_of(record) == expected["amax"].max()
+
+
+@pytest.mark.parametrize("spec", TURNED, ids=lambda spec: spec.function)
+def test_both_copies_are_recorded_once(package, spec):
+    x = torch.randn(130, 200, generator=torch.Generator().manual_seed(0))
+    x[3, 5], x[4, 6], x[7] = torch.nan, -torch.inf, 0.0
+    record, scale = new_record(), scale_of(spec)
+    got, expected = package.run(spec, x, scale, record), package.run(unrecorded(spec), x, scale)
+    for name in ("values", "turned"):
+        assert torch.equal(got[name].view(torch.uint8), expected[name].view(torch.uint8))
+    assert record[0] == expected["overflow"].sum() > 0
+    assert largest_of(record) == expected["amax"].max()
+
+
+def test_a_record_keeps_the_largest_and_counts_on():
+    record = new_record()
+    for y, elements, largest in (([1.0, -900.0], 1, 900.0), ([500.0, 2.0], 2, 900.0), ([0.0, torch.inf], 2, 900.0)):
+        fused_reference.quantise_recorded(torch.tensor([y]), torch.ones(1, 1), record)
+        assert (int(record[0]), largest_of(record)) == (elements, largest)
+    fused_reference.quantise_recorded(torch.zeros(0, 4), torch.ones(1, 1), record)
+    assert int(record[0]) == 2
+
+
+@pytest.mark.parametrize("record", [torch.zeros(2), torch.zeros(3, dtype=torch.int64)])
+def test_a_record_is_two_int64(package, record):
+    for spec, shape in ((recorded(512)[0], (3, 512)), (TURNED[0], (3, 7))):
+        with pytest.raises(InputError, match="a record of two int64"):
+            package.run(spec, torch.ones(shape), torch.ones(1, 1), record)
+
+
+@pytest.mark.parametrize("shape", [(1, 13), (13, 1), (1, 1), (130, 257), (0, 5)])
+def test_transposed_copies_are_copies(package, shape):
+    x = torch.randn(shape).to(torch.float8_e4m3fn)
+    others = [x, torch.randn(17, 3).to(torch.float8_e4m3fn), x]
+    for spec in TRANSPOSED:
+        got = list(package.run(spec, *others[: spec.count]).values())
+        for ours, values in zip(got, others, strict=False):
+            assert torch.equal(ours.view(torch.uint8), values.view(torch.uint8).t())
+            assert ours.is_contiguous()
+            assert not x.numel() or ours.data_ptr() != values.data_ptr()
+
+
+def test_in_the_interpreter(tmp_path):
+    pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
+    program = Path(__file__).parent / "recorded_interpreted.py"
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, program, tmp_path], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 80  # kernels that were compared
+
+
+COMPILED = [*(spec for spec in recorded(2048) if spec.how == HOWS[0]), *recorded(479)[:2], *TURNED[:2], *TRANSPOSED]
+
+
+@pytest.mark.parametrize("spec", COMPILED, ids=lambda spec: spec.function)
+def test_it_compiles_for_hopper(spec, tmp_path, monkeypatch):
+    triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
+    from test_rendered_compile import SHARED, spilled
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    package = write_package(tmp_path / f"compiled_{spec.function}", [spec])
+    kernel = getattr(package.triton_kernels, f"_{spec.function}")
+    known = {"values": "*fp8e4nv", "turned": "*fp8e4nv", "record": "*i64"}
+    known |= dict.fromkeys(("x", "grad", "weight", "bias"), "*bf16")
+    kinds = {name: re.sub(r"_\d", "", name).removesuffix("_ptr") for name in kernel.arg_names}
+    types = {name: known.get(kind, "*fp32") if name.endswith("_ptr") else "i32" for name, kind in kinds.items()}
+    aligned = {(index,): [["tt.divisibility", 16]] for index in range(len(types))}
+    warps = configs.TURN_WARPS if isinstance(spec, Transpose) else configs.QUANTISE_WARPS
+    if not isinstance(spec, Transpose | QuantiseTurned):
+        warps = int(re.search(r"num_warps=(\d+)", package.kernels[spec.function].text).group(1))
+    source = ASTSource(fn=kernel, signature=types, constexprs={}, attrs=aligned)
+    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    ptx = binary.asm["ptx"]
+    assert binary.metadata.shared <= SHARED
+    assert spilled(binary, tmp_path) == 0
+    if isinstance(spec, Transpose):
+        assert "cvt." not in ptx.replace("cvt.s64", "").replace("cvt.u64", "")  # bytes are moved, not converted
+        assert "ld.global.v4.b32" in ptx
+        assert "st.global.v4.b32" in ptx
+    else:
+        for operation in ("max", "add"):  # once a program
+            assert len(re.findall(rf"(?:atom|red)\.global\S*\.relaxed\S*\.{operation}\.[su]64", ptx)) == 1
