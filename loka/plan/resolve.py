@@ -12,6 +12,7 @@ from loka.errors import InputError
 from loka.kernels.catalogue import PREFERRED, Kernel
 from loka.numerics.names import Compute, Gemm
 from loka.plan.evidence import Judged, Known, judge, with_ranges
+from loka.plan.pinned import candidates, impossible_pins, pinned_operands, unknown_kernels
 from loka.plan.plan import AS_IS, GemmPlan, Rejected, SitePlan, Target
 from loka.plan.turning import why_not_turned
 from loka.plan.words import place_words
@@ -56,6 +57,10 @@ def resolve(
     problems: dict[str, None] = {}
     plans = []
     for site, wanted in zip(sites, settings, strict=True):
+        unknown = unknown_kernels(wanted, situation.files)
+        if unknown:
+            problems.update(dict.fromkeys(unknown))
+            continue
         obstacle = site.blocked or refused.get(site.name)
         key = (id(wanted), site.rows, site.k, site.n, site.input_grad, obstacle, id(seen.get(site.name)))
         gemms = decided.get(key)
@@ -63,6 +68,8 @@ def resolve(
             gemms = _decide_all(site, wanted, situation, obstacle, sifted)
             decided[key] = gemms
         problems.update(dict.fromkeys(_impossible(site, wanted, gemms, situation.files)))
+        pins = impossible_pins(site, wanted, gemms, situation.files, situation.batch_size, situation.target.value)
+        problems.update(dict.fromkeys(pins))
         plans.append(SitePlan(site, gemms, wanted.history))
     if problems:
         raise ImpossibleRuleError("\n".join(problems))
@@ -111,11 +118,14 @@ def _decide(
     by = _by(deciding(wanted, gemm))
     operands, lacking = with_ranges(situation.known, site.name, gemm, asked.operands)
     judged = judge(situation.known, site.name, gemm, asked.operands, operands, wanted.budget)
+    recipe = replace(asked, operands=operands)
+    operands = pinned_operands(site, gemm, recipe, situation.batch_size, situation.target.value)
     if asked.compute is Compute.KEEP:
         return _kept(gemm, f"keep{by}", judged)
     obstacle = obstacle or lacking
     if obstacle is not None:
-        return _kept(gemm, obstacle, judged, tuple(Rejected(kernel.name, obstacle) for kernel in situation.kernels))
+        able_otherwise = candidates(asked, situation.kernels)
+        return _kept(gemm, obstacle, judged, tuple(Rejected(kernel.name, obstacle) for kernel in able_otherwise))
     key = (gemm, id(wanted), site.rows, site.k, site.n)
     if key not in sifted:
         sifted[key] = _sift(site, gemm, replace(asked, operands=operands), situation)
@@ -144,7 +154,7 @@ def _sift(site: Site, gemm: Gemm, asked: GemmSettings, situation: Situation) -> 
     able: list[str] = []
     rejected = []
     m, target = site.rows.at(situation.batch_size), situation.target.value
-    for kernel in situation.kernels:
+    for kernel in candidates(asked, situation.kernels):
         reason = kernel.why_not(gemm, asked.operands, asked.accumulation, asked.padding, m, site.k, site.n, target)
         if reason is None:
             able.append(kernel.name)
