@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "461252d5284380e7683a204953a4380cbe4dd920f185de49daef793cf2e331a0"
+STAMP = "3485d460477f81cabcb5c83d9d04e1b8de78b4bfbeba0e0b7f93b56fd89183ac"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

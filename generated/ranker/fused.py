@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import fused_reference, join_reference, mix_reference, operators
 
-STAMP = "461252d5284380e7683a204953a4380cbe4dd920f185de49daef793cf2e331a0"
+STAMP = "3485d460477f81cabcb5c83d9d04e1b8de78b4bfbeba0e0b7f93b56fd89183ac"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -733,51 +733,7 @@ reduce_3 = operators.operator(
 )
 
 
-def _reduce_4_reference(
-    partial_0: Tensor,
-    dtype_0: torch.dtype,
-    partial_1: Tensor,
-    dtype_1: torch.dtype,
-    partial_2: Tensor,
-    dtype_2: torch.dtype,
-    partial_3: Tensor,
-    dtype_3: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    total_0 = fused_reference.reduce(partial_0, dtype_0)
-    total_1 = fused_reference.reduce(partial_1, dtype_1)
-    total_2 = fused_reference.reduce(partial_2, dtype_2)
-    total_3 = fused_reference.reduce(partial_3, dtype_3)
-    return total_0, total_1, total_2, total_3
-
-
-def _reduce_4_shapes(
-    partial_0: Tensor,
-    dtype_0: torch.dtype,
-    partial_1: Tensor,
-    dtype_1: torch.dtype,
-    partial_2: Tensor,
-    dtype_2: torch.dtype,
-    partial_3: Tensor,
-    dtype_3: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
-    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
-    total_2 = partial_2.new_empty((partial_2.shape[1],), dtype=dtype_2)
-    total_3 = partial_3.new_empty((partial_3.shape[1],), dtype=dtype_3)
-    return total_0, total_1, total_2, total_3
-
-
-# Column sums of 4 matrices.
-# partial_0 (P, N) float32 -> total_0 (N,) of dtype_0
-# partial_1 (P, N) float32 -> total_1 (N,) of dtype_1
-# partial_2 (P, N) float32 -> total_2 (N,) of dtype_2
-# partial_3 (P, N) float32 -> total_3 (N,) of dtype_3
-reduce_4 = operators.operator(
-    "reduce_4_5f169487", operators.deferred(__package__, "reduce_4"), _reduce_4_reference, _reduce_4_shapes
-)
-
-
-def _reduce_5_reference(
+def _reduce_6_reference(
     partial_0: Tensor,
     dtype_0: torch.dtype,
     partial_1: Tensor,
@@ -788,16 +744,19 @@ def _reduce_5_reference(
     dtype_3: torch.dtype,
     partial_4: Tensor,
     dtype_4: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    partial_5: Tensor,
+    dtype_5: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     total_0 = fused_reference.reduce(partial_0, dtype_0)
     total_1 = fused_reference.reduce(partial_1, dtype_1)
     total_2 = fused_reference.reduce(partial_2, dtype_2)
     total_3 = fused_reference.reduce(partial_3, dtype_3)
     total_4 = fused_reference.reduce(partial_4, dtype_4)
-    return total_0, total_1, total_2, total_3, total_4
+    total_5 = fused_reference.reduce(partial_5, dtype_5)
+    return total_0, total_1, total_2, total_3, total_4, total_5
 
 
-def _reduce_5_shapes(
+def _reduce_6_shapes(
     partial_0: Tensor,
     dtype_0: torch.dtype,
     partial_1: Tensor,
@@ -808,23 +767,27 @@ def _reduce_5_shapes(
     dtype_3: torch.dtype,
     partial_4: Tensor,
     dtype_4: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    partial_5: Tensor,
+    dtype_5: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
     total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
     total_2 = partial_2.new_empty((partial_2.shape[1],), dtype=dtype_2)
     total_3 = partial_3.new_empty((partial_3.shape[1],), dtype=dtype_3)
     total_4 = partial_4.new_empty((partial_4.shape[1],), dtype=dtype_4)
-    return total_0, total_1, total_2, total_3, total_4
+    total_5 = partial_5.new_empty((partial_5.shape[1],), dtype=dtype_5)
+    return total_0, total_1, total_2, total_3, total_4, total_5
 
 
-# Column sums of 5 matrices.
+# Column sums of 6 matrices.
 # partial_0 (P, N) float32 -> total_0 (N,) of dtype_0
 # partial_1 (P, N) float32 -> total_1 (N,) of dtype_1
 # partial_2 (P, N) float32 -> total_2 (N,) of dtype_2
 # partial_3 (P, N) float32 -> total_3 (N,) of dtype_3
 # partial_4 (P, N) float32 -> total_4 (N,) of dtype_4
-reduce_5 = operators.operator(
-    "reduce_5_f603f4be", operators.deferred(__package__, "reduce_5"), _reduce_5_reference, _reduce_5_shapes
+# partial_5 (P, N) float32 -> total_5 (N,) of dtype_5
+reduce_6 = operators.operator(
+    "reduce_6_546fffa3", operators.deferred(__package__, "reduce_6"), _reduce_6_reference, _reduce_6_shapes
 )
 
 

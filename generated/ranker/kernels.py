@@ -27,7 +27,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "461252d5284380e7683a204953a4380cbe4dd920f185de49daef793cf2e331a0"
+STAMP = "3485d460477f81cabcb5c83d9d04e1b8de78b4bfbeba0e0b7f93b56fd89183ac"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive
@@ -384,11 +384,7 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
                 False,
                 tick_0 + 2,
             )
-        dx, pre_norm_weight_sums, pre_norm_bias_sums = fused.layer_norm_backward_128(
-            grad, x, pre_norm_weight, pre_mean, pre_rstd
-        )
-        dx = dx.to(x.dtype)
-        dbias_2, dbias_1, dnorm_weight_1, dnorm_bias_1, dbias_0 = fused.reduce_5(
+        dbias_2, dbias_1, dnorm_weight_1, dnorm_bias_1, dbias_0, dnorm_weight_0 = fused.reduce_6(
             bias_2_sums,
             bias_2.dtype,
             bias_1_sums,
@@ -399,10 +395,14 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
             norm_bias_1.dtype,
             bias_0_sums,
             bias_0.dtype,
-        )
-        dnorm_weight_0, dnorm_bias_0, dpre_norm_weight, dpre_norm_bias = fused.reduce_4(
             norm_weight_0_sums,
             norm_weight_0.dtype,
+        )
+        dx, pre_norm_weight_sums, pre_norm_bias_sums = fused.layer_norm_backward_128(
+            grad, x, pre_norm_weight, pre_mean, pre_rstd
+        )
+        dx = dx.to(x.dtype)
+        dnorm_bias_0, dpre_norm_weight, dpre_norm_bias = fused.reduce_3(
             norm_bias_0_sums,
             norm_bias_0.dtype,
             pre_norm_weight_sums,
@@ -678,6 +678,20 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
                 False,
                 tick_1 + 2,
             )
+        dbias_2, dnorm_weight_2, dnorm_bias_2, dbias_1, dnorm_weight_1, dnorm_bias_1 = fused.reduce_6(
+            bias_2_sums,
+            bias_2.dtype,
+            norm_weight_2_sums,
+            norm_weight_2.dtype,
+            norm_bias_2_sums,
+            norm_bias_2.dtype,
+            bias_1_sums,
+            bias_1.dtype,
+            norm_weight_1_sums,
+            norm_weight_1.dtype,
+            norm_bias_1_sums,
+            norm_bias_1.dtype,
+        )
         # Linear 0.
         results = fused.add_layer_norm_silu_backward_e4m3_256(
             grad, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0
@@ -714,27 +728,8 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
                 False,
                 tick_0 + 2,
             )
-        dbias_2, dnorm_weight_2, dnorm_bias_2, dbias_1, dnorm_weight_1 = fused.reduce_5(
-            bias_2_sums,
-            bias_2.dtype,
-            norm_weight_2_sums,
-            norm_weight_2.dtype,
-            norm_bias_2_sums,
-            norm_bias_2.dtype,
-            bias_1_sums,
-            bias_1.dtype,
-            norm_weight_1_sums,
-            norm_weight_1.dtype,
-        )
-        dnorm_bias_1, dbias_0, dnorm_weight_0, dnorm_bias_0 = fused.reduce_4(
-            norm_bias_1_sums,
-            norm_bias_1.dtype,
-            bias_0_sums,
-            bias_0.dtype,
-            norm_weight_0_sums,
-            norm_weight_0.dtype,
-            norm_bias_0_sums,
-            norm_bias_0.dtype,
+        dbias_0, dnorm_weight_0, dnorm_bias_0 = fused.reduce_3(
+            bias_0_sums, bias_0.dtype, norm_weight_0_sums, norm_weight_0.dtype, norm_bias_0_sums, norm_bias_0.dtype
         )
         return (
             dx,

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "461252d5284380e7683a204953a4380cbe4dd920f185de49daef793cf2e331a0"
+STAMP = "3485d460477f81cabcb5c83d9d04e1b8de78b4bfbeba0e0b7f93b56fd89183ac"
 
 
 class EmbedDense(dispatch.Bound):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import mix_reference, operators
 
-STAMP = "461252d5284380e7683a204953a4380cbe4dd920f185de49daef793cf2e331a0"
+STAMP = "3485d460477f81cabcb5c83d9d04e1b8de78b4bfbeba0e0b7f93b56fd89183ac"
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -1345,7 +1345,7 @@ def reduce_3(
 
 
 @triton.jit
-def _reduce_4_columns(block, partial_ptr, total_ptr, p, n):
+def _reduce_6_columns(block, partial_ptr, total_ptr, p, n):
     """Sums of 16 columns of partial (p, n), written to total (n,)."""
     column = block * 16 + tl.arange(0, 16)
     inside = column < n
@@ -1357,101 +1357,8 @@ def _reduce_4_columns(block, partial_ptr, total_ptr, p, n):
     tl.store(total_ptr + column, tl.sum(total, 0), mask=inside)
 
 
-@triton.jit(do_not_specialize=["p_0", "p_1", "p_2", "p_3"])
-def _reduce_4(
-    partial_0_ptr,
-    total_0_ptr,
-    p_0,
-    n_0,
-    partial_1_ptr,
-    total_1_ptr,
-    p_1,
-    n_1,
-    partial_2_ptr,
-    total_2_ptr,
-    p_2,
-    n_2,
-    partial_3_ptr,
-    total_3_ptr,
-    p_3,
-    n_3,
-    blocks_0,
-    blocks_1,
-    blocks_2,
-):
-    """Column sums of 4 matrices."""
-    block = tl.program_id(0)
-    if block < blocks_0:
-        _reduce_4_columns(block, partial_0_ptr, total_0_ptr, p_0, n_0)
-    elif block < blocks_0 + blocks_1:
-        _reduce_4_columns(block - blocks_0, partial_1_ptr, total_1_ptr, p_1, n_1)
-    elif block < blocks_0 + blocks_1 + blocks_2:
-        _reduce_4_columns(block - blocks_0 - blocks_1, partial_2_ptr, total_2_ptr, p_2, n_2)
-    else:
-        _reduce_4_columns(block - blocks_0 - blocks_1 - blocks_2, partial_3_ptr, total_3_ptr, p_3, n_3)
-
-
-def reduce_4(
-    partial_0: Tensor,
-    dtype_0: torch.dtype,
-    partial_1: Tensor,
-    dtype_1: torch.dtype,
-    partial_2: Tensor,
-    dtype_2: torch.dtype,
-    partial_3: Tensor,
-    dtype_3: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Column sums of 4 matrices.
-
-    partial_0 (P, N) float32 -> total_0 (N,) of dtype_0;
-    partial_1 (P, N) float32 -> total_1 (N,) of dtype_1;
-    partial_2 (P, N) float32 -> total_2 (N,) of dtype_2;
-    partial_3 (P, N) float32 -> total_3 (N,) of dtype_3.
-    """
-    total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
-    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
-    total_2 = partial_2.new_empty((partial_2.shape[1],), dtype=dtype_2)
-    total_3 = partial_3.new_empty((partial_3.shape[1],), dtype=dtype_3)
-    blocks_0 = triton.cdiv(partial_0.shape[1], 16)
-    blocks_1 = triton.cdiv(partial_1.shape[1], 16)
-    blocks_2 = triton.cdiv(partial_2.shape[1], 16)
-    blocks_3 = triton.cdiv(partial_3.shape[1], 16)
-    _reduce_4[(blocks_0 + blocks_1 + blocks_2 + blocks_3,)](
-        partial_0.contiguous(),
-        total_0,
-        *partial_0.shape,
-        partial_1.contiguous(),
-        total_1,
-        *partial_1.shape,
-        partial_2.contiguous(),
-        total_2,
-        *partial_2.shape,
-        partial_3.contiguous(),
-        total_3,
-        *partial_3.shape,
-        blocks_0,
-        blocks_1,
-        blocks_2,
-        num_warps=8,
-    )
-    return total_0, total_1, total_2, total_3
-
-
-@triton.jit
-def _reduce_5_columns(block, partial_ptr, total_ptr, p, n):
-    """Sums of 16 columns of partial (p, n), written to total (n,)."""
-    column = block * 16 + tl.arange(0, 16)
-    inside = column < n
-    total = tl.zeros([128, 16], tl.float32)
-    for first in range(0, p, 128):
-        row = first + tl.arange(0, 128)
-        mask = (row < p)[:, None] & inside[None, :]
-        total += tl.load(partial_ptr + row[:, None].to(tl.int64) * n + column[None, :], mask=mask, other=0.0)
-    tl.store(total_ptr + column, tl.sum(total, 0), mask=inside)
-
-
-@triton.jit(do_not_specialize=["p_0", "p_1", "p_2", "p_3", "p_4"])
-def _reduce_5(
+@triton.jit(do_not_specialize=["p_0", "p_1", "p_2", "p_3", "p_4", "p_5"])
+def _reduce_6(
     partial_0_ptr,
     total_0_ptr,
     p_0,
@@ -1472,26 +1379,35 @@ def _reduce_5(
     total_4_ptr,
     p_4,
     n_4,
+    partial_5_ptr,
+    total_5_ptr,
+    p_5,
+    n_5,
     blocks_0,
     blocks_1,
     blocks_2,
     blocks_3,
+    blocks_4,
 ):
-    """Column sums of 5 matrices."""
+    """Column sums of 6 matrices."""
     block = tl.program_id(0)
     if block < blocks_0:
-        _reduce_5_columns(block, partial_0_ptr, total_0_ptr, p_0, n_0)
+        _reduce_6_columns(block, partial_0_ptr, total_0_ptr, p_0, n_0)
     elif block < blocks_0 + blocks_1:
-        _reduce_5_columns(block - blocks_0, partial_1_ptr, total_1_ptr, p_1, n_1)
+        _reduce_6_columns(block - blocks_0, partial_1_ptr, total_1_ptr, p_1, n_1)
     elif block < blocks_0 + blocks_1 + blocks_2:
-        _reduce_5_columns(block - blocks_0 - blocks_1, partial_2_ptr, total_2_ptr, p_2, n_2)
+        _reduce_6_columns(block - blocks_0 - blocks_1, partial_2_ptr, total_2_ptr, p_2, n_2)
     elif block < blocks_0 + blocks_1 + blocks_2 + blocks_3:
-        _reduce_5_columns(block - blocks_0 - blocks_1 - blocks_2, partial_3_ptr, total_3_ptr, p_3, n_3)
+        _reduce_6_columns(block - blocks_0 - blocks_1 - blocks_2, partial_3_ptr, total_3_ptr, p_3, n_3)
+    elif block < blocks_0 + blocks_1 + blocks_2 + blocks_3 + blocks_4:
+        _reduce_6_columns(block - blocks_0 - blocks_1 - blocks_2 - blocks_3, partial_4_ptr, total_4_ptr, p_4, n_4)
     else:
-        _reduce_5_columns(block - blocks_0 - blocks_1 - blocks_2 - blocks_3, partial_4_ptr, total_4_ptr, p_4, n_4)
+        _reduce_6_columns(
+            block - blocks_0 - blocks_1 - blocks_2 - blocks_3 - blocks_4, partial_5_ptr, total_5_ptr, p_5, n_5
+        )
 
 
-def reduce_5(
+def reduce_6(
     partial_0: Tensor,
     dtype_0: torch.dtype,
     partial_1: Tensor,
@@ -1502,26 +1418,31 @@ def reduce_5(
     dtype_3: torch.dtype,
     partial_4: Tensor,
     dtype_4: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Column sums of 5 matrices.
+    partial_5: Tensor,
+    dtype_5: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Column sums of 6 matrices.
 
     partial_0 (P, N) float32 -> total_0 (N,) of dtype_0;
     partial_1 (P, N) float32 -> total_1 (N,) of dtype_1;
     partial_2 (P, N) float32 -> total_2 (N,) of dtype_2;
     partial_3 (P, N) float32 -> total_3 (N,) of dtype_3;
-    partial_4 (P, N) float32 -> total_4 (N,) of dtype_4.
+    partial_4 (P, N) float32 -> total_4 (N,) of dtype_4;
+    partial_5 (P, N) float32 -> total_5 (N,) of dtype_5.
     """
     total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
     total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
     total_2 = partial_2.new_empty((partial_2.shape[1],), dtype=dtype_2)
     total_3 = partial_3.new_empty((partial_3.shape[1],), dtype=dtype_3)
     total_4 = partial_4.new_empty((partial_4.shape[1],), dtype=dtype_4)
+    total_5 = partial_5.new_empty((partial_5.shape[1],), dtype=dtype_5)
     blocks_0 = triton.cdiv(partial_0.shape[1], 16)
     blocks_1 = triton.cdiv(partial_1.shape[1], 16)
     blocks_2 = triton.cdiv(partial_2.shape[1], 16)
     blocks_3 = triton.cdiv(partial_3.shape[1], 16)
     blocks_4 = triton.cdiv(partial_4.shape[1], 16)
-    _reduce_5[(blocks_0 + blocks_1 + blocks_2 + blocks_3 + blocks_4,)](
+    blocks_5 = triton.cdiv(partial_5.shape[1], 16)
+    _reduce_6[(blocks_0 + blocks_1 + blocks_2 + blocks_3 + blocks_4 + blocks_5,)](
         partial_0.contiguous(),
         total_0,
         *partial_0.shape,
@@ -1537,13 +1458,17 @@ def reduce_5(
         partial_4.contiguous(),
         total_4,
         *partial_4.shape,
+        partial_5.contiguous(),
+        total_5,
+        *partial_5.shape,
         blocks_0,
         blocks_1,
         blocks_2,
         blocks_3,
+        blocks_4,
         num_warps=8,
     )
-    return total_0, total_1, total_2, total_3, total_4
+    return total_0, total_1, total_2, total_3, total_4, total_5
 
 
 @triton.jit

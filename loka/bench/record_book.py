@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loka.bench.comparison import Progress
-from loka.bench.machine import require_gpu
-from loka.bench.record import Tally
 from loka.bench.record_check import Check
 from loka.bench.record_clock import Span
-from loka.bench.record_run import Wanted, libraries, parts_of, run_record
-from loka.kernels.measurements import Measurement, Recording, Versions
+from loka.kernels.measurements import Measurement, Recording
 from loka.kernels.parts import Part
 
 
@@ -27,11 +23,3 @@ class FileBook:
     def add(self, part: Part, span: Span, check: Check) -> None:
         """In a transaction of its own."""
         self.recording.add(Measurement(part, span.us, span.spread, span.runs, check.mere, check.sqnr_db, check.wrong))
-
-
-def record_into(wanted: Wanted, progress: Progress) -> Tally:
-    """Measure what the file has not got. Raises InputError where it cannot be written, and without a Hopper GPU."""
-    require_gpu()
-    parts, known = parts_of(wanted), libraries()
-    with Recording(wanted.file, lambda kernel: Versions.here(known.get(kernel, ""))) as recording:
-        return run_record(wanted, FileBook(recording), parts, progress)

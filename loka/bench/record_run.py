@@ -6,30 +6,20 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from loka.bench.comparison import Progress
-from loka.bench.machine import environment, require_gpu, version_of
+from loka.bench.machine import environment, version_of
 from loka.bench.record import AllParts, Book, Tally, in_order, record
 from loka.bench.record_clock import GraphClock
 from loka.bench.record_gemms import FBGEMM, Gemms
-from loka.bench.record_grid import grid
+from loka.bench.record_grid import PARTS, grid
 from loka.bench.record_kernels import Kernels
+from loka.bench.record_policy import parts_of_policy
 from loka.bench.record_producers import Producers
 from loka.kernels.parts import Part
 
 MOST_JOBS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be recorded, as it was asked for."""
-
-    file: Path
-    works: tuple[str, ...] = ()  # kinds of parts; all of them where none is named
-    seconds: float = float("inf")  # after which it stops, to go on in the next run
-    jobs: int = 0  # processes that compile; by the CPUs where 0
 
 
 def libraries() -> dict[str, str]:
@@ -38,22 +28,33 @@ def libraries() -> dict[str, str]:
     return {FBGEMM: found} if found is not None else {}
 
 
-def parts_of(wanted: Wanted) -> tuple[Part, ...]:
-    """The parts that a request means. Raises InputError for a kind that does not exist."""
-    return grid(wanted.works, FBGEMM in libraries()) if wanted.works else grid(fbgemm=FBGEMM in libraries())
+def parts_of(works: Sequence[str], policy: Path | None = None) -> tuple[Part, ...]:
+    """The parts of these kinds, of all where none is named: those that ship, or those that a policy's sites need.
+
+    Raises InputError for another kind, and as planning does.
+    """
+    fbgemm = FBGEMM in libraries()
+    chosen = grid(works or PARTS, fbgemm)
+    if policy is None:
+        return chosen
+    return tuple(part for part in parts_of_policy(policy) if not works or part.work in works)
 
 
-def run_record(wanted: Wanted, book: Book, parts: Sequence[Part], progress: Progress) -> Tally:
-    """Compile and measure what the book has not got. Raises InputError without a Hopper GPU."""
-    require_gpu()
+def run_record(
+    book: Book, parts: Sequence[Part], progress: Progress, seconds: float = float("inf"), jobs: int = 0
+) -> Tally:
+    """Compile, in `jobs` processes (0: by the CPUs), and measure what the book has not got, for `seconds` at most.
+
+    Raises LokaError where a kernel has broken the device.
+    """
     start = time.monotonic()
     left = [part for part in in_order(parts) if not book.has(part)]
     progress(f"{environment()}\n{len(left)} of {len(parts)} parts are to be measured")
     with tempfile.TemporaryDirectory(prefix="loka-record-") as folder:
         kernels = Kernels(left, Path(folder))
-        kernels.compile(wanted.jobs or min(os.cpu_count() or 1, MOST_JOBS), progress)
+        kernels.compile(jobs or min(os.cpu_count() or 1, MOST_JOBS), progress)
         progress(f"compiled after {time.monotonic() - start:.0f} s")
         bench = AllParts(Gemms(), Producers(kernels.module))
-        tally = record(parts, book, bench, GraphClock(), progress, wanted.seconds - (time.monotonic() - start))
+        tally = record(parts, book, bench, GraphClock(), progress, seconds - (time.monotonic() - start))
     progress(f"{tally}, in {time.monotonic() - start:.0f} s")
     return tally

@@ -9,7 +9,7 @@ from loka.codegen.chain_names import INDENT, ChainNames, Kernels, assigned, prod
 from loka.codegen.chain_shapes import ChainShape, StageShape
 from loka.codegen.known import both_copies, under
 from loka.codegen.layout import WIDTH
-from loka.kernels.rendered_specs import NormBackward, Products, Spec, Transpose, Turn
+from loka.kernels.rendered_specs import LARGEST_COUNT, NormBackward, Products, Spec, Transpose, Turn
 from loka.numerics.names import Gemm
 
 
@@ -43,13 +43,15 @@ class _Backward:
                 self._known_stage(index)
             else:
                 (self._fp8_stage if self._shape.fp8 else self._plain_stage)(index)
+            self._reduce(LARGEST_COUNT["reduce"])
         if self._ends_with_x:
             self._before(INDENT)
+        self._reduce(1)
+        if self._ends_with_products:
+            self._add(self._needs("x"))
+            self._products("x", "dx", "x_dtype", ["grad"], INDENT + 4)
         for other in self._shape.others:
             self._other(other)
-        partials, vectors = [partial for partial, _ in self._sums], [vector for _, vector in self._sums]
-        dtypes, totals = [f"{vector}.dtype" for vector in vectors], [f"d{vector}" for vector in vectors]
-        self.lines += reduced(self._kernels, partials, dtypes, totals, INDENT)
         nothing = ["None"] * (1 + len(self._names.ticks()))
         known = {name for index in range(len(self._shape.stages)) for name in self._names.known(index)}
         self._return([*("None" if name in known else f"d{name}" for name in self._inputs), *nothing])
@@ -58,6 +60,20 @@ class _Backward:
     def _ends_with_x(self) -> bool:
         """Whether the input's gradient is always computed: a norm with parameters before the first linear needs it."""
         return bool(self._names.pre_vectors())
+
+    @property
+    def _ends_with_products(self) -> bool:
+        """Whether the input's gradient is that through the first linear, and shares of sums and products beside it."""
+        return self._shape.stages[0].before is None and any(self._shares("x"))
+
+    def _reduce(self, least: int) -> None:
+        """Add up the partial sums so far, as many in a launch as there can be, while there are at least so many.
+
+        Of rows of 3456 a partial sum is 5 MB: they are not kept longer than it takes to fill a launch.
+        """
+        while len(self._sums) >= least:
+            some, self._sums = self._sums[: LARGEST_COUNT["reduce"]], self._sums[LARGEST_COUNT["reduce"] :]
+            self.lines += reduced(self._kernels, some, INDENT)
 
     def _add(self, line: str, indent: int = INDENT) -> None:
         self.lines.append(" " * indent + line)
@@ -96,7 +112,8 @@ class _Backward:
     def _through_after(self, index: int, stage: StageShape, results: dict[str, str]) -> bool:
         """From the gradient of a stage's result to that of its product; False where no kernel is needed for that."""
         reader = self._shape.reader(index)
-        spec: Spec | None = shapes.backward_after(stage, self._shape.fp8, carried=reader is not None)
+        carry = not self._shape.leaves_sum(index)
+        spec: Spec | None = shapes.backward_after(stage, self._shape.fp8, carried=reader is not None, carry=carry)
         if spec is None:
             return False
         if self._shape.known and isinstance(spec, NormBackward):
@@ -111,7 +128,9 @@ class _Backward:
         arguments |= self._names.scaled("dy", index)
         sums = {f"d{key}": f"{vector}_sums" for key, vector in vectors.items()}
         self.lines += statement(self._kernels, spec, arguments, {**results, **sums, "dsum": f"dsum{s}"}, INDENT)
-        if stage.summed and "dsum" not in spec.results:
+        if not carry:
+            self._add(f"grad{s} = grad  # with {known['carried']} the gradient of {self._names.sum(index)}")
+        elif stage.summed and "dsum" not in spec.results:
             self._add(f"dsum{s} = grad")
         self._sums += [(sums[f"d{key}"], vectors[key]) for key in vectors if f"d{key}" in spec.results]
         return True
@@ -126,16 +145,14 @@ class _Backward:
         else:
             self._add(self._needs("x"))
             self._turn(index, ("dy", "x", "weight"), INDENT + 4)
-        summed = not index and stage.before is None and any(self._shares("x"))
-        target, dtype = ("grad", "dtype") if index or stage.before is not None or summed else ("dx", "x_dtype")
+        plain = not index and stage.before is None and not self._ends_with_products
+        target, dtype = ("dx", "x_dtype") if plain else ("grad", "dtype")
         operands = ("dy_fp8", "dy_scale", "weight_turned", "weight_spread")
         tick, indent = f"{self._tick(index)} + 1", INDENT if always else INDENT + 4
         self.lines += product(stage.recipe, Gemm.DGRAD, operands, target, dtype, tick, indent)
         if not always:
             if stage.before is not None:
                 self._before(INDENT + 4)
-            elif summed:
-                self._products("x", "dx", "x_dtype", ["grad"], INDENT + 4)
             self._add("else:")
             self._turn(index, ("dy", "x"), INDENT + 4)
         self._add(self._needs(f"weight{s}"))
@@ -197,12 +214,9 @@ class _Backward:
         arguments = {"values": f"weight_fp8{s}", "scale": f"weight_scale{s}", "largest": f"weight_largest{s}"}
         results = {"turned": "weight_turned", "spread": "weight_spread"}
         self.lines += statement(self._kernels, Turn(1), arguments, results, indent)
-        summed = not index and any(self._shares("x"))
-        target, dtype = ("grad", "dtype") if index or summed else ("dx", "x_dtype")
+        target, dtype = ("grad", "dtype") if index or self._ends_with_products else ("dx", "x_dtype")
         operands = ("dy_fp8", "dy_scale", "weight_turned", "weight_spread")
         self.lines += product(stage.recipe, Gemm.DGRAD, operands, target, dtype, f"{self._tick(index)} + 1", indent)
-        if summed:
-            self._products("x", "dx", "x_dtype", ["grad"], indent)
 
     def _turn(self, index: int, operands: Sequence[str], indent: int) -> None:
         """The transposed copies of a stage's operands, in one launch."""
@@ -253,10 +267,19 @@ class _Backward:
         for index, stage in enumerate(self._shape.stages):
             s = self._names.suffix(index)
             if stage.residual == argument:
-                plain.append(f"dsum{s}")
+                plain += self._sum_gradient(index)
             if stage.times == argument:
-                pairs.append((f"dsum{s}", f"y{s}", f"bias{s}" if stage.bias else None))
+                bias = f"bias{s}" if stage.bias else None
+                pairs += [(part, f"y{s}", bias) for part in self._sum_gradient(index)]
         return plain, pairs
+
+    def _sum_gradient(self, index: int) -> list[str]:
+        """The matrices that the gradient of a stage's sum is the sum of."""
+        s = self._names.suffix(index)
+        reader = self._shape.reader(index)
+        if reader is None or not self._shape.leaves_sum(index):
+            return [f"dsum{s}"]
+        return [f"grad{s}", f"dsum{self._names.suffix(reader)}"]
 
     def _products(self, argument: str, target: str, dtype: str, plain: Sequence[str], indent: int) -> None:
         """`target` as the sum of an argument's shares and of `plain` matrices."""

@@ -213,19 +213,11 @@ def statement(
     return assigned([results[name] for name in spec.results], values, indent)
 
 
-def reduced(
-    kernels: Kernels, partials: Sequence[str], dtypes: Sequence[str], totals: Sequence[str], indent: int
-) -> list[str]:
-    """Sums of partial sums, in as few launches as there can be."""
-    lines: list[str] = []
-    done = 0
-    for count in shapes.reductions(len(partials)) if partials else ():
-        span = slice(done, done + count)
-        pairs = zip(partials[span], dtypes[span], strict=True)
-        values = kernels.call(Reduce(count), [argument for pair in pairs for argument in pair])
-        lines += assigned(totals[span], values, indent)
-        done += count
-    return lines
+def reduced(kernels: Kernels, sums: Sequence[tuple[str, str]], indent: int) -> list[str]:
+    """Sums of partial sums in one launch; each stands with the vector whose gradient it is, in whose dtype."""
+    arguments = [argument for partial, vector in sums for argument in (partial, f"{vector}.dtype")]
+    value = kernels.call(Reduce(len(sums)), arguments)
+    return assigned([f"d{vector}" for _, vector in sums], value, indent)
 
 
 def assigned(targets: Sequence[str], value: Code, indent: int) -> list[str]:

@@ -118,7 +118,8 @@ class Recording:
 
         Raises InputError where its figures make no sense, or where the file cannot be written.
         """
-        kept = measurement.checked()
+        measurement.check()
+        kept = measurement.rounded()
         figures = (kept.us, kept.spread, kept.runs, kept.mere, kept.sqnr_db, kept.wrong, _now())
         try:
             row = (self._key(kept.part.kernel), *_part_row(kept.part), *figures)
@@ -198,7 +199,8 @@ def _rows(connection: sqlite3.Connection, path: Path, target: str) -> list[Recor
                 machines[key] = versions, finished is not None
         for key, work, kernel, *rest in connection.execute("SELECT * FROM measurements"):
             if key in machines:
-                measurement = Measurement(Part(Work(work), kernel, *rest[:6]), *rest[6:12]).checked()
+                measurement = Measurement(Part(Work(work), kernel, *rest[:6]), *rest[6:12])
+                measurement.check()
                 rows.append(Recorded(*machines[key], rest[12], measurement))
     except (InputError, ValueError, TypeError) as error:  # what `add` would not have taken
         raise InputError(f"{path}: damaged: {error}; take it from where it was kept, or record it again") from error
@@ -211,7 +213,7 @@ def _part_row(part: Part) -> tuple[str | int, ...]:
 
 
 def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @contextlib.contextmanager

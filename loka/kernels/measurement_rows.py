@@ -31,20 +31,30 @@ class Measurement:
     sqnr_db: float | None
     wrong: str = ""  # why its numbers are wrong: such a kernel is never chosen; "" where they are right
 
-    def checked(self) -> Measurement:
-        """The same with its figures rounded as files keep them. Raises InputError where one makes no sense."""
+    def check(self) -> None:
+        """Raises InputError where a figure makes no sense."""
+        wrong = self._nonsense()
+        if wrong:
+            part = self.part
+            raise InputError(
+                f"measurement of {part.kernel} {part.work.value} {size_words(part)}: {wrong}; measure it again"
+            )
+
+    def _nonsense(self) -> str:
         part = self.part
-        where = f"measurement of {part.kernel} {part.work.value} {size_words(part)}"
-        sizes = (part.rows, part.columns) if part.work is not Work.GEMM else (part.rows, part.columns, part.contraction)
-        if min(sizes) < 1 or (part.work is not Work.GEMM and part.contraction != 0):
-            raise InputError(f"{where}: sizes are 1 or more, and the contraction of what is no GEMM is 0")
-        if not math.isfinite(self.us) or self.us < 0 or (self.us == 0 and not self.wrong):
-            raise InputError(f"{where}: {self.us} us is no time of a kernel; measure it again")
-        if not math.isfinite(self.spread) or self.spread < 0 or self.runs < 0:
-            raise InputError(f"{where}: a spread of {self.spread} over {self.runs} runs is none; measure it again")
-        for figure in (self.mere, self.sqnr_db):
-            if figure is not None and math.isnan(figure):
-                raise InputError(f"{where}: its error is not a number; give the reason as `wrong` and inf as its MERE")
+        is_gemm = part.work is Work.GEMM
+        if part.rows < 1 or part.columns < 1 or (part.contraction < 1 if is_gemm else part.contraction != 0):
+            return "sizes are 1 or more, and the contraction of what is no GEMM is 0"
+        if not 0 <= self.us < math.inf or (self.us == 0 and not self.wrong):
+            return f"{self.us} us is no time of a kernel"
+        if not 0 <= self.spread < math.inf or self.runs < 0:
+            return f"{self.spread} is no spread, or {self.runs} no number of runs"
+        if self.mere != self.mere or self.sqnr_db != self.sqnr_db:
+            return "its error is not a number, where one that is not finite has inf as its MERE"
+        return ""
+
+    def rounded(self) -> Measurement:
+        """The same with its figures as files keep them."""
         return replace(
             self,
             us=rounded(self.us),
@@ -76,8 +86,8 @@ class MeasuredSet:
 
     machine: Versions
     libraries: tuple[tuple[str, str], ...]  # (kernel, version of its own library), where it has one
-    date: str  # of the newest measurement, UTC: "2026-11-21T09:33:00Z"
-    measurements: tuple[Measurement, ...]
+    date: str  # of the newest measurement, UTC: "2026-11-21T09:33:00.125Z"
+    measurements: tuple[Measurement, ...]  # checked and rounded
     others: tuple[str, ...] = ()  # what the file has beside it, in words: not used
 
     @classmethod

@@ -125,7 +125,9 @@ def _set(rows: Sequence[Any]) -> MeasuredSet:
 def _measurement(kind: Kind, row: Sequence[Any]) -> Measurement:
     rows, columns, contraction, us, spread, runs, mere, sqnr_db, *wrong = row
     part = Part(kind.work, kind.kernel, rows, columns, contraction, kind.dtype, kind.recipe, kind.around)
-    return Measurement(part, us, spread, runs, _read(mere), _read(sqnr_db), *wrong).checked()
+    measurement = Measurement(part, us, spread, runs, _read(mere), _read(sqnr_db), *wrong)
+    measurement.check()
+    return measurement
 
 
 def _written(figure: float | None) -> float | str | None:

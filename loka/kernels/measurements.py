@@ -5,7 +5,7 @@ machine (`measurement_choice`). A part that was not measured itself is answered 
 work, kernel, dtype, recipe, and norm or activation. The rules:
 
 - GEMMs: between measured neighbours by rows, columns and contraction, linear in the logarithms of sizes and time.
-  Works bound by memory: by bytes, linear between neighbours of the same width, then between the two nearest widths.
+  Works bound by memory: between neighbours by rows and columns, linear in sizes, and so in bytes.
   Neighbours lie within a factor of four on either side. INTERPOLATED; never outside the times of the neighbours.
 - Where a side has no such neighbour, outside of what was measured or in a gap: the nearest measured place, its time
   scaled by the ratio of the bounds of both (`part_bounds`): bytes at the device's bandwidth or FLOPs at its peak,
@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from loka.errors import InputError
@@ -68,13 +69,10 @@ class _Known:
 class Measurements(Costs):
     """Measured parts of one machine, in memory, read-only."""
 
-    name: str  # of the file, as the plan names it
-    sha256: str  # of its measurements: the same for an SQLite file and the text exported from it
-
     def __init__(self, measured: MeasuredSet, name: str) -> None:
         """From a set that was read."""
-        self.name = name
-        self.sha256 = digest(lines_of(measured))
+        self.name = name  # of the file, as the plan names it
+        self._set = measured
         self.machine = measured.machine
         self.libraries = dict(measured.libraries)
         self.date = measured.date
@@ -115,10 +113,29 @@ class Measurements(Costs):
     @classmethod
     def of(cls, measurements: Iterable[Measurement], machine: Versions, name: str = "measurements") -> Measurements:
         """From measurements at hand. Raises InputError where a figure makes no sense."""
-        return cls(MeasuredSet.of(machine, (), "", (each.checked() for each in measurements)), name)
+        kept = []
+        for each in measurements:
+            each.check()
+            kept.append(each.rounded())
+        return cls(MeasuredSet.of(machine, (), "", kept), name)
+
+    @property
+    def measured(self) -> tuple[Measurement, ...]:
+        """All measurements, in the order of their kinds and sizes."""
+        return self._set.measurements
 
     def __len__(self) -> int:
         return len(self._exact)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of its measurements: the same for an SQLite file and the text exported from it."""
+        return digest(lines_of(self._set))
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What was measured, with right numbers or wrong ones."""
+        return tuple(self._exact)
 
     def time(self, part: Part) -> Timed | None:
         """A part's time by the rules above; None where nothing of its kind was measured, or its numbers are wrong."""

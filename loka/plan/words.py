@@ -81,6 +81,11 @@ def evidence_words(evidence: Evidence | None) -> str:
     return f"{evidence.verdict.value}, MERE {mere_words(evidence.mere)}, SQNR {_decibels(evidence.sqnr_db)}"
 
 
+def time_words(us: float) -> str:
+    """A time: `43.2 us`, `1204 us`."""
+    return f"{us:.1f} us" if us < 1000 else f"{us:.0f} us"
+
+
 def over_words(mere: Interval, sqnr_db: Interval, budget: Budget) -> str:
     """Which figures lie wholly outside the budget: `MERE 0.26 [0.25, 0.27] over the budget 0.2`."""
     found = []
