@@ -5,7 +5,7 @@ crossover map stands; long rows, as fprop and dgrad have; long contractions, as 
 recommenders. fprop, dgrad and wgrad of all sites share them: which of the three a GEMM is, its sizes do not say.
 
 Counted for an H100, at 10 to 25 ms a part: 1,058 GEMM sizes on seven to eleven kernels and recipes, some on a part of
-the sizes only, and 16 producers on 10 widths and 8 numbers of rows. The largest products take 12 ms in BF16, so that
+the sizes only, and 16 producers on 10 widths and 8 to 11 numbers of rows. The largest products take 12 ms in BF16, so that
 arithmetic is a small part of it all.
 """
 
@@ -50,6 +50,7 @@ SPARSE_RECIPES = (
 
 WIDTHS = (64, 128, 256, 512, 1024, 2048, 3456, 4096, 8192, 16384)
 ROWS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+FEW_ROWS = (64, 128, 256)  # of weights; and the map has batches as small
 LARGEST_MATRIX = 2**28  # elements
 WRITTEN = ("bfloat16", "e4m3 rowwise")
 AROUNDS = ("layer_norm", "layer_norm silu", "rms_norm", "block_norm hardswish", "relu", "silu")
@@ -114,7 +115,8 @@ def rendered_gemms() -> Iterator[Part]:
 
 def producer_parts(work: Work) -> Iterator[Part]:
     """Every width and number of rows that a matrix of LARGEST_MATRIX elements has room for."""
-    sizes = [(rows, width) for width in WIDTHS for rows in ROWS if rows * width <= LARGEST_MATRIX]
+    heights = ROWS if work in (Work.FORWARD, Work.BACKWARD) else (*FEW_ROWS, *ROWS)
+    sizes = [(rows, width) for width in WIDTHS for rows in heights if rows * width <= LARGEST_MATRIX]
     if work is Work.TURN:  # columns are free there: the weights of the widest linears too
         sizes += [(1024, 123200), (2048, 123200), (1024, 32768), (2048, 32768)]
     for rows, width in sizes:
