@@ -16,7 +16,7 @@ OLDEST = {"torch": (2, 11), "triton": (3, 6)}  # what LoKA is written for and te
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One line of the report. `status` is ok, missing or problem; only a problem keeps LoKA from working."""
+    """One line of the report. `status` is ok, missing, stale or problem; only a problem keeps LoKA from working."""
 
     name: str
     status: str

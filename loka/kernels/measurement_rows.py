@@ -86,7 +86,7 @@ class MeasuredSet:
 
     machine: Versions
     libraries: tuple[tuple[str, str], ...]  # (kernel, version of its own library), where it has one
-    date: str  # of the newest measurement, UTC: "2026-11-21T09:33:00Z"
+    date: str  # of the newest measurement, UTC: "2026-11-21T09:33:00.125Z"
     measurements: tuple[Measurement, ...]  # checked and rounded
     others: tuple[str, ...] = ()  # what the file has beside it, in words: not used
 

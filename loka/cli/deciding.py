@@ -1,0 +1,127 @@
+"""What plans are decided by, for `loka doctor`: measurements and profiles, and whether they fit this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loka.bench.record_run import libraries
+from loka.cli.environment import Item
+from loka.errors import InputError
+from loka.kernels.catalogue import HOPPER_TARGETS, REFERENCE_TARGET
+from loka.kernels.measurements import Measurements
+from loka.kernels.versions import Versions
+from loka.plan.evidence import check_sites, open_profile
+from loka.plan.make import examine
+from loka.plan.measured import open_measurements
+from loka.policy.load import load_policy
+from loka.policy.policy import Policy
+
+RECORD = "loka bench kernels --record FILE"
+_LISTED = 3  # sites that a note names
+
+
+def this_device() -> Versions | None:
+    """The current CUDA device with its versions, None where there is none."""
+    try:
+        return Versions.here()
+    except InputError:
+        return None
+
+
+def shipped_items(here: Versions | None) -> tuple[Item, ...]:
+    """The sets of measurements that come with LoKA, and that there is none for a target."""
+    items = []
+    for target in HOPPER_TARGETS:
+        name = f"measurements {target}"
+        try:
+            found = Measurements.shipped(target)
+        except InputError as error:
+            items.append(Item(name, "problem", "", f"{error}; install LoKA again"))
+            continue
+        if found is None:
+            items.append(Item(name, "missing", "", f"none ship for {target}; a policy can name its own: {RECORD}"))
+        elif here is not None and not here.is_of(target):
+            items.append(Item(name, "ok", described(found), f"for plans for {target}; this machine has {here.device}"))
+        else:
+            items.append(fitting(name, found, here))
+    return tuple(items)
+
+
+def policy_items(path: str, here: Versions | None) -> tuple[Item, ...]:
+    """What one policy is decided by. Raises InputError where the policy itself cannot be read."""
+    policy = load_policy(path)
+    return (_target(policy, here), _measurements(policy, here), _profile(policy))
+
+
+def fitting(name: str, found: Measurements, here: Versions | None) -> Item:
+    """Measurements of a target against a machine that the target means, or that has no GPU."""
+    if here is None:
+        return Item(name, "ok", described(found), _noted("no GPU here to compare with", found.others))
+    stale = found.stale(here, libraries())
+    if not stale:
+        return Item(name, "ok", described(found), _noted("made with what this machine has", found.others))
+    advice = f"plans are the same as on any machine; to decide by this one: {RECORD}, and `measurements: FILE`"
+    return Item(name, "stale", described(found), _noted(f"{'; '.join(stale)}; {advice}", found.others))
+
+
+def described(found: Measurements) -> str:
+    """`13310 parts on NVIDIA H100 80GB HBM3, driver 575.57.08, ..., 2026-11-21`."""
+    return f"{len(found)} parts on {found.machine}, {found.date[:10]}"
+
+
+def _noted(note: str, others: Sequence[str]) -> str:
+    return "; ".join([note, *others])
+
+
+def _target(policy: Policy, here: Versions | None) -> Item:
+    name, target = "policy target", policy.target
+    if target == REFERENCE_TARGET:
+        return Item(name, "ok", target, "runs anywhere, slowly")
+    if here is None:
+        return Item(name, "ok", target, "can be planned and generated here; runs in FP8 on that device")
+    if here.is_of(target):
+        return Item(name, "ok", target, f"this machine has {here.device}")
+    return Item(
+        name, "stale", target, f"this machine has {here.device}: generate for it (`target:`), or run where {target} is"
+    )
+
+
+def _measurements(policy: Policy, here: Versions | None) -> Item:
+    name = "policy measurements"
+    try:
+        found = open_measurements(policy)
+    except InputError as error:
+        return Item(name, "problem", policy.measurements or "", str(error))
+    if found is None and policy.target == REFERENCE_TARGET:
+        return Item(name, "ok", "", "none are needed: there is nothing to choose from on the reference path")
+    if found is None:
+        note = f"none named and none ship for {policy.target}: time decides nothing; {RECORD} on that device"
+        return Item(name, "missing", "", note)
+    if policy.measurements is None:
+        return Item(name, "ok", found.name, f"none named: the set that ships, {described(found)}")
+    if here is not None and not here.is_of(policy.target):
+        return Item(name, "ok", described(found), f"{found.name}, for plans for {policy.target}")
+    item = fitting(name, found, here)
+    return Item(item.name, item.status, item.found, f"{found.name}; {item.note}")
+
+
+def _profile(policy: Policy) -> Item:
+    name, probe = "policy profile", f"loka probe {policy.path}"
+    try:
+        known = open_profile(policy)
+    except InputError as error:
+        return Item(name, "problem", policy.profile or "", str(error))
+    if known is None:
+        return Item(name, "missing", "", f"none named: `compute: auto` keeps every site as it is; {probe}")
+    seen = known.profile
+    found = f"{known.name}: {len(known.sites)} sites, {seen.samples} of {seen.steps} steps, {seen.created[:10]}"
+    try:
+        sites = examine(policy).sites
+        check_sites(known, sites)
+    except InputError as error:
+        return Item(name, "problem", found, str(error))
+    new = [site.name for site in sites if site.name not in known.sites and site.blocked is None]
+    if not new:
+        return Item(name, "ok", found, f"has every site of {policy.model.factory} that can be patched")
+    listed = ", ".join(new[:_LISTED]) + (f" and {len(new) - _LISTED} more" if len(new) > _LISTED else "")
+    return Item(name, "stale", found, f"lacks {listed} of {policy.model.factory}: {probe}")
