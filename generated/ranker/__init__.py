@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "5523823a22a500de2ce15c2c14957afc8e7238608f49cd5aef792b38fbca2c05"
+STAMP = "2152c19029d26717a3a3173a2db432218701ee78cb32ec8f326b21ce7f155631"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

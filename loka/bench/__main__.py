@@ -30,14 +30,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--record", type=Path, metavar="FILE", help="of kernels: measure parts into this file")
     parser.add_argument("--parts", help=f"of --record: {', '.join(PARTS)}; default: all")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="of --record: stop then, to go on another time")
+    parser.add_argument(
+        "--policy", type=Path, help="of --record: the parts that this policy's sites need, and no others"
+    )
+    parser.add_argument("--seconds", type=float, default=math.inf, help="when to stop recording, to go on again")
     parser.add_argument("--jobs", type=int, default=0, help="of --record: processes that compile; default: by the CPUs")
     parser.add_argument("--export", type=Path, metavar="FILE", help="of kernels: write measurements as text")
     parser.add_argument("--target", default="h100", help="whose measurements are exported, mapped or compared")
     options = parser.parse_args(arguments)
     order = Order(
-        options.what, tuple(options.names), options.record, options.parts, options.seconds, options.jobs,
-        options.export, options.target, options.out,
+        options.what, tuple(options.names), options.record, options.parts, options.policy, options.seconds,
+        options.jobs, options.export, options.target, options.variants, options.out,
     )  # fmt: skip
     if order.of_records:
         return done(order)

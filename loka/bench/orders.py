@@ -1,9 +1,10 @@
-"""What `loka bench` does with recorded parts: recording them, exporting, the crossover map, and regret."""
+"""What `loka bench` does with recorded parts: recording them, exporting, the crossover map, regret, and Dispatch."""
 
 from __future__ import annotations
 
 import math
 import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +12,21 @@ from pathlib import Path
 from loka.bench import crossover, regret
 from loka.bench.comparison import Progress
 from loka.bench.crossover_plot import plot
+from loka.bench.dispatch_cases import SHAPES
+from loka.bench.dispatch_run import run_dispatch
+from loka.bench.dispatch_table import VARIANTS, to_markdown
 from loka.bench.machine import require_gpu
 from loka.bench.record_book import FileBook
 from loka.bench.record_run import libraries, parts_of, run_record
+from loka.bench.regions import parse_shape
 from loka.bench.results import usable_folder, write_text
+from loka.bench.variants import choose
 from loka.errors import InputError
 from loka.kernels.measurements import Measurements, Recording, Versions, export
 
-MAP, REGRET = "crossover", "regret"
-WHAT = (MAP, REGRET)
+MAP, REGRET, DISPATCH = "crossover", "regret", "dispatch"
+WHAT = (MAP, REGRET, DISPATCH)
+LINES = "dispatch.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +34,27 @@ class Order:
     """What a person asks for, as it was typed."""
 
     what: str  # kernels, crossover or regret
-    names: tuple[str, ...] = ()  # files of measurements
+    names: tuple[str, ...] = ()  # files of measurements; for dispatch one, and regions as M,N,K
     record: Path | None = None  # file that measurements are written into
     parts: str | None = None  # kinds of parts, comma-separated
+    policy: Path | None = None  # whose sites' parts are recorded, in place of those that ship
     seconds: float = math.inf  # after which recording stops, to go on another time
     jobs: int = 0  # processes that compile, by the CPUs where 0
     export: Path | None = None  # file that measurements are written into as text
     target: str = "h100"  # whose measurements are exported, mapped or compared
+    variants: str | None = None  # of dispatch
     out: Path = Path("docs/results")
 
     @property
     def of_records(self) -> bool:
         """Whether it is one of those here, and no comparison of `loka.bench.request`."""
-        return self.what in WHAT or self.record is not None or self.export is not None
+        return self.what in WHAT or any(each is not None for each in (self.record, self.export, self.policy))
 
     def command(self) -> str:
         """As it is typed again."""
         parts = ["loka", "bench", self.what, *self.names]
-        for option, value in (("--record", self.record), ("--parts", self.parts), ("--export", self.export)):
+        options = {"--record": self.record, "--parts": self.parts, "--policy": self.policy, "--export": self.export}
+        for option, value in options.items():
             parts += [option, str(value)] if value is not None else []
         return shlex.join(parts)
 
@@ -58,6 +68,10 @@ def carry_out(order: Order, progress: Progress) -> str:
         return draw_map(order)
     if order.what == REGRET:
         return compare(order)
+    if order.what == DISPATCH:
+        return dispatch(order, progress)
+    if order.policy is not None and order.record is None:
+        raise InputError("loka bench kernels: --policy says what is recorded; name the file with --record")
     if order.what != "kernels":
         raise InputError(f"loka bench {order.what}: --record and --export are for `loka bench kernels`; leave them out")
     lines = []
@@ -74,7 +88,7 @@ def record(order: Order, file: Path, progress: Progress) -> str:
     """Measure what the file has not got."""
     works = tuple(filter(None, (order.parts or "").split(",")))
     known = libraries()
-    parts = parts_of(works)
+    parts = parts_of(works, order.policy)
     require_gpu()
     with Recording(file, lambda kernel: Versions.here(known.get(kernel, ""))) as recording:
         tally = run_record(FileBook(recording), parts, progress, order.seconds, order.jobs)
@@ -119,3 +133,20 @@ def compare(order: Order) -> str:
         regret.summarise("GEMMs, all kernels and recipes", regret.gemm_problems(parts), first, second)
     ]
     return regret.to_text(summaries, regret.drift(parts, first, second))
+
+
+def dispatch(order: Order, progress: Progress) -> str:
+    """Plan the regions by measurements, measure what is not in the file of lines yet, and write the table."""
+    end = time.monotonic() + order.seconds
+    if not order.names:
+        raise InputError("loka bench dispatch: name a file of measurements, and then regions as M,N,K, or none for all")
+    shapes = tuple(map(parse_shape, order.names[1:])) or SHAPES
+    variants = choose(order.variants, VARIANTS)
+    known = Measurements.open(order.names[0], order.target)
+    require_gpu()
+    usable_folder(order.out)
+    lines = run_dispatch(order.out / LINES, known, shapes, variants, progress, lambda: time.monotonic() > end)
+    source = f"By {known.name}, measured until {known.date}"
+    page = to_markdown(lines, str(known.machine), source)
+    write_text(order.out / "dispatch.md", page)
+    return f"{page}\nwrote {order.out / LINES} and {order.out / 'dispatch.md'}"

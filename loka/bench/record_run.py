@@ -13,8 +13,9 @@ from loka.bench.machine import environment, version_of
 from loka.bench.record import AllParts, Book, Tally, in_order, record
 from loka.bench.record_clock import GraphClock
 from loka.bench.record_gemms import FBGEMM, Gemms
-from loka.bench.record_grid import grid
+from loka.bench.record_grid import PARTS, grid
 from loka.bench.record_kernels import Kernels
+from loka.bench.record_policy import parts_of_policy
 from loka.bench.record_producers import Producers
 from loka.kernels.parts import Part
 
@@ -27,10 +28,16 @@ def libraries() -> dict[str, str]:
     return {FBGEMM: found} if found is not None else {}
 
 
-def parts_of(works: Sequence[str]) -> tuple[Part, ...]:
-    """The parts that ship of these kinds, of all where none is named. Raises InputError for another kind."""
+def parts_of(works: Sequence[str], policy: Path | None = None) -> tuple[Part, ...]:
+    """The parts of these kinds, of all where none is named: those that ship, or those that a policy's sites need.
+
+    Raises InputError for another kind, and as planning does.
+    """
     fbgemm = FBGEMM in libraries()
-    return grid(works, fbgemm) if works else grid(fbgemm=fbgemm)
+    chosen = grid(works or PARTS, fbgemm)
+    if policy is None:
+        return chosen
+    return tuple(part for part in parts_of_policy(policy) if not works or part.work in works)
 
 
 def run_record(

@@ -18,7 +18,7 @@ NAME = "bench"
 
 
 def command(
-    what: Annotated[str, typer.Argument(metavar="kernels|region|model|crossover|regret", show_default=False)],
+    what: Annotated[str, typer.Argument(metavar="kernels|region|model|crossover|regret|dispatch", show_default=False)],
     names: Annotated[
         list[str] | None,
         typer.Argument(
@@ -39,7 +39,10 @@ def command(
     parts: Annotated[
         str | None, typer.Option(help="Of --record: kinds of parts, comma-separated. Default: all.")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Of --record: stop then, to go on another time.")] = math.inf,
+    policy: Annotated[
+        Path | None, typer.Option(help="Of --record: the parts that its sites need, no others.", show_default=False)
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="When to stop recording, to go on again.")] = math.inf,
     jobs: Annotated[int, typer.Option(help="Of --record: processes that compile; 0: by the CPUs.")] = 0,
     export: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Of kernels: write measurements as text.", show_default=False)
@@ -51,7 +54,7 @@ def command(
     gc.enable()
     from loka.bench.orders import Order, carry_out
 
-    order = Order(what, tuple(names or ()), record, parts, seconds, jobs, export, target, out)
+    order = Order(what, tuple(names or ()), record, parts, policy, seconds, jobs, export, target, variants, out)
     if order.of_records:
         print(carry_out(order, note))
         return

@@ -9,7 +9,7 @@ from importlib import metadata, util
 import torch
 
 from loka import __version__
-from loka.kernels.scaled_mm import FP8_CAPABILITY
+from loka.kernels.devices import FP8_CAPABILITY
 
 OLDEST = {"torch": (2, 11), "triton": (3, 6)}  # what LoKA is written for and tested from
 

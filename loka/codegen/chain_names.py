@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from loka.codegen import chain_shapes as shapes
 from loka.codegen.chain_shapes import ChainShape
-from loka.codegen.layout import WIDTH, Code, call, lay_out, quoted
+from loka.codegen.gemm_calls import gemm_call
+from loka.codegen.layout import WIDTH, Code, call, lay_out
 from loka.codegen.recipes import SiteRecipe
 from loka.errors import LokaError
 from loka.kernels.rendered_specs import NormForward, Reduce, Spec
-from loka.numerics.names import Accumulation, Gemm, Scaling
+from loka.numerics.names import Gemm, Scaling
 
 INDENT = 8
 _COPIES = (("values", "fp8"), ("turned", "turned"), ("scale", "scale"))  # results of `QuantiseTurned`, and their names
@@ -259,7 +260,7 @@ def product(
     indent: int,
     bias: str | None = None,
 ) -> list[str]:
-    """`result = dispatch.scaled_mm(...)` ; of the scales of a turned tensorwise operand the first is all."""
+    """`result = ` the FP8 product; of the scales of a turned tensorwise operand the first is all."""
     found = dict(recipe.items())[gemm]
     if found is None:
         raise LokaError(f"a chain's {gemm} has no recipe. This is a fault in LoKA: please report it.")
@@ -267,8 +268,5 @@ def product(
     for place, operand in enumerate(found.operands):
         if operand.scaling is Scaling.TENSORWISE and operand.turned:
             texts[2 * place + 1] += "[:1]"
-    scalings = [quoted(operand.scaling.value) for operand in found.operands]
-    fast = repr(found.accumulation == Accumulation.FAST)
-    arguments = [*texts, *scalings, dtype, fast, tick, *([] if bias is None else [bias])]
-    value = call("dispatch.scaled_mm", map(Code, arguments))
+    value = gemm_call(gemm, found, texts, dtype, tick, bias)
     return lay_out(f"{result} = ", value, "", indent).split("\n")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from loka.codegen.recipes import GemmRecipe, SiteRecipe
+from loka.codegen.gemm_calls import GemmRecipe
+from loka.codegen.recipes import SiteRecipe
 from loka.errors import LokaError
 from loka.kernels.rendered_specs import (
     ACTIVATIONS,

@@ -70,6 +70,11 @@ class Chains:
         """Every chain for frozen weights that was asked for."""
         return tuple(_frozen(shape, name) for shape, name in self._frozen.items())
 
+    @property
+    def known(self) -> bool:
+        """Whether any has known scales."""
+        return any(shape.known for shape in (*self._trained, *self._frozen))
+
     def specs(self) -> tuple[Spec, ...]:
         """The kernels that the chains call."""
         kernels = Kernels()

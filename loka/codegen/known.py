@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from loka.codegen.recipes import GemmRecipe, SiteRecipe
+from loka.codegen.gemm_calls import GemmRecipe
+from loka.codegen.recipes import SiteRecipe
 from loka.errors import LokaError
 from loka.kernels.quantisation import ROWWISE, Quantisation
 from loka.kernels.rendered_specs import NormBackward, NormForward, QuantiseTurned

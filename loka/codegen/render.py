@@ -100,6 +100,7 @@ def _kernels(templates: Templates, writer: ModuleWriter, common: dict[str, str])
             "frozen_chains": writer.chains.frozen_views(),
             "functions": writer.mixes.views(),
             "regions": writer.regions.views,
+            "known": writer.chains.known,
             "imports": sorted(writer.regions.imports),
             **common,
         },

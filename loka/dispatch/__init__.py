@@ -11,6 +11,7 @@ from loka.dispatch.patch import Patch, patch_of
 from loka.dispatch.precision import joined_dtype, output_dtype
 from loka.dispatch.saved import saved_tensors
 from loka.dispatch.stamps import check_stamps
+from loka.kernels.by_rows import mm_by_rows
 from loka.kernels.scaled_mm import scaled_mm
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "apply",
     "check_stamps",
     "joined_dtype",
+    "mm_by_rows",
     "output_dtype",
     "patch_of",
     "saved_tensors",

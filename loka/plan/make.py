@@ -111,8 +111,15 @@ def examine(policy: Policy) -> Examined:
 class Recorded(Costs, Protocol):
     """Costs that a plan names as what it was decided by."""
 
-    name: str
-    sha256: str
+    @property
+    def name(self) -> str:
+        """The file or set, as the plan names it."""
+        ...
+
+    @property
+    def sha256(self) -> str:
+        """Of its measurements."""
+        ...
 
 
 def plan_of(examined: Examined, known: Known | None = None, costs: Recorded | None = None) -> Plan:

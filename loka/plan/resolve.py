@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from loka.errors import InputError
-from loka.kernels.catalogue import KERNELS, Kernel
+from loka.kernels.catalogue import KERNELS, PREFERRED, Kernel
 from loka.kernels.parts import Costs
 from loka.numerics.names import Compute, Fuse, Gemm
 from loka.plan.choice import Problem, choose
@@ -36,11 +36,16 @@ class Situation:
     target: Target
     batch_size: int
     files: Mapping[str, str] = field(default_factory=dict)  # a policy file as the plan calls it -> as the user named it
-    kernels: tuple[Kernel, ...] = tuple(
-        kernel for kernel in KERNELS if kernel.name != AS_IS
-    )  # FP8, the first preferred
+    kernels: tuple[Kernel, ...] = ()  # FP8, the first preferred; (): PREFERRED, or, with measurements, all
     known: Known | None = None  # the policy's profile
     costs: Costs | None = None  # the measurements for the target
+
+    @property
+    def considered(self) -> tuple[Kernel, ...]:
+        """The kernels that FP8 may run on."""
+        if self.kernels or self.costs is None:
+            return self.kernels or PREFERRED
+        return tuple(kernel for kernel in KERNELS if kernel.name != AS_IS)
 
 
 class ImpossibleRuleError(InputError):
@@ -149,7 +154,7 @@ class _Resolver:
             return _kept(gemm, f"keep{by}", judged)
         obstacle = obstacle or lacking
         if obstacle is not None:
-            kernels = self._situation.kernels
+            kernels = self._situation.considered
             return _kept(gemm, obstacle, judged, tuple(Rejected(kernel.name, obstacle) for kernel in kernels))
         able, rejected = self._kernels(site, gemm, wanted, replace(asked, operands=operands))
         if not able:
@@ -255,7 +260,7 @@ def _sift(site: Site, gemm: Gemm, asked: GemmSettings, situation: Situation, pri
     able: list[str] = []
     rejected = []
     sizes, target = Sizes(site.rows.at(situation.batch_size), site.k, site.n), situation.target.value
-    for kernel in situation.kernels:
+    for kernel in situation.considered:
         reason = kernel.why_not(
             gemm, asked.operands, asked.accumulation, asked.padding, sizes.m, sizes.k, sizes.n, target
         )

@@ -22,7 +22,7 @@ from loka.policy.settings import Assignment
 from loka.sites.site import Site
 
 FORMAT = "loka.plan"
-VERSION = 2  # the newest that is read; what no measurement decided is written as version 1, which older LoKA read too
+VERSION = 2  # 2: measurements, and kernels by rows; a plan without any of it is written as 1
 
 Row = TypeVar("Row", bound=Hashable)
 
@@ -129,6 +129,8 @@ def to_json(plan: Plan) -> str:
         _show_evidence(decision)
         _show_turned(decision)
         _show_times(decision)
+        if not decision["by_rows"]:
+            del decision["by_rows"]
     for binding in data["bindings"]:
         _show_even(binding)
     return "{\n" + ",\n".join(f" {_dump(key)}: {_value(data[key])}" for key in sorted(data)) + "\n}\n"
@@ -188,7 +190,7 @@ def _to_file(plan: Plan) -> _PlanFile:
         rows.append(_SiteRow(site.site, gemms, history, *around))
     return _PlanFile(
         format="loka.plan",
-        version=1 if plan.measurements is None else 2,
+        version=2 if plan.measurements or any(decision.by_rows for decision in decisions.rows) else 1,
         name=plan.name,
         target=plan.target,
         batch_size=plan.batch_size,

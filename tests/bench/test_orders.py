@@ -15,6 +15,7 @@ from loka.bench.record_check import Check
 from loka.bench.record_clock import Span
 from loka.bench.record_gemms import Prepared
 from loka.bench.record_grid import grid
+from loka.bench.record_run import parts_of
 from loka.errors import InputError
 from loka.kernels.measurements import Measurements, Recording, Versions
 from loka.kernels.parts import Part, Source, Work
@@ -98,6 +99,7 @@ def test_two_recordings_are_compared(recorded: Path, tmp_path: Path, capsys: pyt
         (Order("region", record=Path("x")), "are for `loka bench kernels`"),
         (Order("kernels", ("gemm",), record=Path("x")), "name kinds of parts with --parts, not 'gemm'"),
         (Order("kernels", (), record=Path("x"), parts="gemms"), "no parts of the kind 'gemms'"),
+        (Order("kernels", (), policy=Path("x")), "name the file with --record"),
         (Order("kernels", (), export=Path("x")), "name the one file of measurements"),
         (Order("crossover", ("nowhere.sqlite",)), "is not there"),
     ],
@@ -112,3 +114,13 @@ def test_nothing_is_recorded_without_a_gpu(tmp_path: Path, capsys: pytest.Captur
     assert entry.main(["kernels", "--record", str(tmp_path / "none.sqlite")]) == 2
     assert "no CUDA device is visible" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_parts_of_a_policy_are_those_that_its_plan_asks_for(tmp_path: Path) -> None:
+    parts = parts_of((), Path("policies/ranker.yaml"))
+    assert {part.work for part in parts} >= {Work.GEMM, Work.QUANTISE, Work.TURN, Work.FORWARD, Work.BACKWARD}
+    rows = {part.rows for part in parts if part.work is Work.GEMM and part.kernel == "torch.scaled_mm"}
+    assert 4096 in rows
+    gemms = parts_of(("gemm",), Path("policies/ranker.yaml"))
+    assert set(gemms) == {part for part in parts if part.work is Work.GEMM}
+    assert len(set(parts)) == len(parts)
