@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,11 @@ SHAPE = Shape(8192, 2048, 1024)
 WIDE = Shape(256, 64, 20000)  # wider than a rendered kernel
 
 
-def known(fp8: float = 0.5, fast: float = 1.0, producers: float = 1.0) -> Measurements:
-    """Every part takes its bound, a GEMM in FP8 `fp8` of BF16's, with fast accumulation `fast` of that."""
+def known(fp8: float = 0.5, fast: float = 1.0, fbgemm: float = 0.0) -> Measurements:
+    """Every part takes its bound, a GEMM in FP8 `fp8` of BF16's, with fast accumulation `fast` of that.
+
+    Where `fbgemm` is not 0, FBGEMM takes that share of cuBLASLt's time.
+    """
     parts = []
     for m, k, n in ((8192, 1024, 2048), (256, 20000, 64)):
         for sizes in ((m, n, k), (m, k, n), (n, k, m)):
@@ -39,11 +43,13 @@ def known(fp8: float = 0.5, fast: float = 1.0, producers: float = 1.0) -> Measur
             for recipe in DENSE_RECIPES:
                 part = Part(Work.GEMM, "torch.scaled_mm", *sizes, recipe=recipe)
                 parts.append((part, part_us(own) * fp8 * (fast if "fast" in recipe else 1.0)))
+                if fbgemm and "rowwise" in recipe:
+                    parts.append((replace(part, kernel="fbgemm.rowwise"), fbgemm * parts[-1][1]))
         for rows, columns in ((m, k), (m, n), (n, k)):
             for work in (Work.QUANTISE, Work.TURN, Work.FORWARD, Work.BACKWARD, Work.COPY):
                 for recipe, around in kinds(work, 512):
                     part = Part(work, "rendered", rows, columns, recipe=recipe, around=around)
-                    parts.append((part, producers * part_us(part)))
+                    parts.append((part, part_us(part)))
     measured = {part: Measurement(part, us, 0.001, 9, None, None) for part, us in parts}
     return Measurements.of(measured.values(), MACHINE)
 
@@ -69,6 +75,16 @@ def test_plans_follow_the_measurements(workshop: Workshop) -> None:
     assert signature(plans["cublas-precise"]) == f"{precise}, wgrad torch.scaled_mm tensorwise precise"
     assert signature(plans[DISPATCH]) == signature(plans["cublas-fast"])
     assert all(map(is_rendered, plans.values()))
+
+
+def test_libraries_are_combined_for_each_gemm(workshop: Workshop) -> None:
+    plans = plans_of(SHAPE, workshop, known(fp8=0.3, fbgemm=0.9))
+    assert set(plans) == {FUSED, *(name for name in SINGLES if not name.startswith("mslk")), DISPATCH}
+    chosen = {gemm.gemm.value: gemm.kernel for gemm in plans[DISPATCH].sites[0].gemms}
+    assert chosen == {"fprop": "fbgemm.rowwise", "dgrad": "fbgemm.rowwise", "wgrad": "torch.scaled_mm"}
+    alone = {gemm.kernel for gemm in plans["fbgemm-precise"].sites[0].gemms}
+    assert "torch.scaled_mm" not in alone
+    assert is_rendered(plans[DISPATCH])
 
 
 def test_where_fp8_loses_everything_stays_in_bf16(workshop: Workshop) -> None:
