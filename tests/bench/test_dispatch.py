@@ -11,7 +11,7 @@ import pytest
 
 from loka.bench import dispatch_run
 from loka.bench.dispatch_bound import bound_us
-from loka.bench.dispatch_cases import COMPILED, DISPATCH, FUSED, SHAPES, SINGLES, is_rendered, plans_of, signature
+from loka.bench.dispatch_cases import COMPILED, DISPATCH, FUSED, SHAPES, SINGLES, decisions, gemm_words, is_rendered
 from loka.bench.dispatch_run import AS_COMPILED, Line, read_lines, run_dispatch
 from loka.bench.dispatch_table import best_words, means, times, to_markdown, variants_of
 from loka.bench.packages import Workshop
@@ -67,34 +67,36 @@ def test_there_are_27_regions_over_the_range() -> None:
 
 
 def test_plans_follow_the_measurements(workshop: Workshop) -> None:
-    plans = plans_of(SHAPE, workshop, known(fp8=0.3, fast=0.8))
+    plans = decisions(SHAPE, workshop, known(fp8=0.3, fast=0.8))
     assert set(plans) == {FUSED, "cublas-precise", "cublas-fast", DISPATCH}
     assert {gemm.kernel for gemm in plans[FUSED].sites[0].gemms} == {"as-is"}
-    assert signature(plans[FUSED]) == "fprop as-is, dgrad as-is, wgrad as-is"
+    assert plans[FUSED].runs == "fprop as-is, dgrad as-is, wgrad as-is"
     precise = "fprop torch.scaled_mm rowwise precise, dgrad torch.scaled_mm rowwise precise"
-    assert signature(plans["cublas-precise"]) == f"{precise}, wgrad torch.scaled_mm tensorwise precise"
-    assert signature(plans[DISPATCH]) == signature(plans["cublas-fast"])
-    assert all(map(is_rendered, plans.values()))
+    assert plans["cublas-precise"].runs == f"{precise}, wgrad torch.scaled_mm tensorwise precise"
+    assert plans[DISPATCH].runs == plans["cublas-fast"].runs
+    made = plans[DISPATCH].plan()
+    assert gemm_words(made.sites) == plans[DISPATCH].runs
+    assert is_rendered(made)
 
 
 def test_libraries_are_combined_for_each_gemm(workshop: Workshop) -> None:
-    plans = plans_of(SHAPE, workshop, known(fp8=0.3, fbgemm=0.9))
+    plans = decisions(SHAPE, workshop, known(fp8=0.3, fbgemm=0.9))
     assert set(plans) == {FUSED, *(name for name in SINGLES if not name.startswith("mslk")), DISPATCH}
     chosen = {gemm.gemm.value: gemm.kernel for gemm in plans[DISPATCH].sites[0].gemms}
     assert chosen == {"fprop": "fbgemm.rowwise", "dgrad": "fbgemm.rowwise", "wgrad": "torch.scaled_mm"}
     alone = {gemm.kernel for gemm in plans["fbgemm-precise"].sites[0].gemms}
     assert "torch.scaled_mm" not in alone
-    assert is_rendered(plans[DISPATCH])
+    assert is_rendered(plans[DISPATCH].plan())
 
 
 def test_where_fp8_loses_everything_stays_in_bf16(workshop: Workshop) -> None:
-    plans = plans_of(SHAPE, workshop, known(fp8=1.5))
-    assert {signature(plan) for plan in plans.values()} == {"fprop as-is, dgrad as-is, wgrad as-is"}
+    plans = decisions(SHAPE, workshop, known(fp8=1.5))
+    assert {plan.runs for plan in plans.values()} == {"fprop as-is, dgrad as-is, wgrad as-is"}
 
 
 def test_wide_regions_need_the_compiler(workshop: Workshop) -> None:
-    plans = plans_of(WIDE, workshop, known(fp8=0.01))
-    assert not is_rendered(plans["cublas-precise"])
+    plans = decisions(WIDE, workshop, known(fp8=0.01))
+    assert not is_rendered(plans["cublas-precise"].plan())
 
 
 def test_the_bound_is_bytes_and_the_best_gemms() -> None:
@@ -146,6 +148,9 @@ def test_lines_are_written_and_read_again(tmp_path: Path, on_a_device: list[tupl
     again = run_dispatch(file, costs, [SHAPE], (COMPILED, FUSED), lambda line: None, lambda: False)
     assert again == lines
     assert len(on_a_device) == 4
+    retried = run_dispatch(file, costs, [SHAPE], variants, lambda line: None, lambda: False)
+    assert [each.variant for each in retried[len(lines) :]] == ["cublas-fast"]
+    assert len(on_a_device) == 5
 
 
 def test_no_region_is_begun_when_the_time_is_over(tmp_path: Path, on_a_device: list[tuple[str, bool]]) -> None:
