@@ -153,6 +153,16 @@ def test_a_plain_product_errs_by_its_rounding_alone() -> None:
     assert check.sqnr_db > 50
 
 
+def test_float32_is_multiplied_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch, "mm", lambda a, b: seen.append(torch.get_float32_matmul_precision()) or a @ b)
+    before = torch.get_float32_matmul_precision()
+    (prepared,) = Gemms("cpu").prepare(Part(Work.GEMM, "as-is", 64, 64, 64, dtype="float32"))
+    prepared.call(*prepared.arguments)
+    assert seen == ["high"]
+    assert torch.get_float32_matmul_precision() == before
+
+
 @pytest.mark.parametrize("recipe", ["", "e4m3 rowwise, e4m3 rowwise, precise", "e4m3 rowwise, e4m3 rowwise, fast"])
 def test_a_wrong_tile_is_found(recipe: str) -> None:
     """One tile of 128 x 128 in a product of 64 of them, far from its beginning, and a single element."""
