@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loka.bench.record_run import libraries
 from loka.cli.environment import Item
 from loka.errors import InputError
-from loka.kernels.catalogue import HOPPER_TARGETS, REFERENCE_TARGET
+from loka.kernels.catalogue import HOPPER_TARGETS, KERNELS, REFERENCE_TARGET
 from loka.kernels.measurements import Measurements
 from loka.kernels.versions import Versions
 from loka.plan.evidence import check_sites, open_profile
@@ -57,7 +56,8 @@ def fitting(name: str, found: Measurements, here: Versions | None) -> Item:
     """Measurements of a target against a machine that the target means, or that has no GPU."""
     if here is None:
         return Item(name, "ok", described(found), _noted("no GPU here to compare with", found.others))
-    stale = found.stale(here, libraries())
+    installed = {kernel.name: kernel.library.version() or "" for kernel in KERNELS if kernel.library is not None}
+    stale = found.stale(here, installed)
     if not stale:
         return Item(name, "ok", described(found), _noted("made with what this machine has", found.others))
     advice = f"plans are the same as on any machine; to decide by this one: {RECORD}, and `measurements: FILE`"

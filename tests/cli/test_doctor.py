@@ -12,7 +12,8 @@ import pytest
 
 from loka.cli import deciding
 from loka.kernels import measurement_text
-from loka.kernels.measurements import Versions, export
+from loka.kernels.library import Library
+from loka.kernels.measurements import Recording, Versions, export
 from loka.probe.file import save
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -23,6 +24,16 @@ from test_plan_with_profile import SIZES, profile_of
 FILE = "policies/h100.sqlite"
 HEAD = 'version: 1\nname: shop\nmodel: {factory: "shopmodel:build", inputs: "shopmodel:inputs", batch_size: 64}\n'
 NAMED = HEAD + "measurements: h100.sqlite\n"
+
+
+class Absent:
+    """A kernel of a library that is not installed."""
+
+    name = "absent.rowwise"
+
+    @property
+    def library(self) -> Library:
+        return Library("Absent", ("absent-kernels",), (1, 0), "pip install absent-kernels", "absent", "", (9, 0))
 
 
 @pytest.fixture
@@ -81,6 +92,20 @@ def test_what_differs_here_is_named(doctor, machine, data):
         "driver: measured with 575.57.08, this machine has 580.65.06; Triton: measured with 3.6.0, this machine has "
         "3.7.0; plans are the same as on any machine; to decide by this one: loka bench kernels --record"
     )
+
+
+def test_a_library_that_was_measured_and_is_not_here_is_named(doctor, machine, data, monkeypatch):
+    monkeypatch.setattr(deciding, "KERNELS", (Absent(),))
+    path = data / "m.sqlite"
+    with Recording(
+        path, lambda kernel: replace(HOPPER, library="1.6.0" if kernel == "absent.rowwise" else "")
+    ) as writing:
+        writing.add(measurement(gemm(64, 64, 64, "absent.rowwise")))
+    export(path, data / "h100.jsonl", "h100", "made up")
+    machine(HOPPER)
+    status, _, note = doctor()["measurements h100"]
+    assert status == "stale"
+    assert note.startswith("absent.rowwise: measured with 1.6.0, this machine has none that is known; ")
 
 
 def test_on_another_device_it_is_for_plans(doctor, machine, data):
