@@ -183,7 +183,7 @@ def test_a_table_by_rows_is_in_the_call() -> None:
     plan = planned_on(plans.linear_plan(("a", "b")), {}, dict.fromkeys(Gemm, TABLE))
     files = render_package(plan)
     text = " ".join(files["kernels.py"].split())
-    table = '(6, 40, 100), ("torch.scaled_mm", "fbgemm.rowwise", "mslk.rowwise")'
+    table = '"6: torch.scaled_mm, 40: fbgemm.rowwise, 100: mslk.rowwise"'
     assert text.count(f"False, tick, 0, {table}") == 2  # trained and frozen
     assert f"False, ctx.tick + 1, 0, {table}" in text
     assert f"False, ctx.tick + 2, 1, {table}" in text
@@ -247,7 +247,7 @@ def test_inductor_takes_the_operators(package: Package) -> None:
 def test_a_kernel_without_an_operator_is_a_fault() -> None:
     with pytest.raises(LokaError, match=r"a plan runs 'triton\.gemm', which has no operator"):
         render_package(planned_on(plans.linear_plan(), {Gemm.FPROP: "triton.gemm"}))
-    with pytest.raises(LokaError, match=r"does not ascend: \(40, 6\)"):
+    with pytest.raises(LokaError, match=r"limits that ascend, not \[40, 6\]"):
         render_package(planned_on(plans.linear_plan(), {}, {Gemm.FPROP: ((40, FBGEMM), (6, TORCH))}))
 
 
