@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "3485d460477f81cabcb5c83d9d04e1b8de78b4bfbeba0e0b7f93b56fd89183ac"
+STAMP = "2152c19029d26717a3a3173a2db432218701ee78cb32ec8f326b21ce7f155631"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

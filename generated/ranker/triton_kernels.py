@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import mix_reference, operators
 
-STAMP = "3485d460477f81cabcb5c83d9d04e1b8de78b4bfbeba0e0b7f93b56fd89183ac"
+STAMP = "2152c19029d26717a3a3173a2db432218701ee78cb32ec8f326b21ce7f155631"
 
 
 @triton.jit(do_not_specialize=["m"])

@@ -198,6 +198,19 @@ def test_a_recording_that_did_not_end_does_not_take_the_place_of_a_complete_one(
     assert Measurements.open(path, "h100").machine == LATER
 
 
+def test_nor_does_one_that_stopped_early(tmp_path):
+    path = record(tmp_path / "m.sqlite", [measurement(gemm(64, 64, 64)), measurement(gemm(64, 64, 128))])
+    with Recording(path, lambda kernel: LATER) as recording:
+        recording.add(measurement(gemm(64, 64, 64)))
+        recording.stopped_early()
+    assert Measurements.open(path, "h100").machine == HOPPER
+    record(path, [], LATER)
+    assert Measurements.open(path, "h100").machine == HOPPER, "that recording asked for nothing"
+    with Recording(path, lambda kernel: LATER) as recording:
+        assert recording.has(gemm(64, 64, 64))
+    assert Measurements.open(path, "h100").machine == LATER
+
+
 def test_nor_does_one_that_lacks_a_kind_of_work(tmp_path):
     path = record(tmp_path / "m.sqlite", [measurement(gemm(64, 64, 64)), measurement(quantise(64, 64))])
     stamped(path, HOPPER, "2026-01-05T00:00:00Z")
