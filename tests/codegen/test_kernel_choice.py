@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from loka import dispatch
 from loka.codegen import render_package
 from loka.errors import LokaError
 from loka.kernels import ticks
@@ -210,6 +211,18 @@ def test_batches_run_on_their_kernels_in_two_compilations(package: Package, chai
     assert len(graphs) == 2  # one for the first batch, one for any number of rows
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
     assert not torch._dynamo.utils.counters["graph_break"]
+
+
+@pytest.mark.parametrize("by_rows", [None, dict.fromkeys(Gemm, TABLE)], ids=["kernel", "table"])
+def test_a_nan_is_traced_through_every_kernel(package: Package, by_rows) -> None:
+    model = Linears()
+    plan = plans.planned_on(plans.linear_plan(("a", "b")), dict.fromkeys(Gemm, FBGEMM), by_rows)
+    patch = package(plan).apply(model)
+    with torch.no_grad():
+        model.b.weight[3, 4] = torch.nan
+    with pytest.raises(dispatch.NonFiniteError) as error, patch.trace_nonfinite():
+        model(torch.randn(5, 48))
+    assert (error.value.site, error.value.gemm) == ("b", "fprop")
 
 
 @pytest.mark.slow
