@@ -38,6 +38,7 @@ class Prepared:
     call: Callable[..., Any]
     arguments: tuple[Any, ...]
     check: Callable[[Any], Check]
+    parts: int = 1  # equal ones that one call does: each takes its share of the time
 
 
 @dataclass(frozen=True, slots=True)

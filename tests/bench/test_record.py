@@ -216,6 +216,14 @@ def test_the_spread_is_half_of_the_distance_of_the_quartiles() -> None:
         span_of([1.0])
 
 
+def test_a_call_that_does_several_parts_is_shared_by_them() -> None:
+    class Bench:
+        def prepare(self, part: Part) -> tuple[Prepared, ...]:
+            return (Prepared(lambda: 9.0, (), lambda found: Check(), parts=3),)
+
+    assert measure(SMALL, Bench(), FakeClock())[0].us == 3.0
+
+
 def test_of_several_ways_the_fastest_right_one_counts() -> None:
     class Bench:
         def prepare(self, part: Part) -> tuple[Prepared, ...]:
