@@ -14,9 +14,10 @@ demo: $(VENV)/.demo
 	$(BIN)/loka generate policies/ranker.yaml
 	$(BIN)/loka train policies/ranker.yaml
 
+# One thread for each of pytest's workers: with more they wait for one another, and the tests take more than twice the time.
 test: $(VENV)/.dev lint
 	$(BIN)/loka generate --check policies/ranker.yaml
-	$(BIN)/python -m pytest -n $(JOBS) -m "not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "not gpu"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -9,37 +9,46 @@ import torch
 
 from loka import dispatch
 
-from . import kernels, modules
+STAMP = "b108b6dd4705e72d75881b46277fb6a96ba6b6a029417669ed6abe797520aa8c"
+dispatch.check_stamps(__name__, STAMP)
 
-STAMP = "608ef3ddf6fc5a8c297be297f8654c5184419f420b22785e7f0d9eebedaa8371"
-dispatch.check_stamps(__name__, STAMP, kernels.STAMP, modules.STAMP)
+from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them
+
+dispatch.check_stamps(__name__, STAMP, fused.STAMP, kernels.STAMP, modules.STAMP)
 
 # Which modules become which class. `sites` are named for reports; `gemms` are those of each site that run in FP8.
 BINDINGS = (
     dispatch.Binding(
-        train=modules.EmbedDense3,
-        infer=modules.EmbedDense3Frozen,
-        replaces="torch.nn.modules.linear.Linear",
-        source_hash="",
-        inlined=(),
-        modules=("embed.dense.3",),
-        sites=(("embed.dense.3",),),
-        gemms=(("fprop", "dgrad", "wgrad"),),
-        shapes=(("weight", (32, 64)), ("bias", (32,))),
+        train=modules.EmbedDense,
+        infer=modules.EmbedDenseFrozen,
+        replaces="torch.nn.modules.container.Sequential",
+        source_hash="cac9f4a4981ec34f80ca40ef0a00090a772026eddf2dc2edbbdadcda3f99709a",
+        inlined=("0", "1", "2", "3"),
+        modules=("embed.dense",),
+        sites=(("embed.dense.0", "embed.dense.3"),),
+        gemms=((), ("fprop", "dgrad", "wgrad")),
+        shapes=(
+            ("0.weight", (64, 13)),
+            ("0.bias", (64,)),
+            ("1.weight", (64,)),
+            ("1.bias", (64,)),
+            ("3.weight", (32, 64)),
+            ("3.bias", (32,)),
+        ),
     ),
     dispatch.Binding(
         train=modules.Layers,
         infer=modules.LayersFrozen,
         replaces="loka.zoo.wukong.WukongLayer",
-        source_hash="1ca6809d2b9c3b1ffa9158aa44d2e86467c26f608872a4aeeefbc9cc7e6b380e",
-        inlined=("fmb_norm", "fmb", "fmb.0", "fmb.1", "fmb.2", "fmb.3", "fmb.4", "fmb.5", "norm"),
+        source_hash="303a81e6a6e6c2df21212d26e3a6cbc2386d03418741d0e350d2dbe8c63d6ed2",
+        inlined=("fmb_norm", "fmb", "fmb.0", "fmb.1", "fmb.2", "fmb.3", "fmb.4", "fmb.5", "fmb.6", "norm"),
         modules=("layers.0", "layers.1", "layers.2"),
         sites=(
-            ("layers.0.fmb.0", "layers.0.fmb.3"),
-            ("layers.1.fmb.0", "layers.1.fmb.3"),
-            ("layers.2.fmb.0", "layers.2.fmb.3"),
+            ("layers.0.rank", "layers.0.fmb.0", "layers.0.fmb.3", "layers.0.fmb.6", "layers.0.compress"),
+            ("layers.1.rank", "layers.1.fmb.0", "layers.1.fmb.3", "layers.1.fmb.6", "layers.1.compress"),
+            ("layers.2.rank", "layers.2.fmb.0", "layers.2.fmb.3", "layers.2.fmb.6", "layers.2.compress"),
         ),
-        gemms=(("fprop", "dgrad", "wgrad"), ("fprop", "dgrad", "wgrad")),
+        gemms=((), ("fprop", "dgrad", "wgrad"), ("fprop", "dgrad", "wgrad"), ("fprop", "dgrad", "wgrad"), ()),
         shapes=(
             ("rank", (16, 8)),
             ("compress", (8, 16)),
@@ -53,31 +62,35 @@ BINDINGS = (
             ("fmb.3.bias", (256,)),
             ("fmb.4.weight", (256,)),
             ("fmb.4.bias", (256,)),
+            ("fmb.6.weight", (256, 256)),
+            ("fmb.6.bias", (256,)),
             ("norm.weight", (32,)),
             ("norm.bias", (32,)),
         ),
     ),
     dispatch.Binding(
-        train=modules.Linear256x256,
-        infer=modules.Linear256x256Frozen,
-        replaces="torch.nn.modules.linear.Linear",
-        source_hash="",
-        inlined=(),
-        modules=("layers.0.fmb.6", "layers.1.fmb.6", "layers.2.fmb.6", "head.mlp.3", "head.mlp.6"),
-        sites=(("layers.0.fmb.6",), ("layers.1.fmb.6",), ("layers.2.fmb.6",), ("head.mlp.3",), ("head.mlp.6",)),
-        gemms=(("fprop", "dgrad", "wgrad"),),
-        shapes=(("weight", (256, 256)), ("bias", (256,))),
-    ),
-    dispatch.Binding(
-        train=modules.HeadMlp0,
-        infer=modules.HeadMlp0Frozen,
-        replaces="torch.nn.modules.linear.Linear",
-        source_hash="",
-        inlined=(),
-        modules=("head.mlp.0",),
-        sites=(("head.mlp.0",),),
-        gemms=(("fprop", "dgrad", "wgrad"),),
-        shapes=(("weight", (256, 512)), ("bias", (256,))),
+        train=modules.Head,
+        infer=modules.HeadFrozen,
+        replaces="torch.nn.modules.container.Sequential",
+        source_hash="353b3bd59de784cd78e5e926d0cf40fe87030670d114e648257ff87e762b8643",
+        inlined=("mlp", "mlp.0", "mlp.1", "mlp.2", "mlp.3", "mlp.4", "mlp.5", "mlp.6", "norm", "silu"),
+        modules=("head",),
+        sites=(("head.mlp.0", "head.mlp.3", "head.mlp.6"),),
+        gemms=(("fprop", "dgrad", "wgrad"), ("fprop", "dgrad", "wgrad"), ("fprop", "dgrad", "wgrad")),
+        shapes=(
+            ("mlp.0.weight", (256, 512)),
+            ("mlp.0.bias", (256,)),
+            ("mlp.1.weight", (256,)),
+            ("mlp.1.bias", (256,)),
+            ("mlp.3.weight", (256, 256)),
+            ("mlp.3.bias", (256,)),
+            ("mlp.4.weight", (256,)),
+            ("mlp.4.bias", (256,)),
+            ("mlp.6.weight", (256, 256)),
+            ("mlp.6.bias", (256,)),
+            ("norm.weight", (256,)),
+            ("norm.bias", (256,)),
+        ),
     ),
 )
 

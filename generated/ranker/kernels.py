@@ -1,10 +1,18 @@
-"""The FP8 arithmetic of ranker.yaml: quantisers, linears, regions.
+# ruff: noqa: E501
+"""The FP8 arithmetic of ranker.yaml: quantisers, linears, chains, mixing layers.
 
 Written by `loka generate`, which overwrites it: edit the policy and generate again.
 
 A quantiser works along the last dimension of a matrix and returns FP8 values and float32 scales; a value stands for
 `value * scale`. `dispatch.scaled_mm(a, scale_a, b, scale_b, ...)` is `(a * scale_a) @ (b * scale_b).T`, so each GEMM
 quantises both of its operands along the dimension that it sums over.
+
+A chain is a run of linears with the norms and activations around them as one function. Its kernels (`fused`) normalise,
+activate and quantise a row in one pass, forward and backward, so that what lies between two GEMMs is read and written
+once. Each GEMM that sums over another dimension than the row's takes the FP8 values turned: transposed, with one scale
+for all, the largest. Sums over all rows come in parts, which `reduce` adds up.
+
+Small products of a sample's embeddings, and what is put together and normalised, are functions with kernels of their own.
 """
 
 from __future__ import annotations
@@ -17,130 +25,958 @@ from torch.autograd.function import once_differentiable
 
 from loka import dispatch
 
-STAMP = "608ef3ddf6fc5a8c297be297f8654c5184419f420b22785e7f0d9eebedaa8371"
+from . import fused
+
+STAMP = "b108b6dd4705e72d75881b46277fb6a96ba6b6a029417669ed6abe797520aa8c"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive
 
 
-def e4m3_rowwise(x: Tensor) -> tuple[Tensor, Tensor]:
+def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:
     """x (R, C) in e4m3, one scale a row: FP8 values (R, C), scales (R, 1)."""
     x = x.float()
     magnitude = x.abs().nan_to_num(0.0, 0.0, 0.0)  # non-finite values have no say in the scale
     amax = magnitude.amax(dim=1, keepdim=True)
     scale = amax.clamp(min=AMAX_FLOOR) / E4M3_MAX
+    scale = ((scale.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)  # up to a power of two
     quotient = x / scale
     values = torch.where(x.isfinite(), quotient.clamp(-E4M3_MAX, E4M3_MAX), torch.nan)
     return values.to(torch.float8_e4m3fn).contiguous(), scale
 
 
-class LinearE4m3Rowwise(torch.autograd.Function):
-    """y = x @ weight.T for x (M, K) and weight (N, K): fprop, dgrad, wgrad in e4m3 rowwise."""
+class LinearLayerNormSiluX13x64(torch.autograd.Function):
+    """linear -> layer_norm -> silu. fprop, dgrad, wgrad in the model's dtype."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, dtype: torch.dtype, tick: int) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.tick = tick
-        x_fp8, x_scale = e4m3_rowwise(x)
-        weight_fp8, weight_scale = e4m3_rowwise(weight)
-        return dispatch.scaled_mm(x_fp8, x_scale, weight_fp8, weight_scale, "rowwise", "rowwise", dtype, False, tick)
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor, norm_bias: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        h = x.to(dtype)
+        y = torch.nn.functional.linear(h, weight.to(dtype))
+        out, mean, rstd = fused.add_layer_norm_silu_64(y, bias, norm_weight, norm_bias, dtype)
+        ctx.save_for_backward(h, weight, y, bias, norm_weight, norm_bias, mean, rstd)
+        ctx.dtypes = (x.dtype,)
+        return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        x, weight = ctx.saved_tensors
-        dx = dw = None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        h, weight, y, bias, norm_weight, norm_bias, mean, rstd = dispatch.saved_tensors(ctx)
+        (x_dtype,) = ctx.dtypes
+        dx = dweight = None
+        dy, norm_weight_sums, norm_bias_sums, bias_sums = fused.add_layer_norm_silu_backward_64(
+            grad, y, bias, norm_weight, norm_bias, mean, rstd
+        )
+        del grad
+        if ctx.needs_input_grad[1]:
+            dweight = (dy.t() @ h).to(weight.dtype)
         if ctx.needs_input_grad[0]:
-            dy_fp8, dy_scale = e4m3_rowwise(dy)
-            weight_fp8, weight_scale = e4m3_rowwise(weight.t())
+            dx = (dy @ weight.to(dy.dtype)).to(x_dtype)
+        dbias, dnorm_weight, dnorm_bias = fused.reduce_3(
+            bias_sums, bias.dtype, norm_weight_sums, norm_weight.dtype, norm_bias_sums, norm_bias.dtype
+        )
+        return dx, dweight, dbias, dnorm_weight, dnorm_bias, None
+
+
+def linear_layer_norm_silu_13x64(
+    x: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor, norm_bias: Tensor
+) -> Tensor:
+    """linear -> layer_norm -> silu: x (..., 13), weight (64, 13) -> (..., 64)."""
+    if x.numel() == 0:
+        y = torch.nn.functional.linear(x, weight, bias)
+        y = torch.nn.functional.layer_norm(y, (64,), norm_weight, norm_bias, 1e-05)
+        return torch.nn.functional.silu(y)
+    dtype = dispatch.output_dtype(x)
+    rows = x.reshape(-1, x.shape[-1])
+    y = LinearLayerNormSiluX13x64.apply(rows, weight, bias, norm_weight, norm_bias, dtype)
+    return y.reshape(*x.shape[:-1], 64)
+
+
+class LinearE4m3X64x32(torch.autograd.Function):
+    """linear. fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a
+    turned copy; wgrad in turned copies, tensorwise."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype, tick: int) -> Tensor:
+        x_fp8, x_scale, x_largest = fused.quantise_e4m3_64(x)
+        weight_fp8, weight_scale, weight_largest = fused.quantise_e4m3_64(weight)
+        y = dispatch.scaled_mm(
+            x_fp8, x_scale, weight_fp8, weight_scale, "rowwise", "rowwise", dtype, False, tick, bias.to(dtype)
+        )
+        ctx.save_for_backward(x_fp8, x_scale, x_largest, weight_fp8, weight_scale, weight_largest, bias)
+        ctx.dtypes = (x.dtype, weight.dtype)
+        ctx.tick = tick
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x_fp8, x_scale, x_largest, weight_fp8, weight_scale, weight_largest, bias = dispatch.saved_tensors(ctx)
+        x_dtype, weight_dtype = ctx.dtypes
+        dx = dweight = None
+        dy_fp8, dy_scale, dy_largest, bias_sums = fused.add_backward_e4m3_32(grad)
+        del grad
+        if ctx.needs_input_grad[0]:
+            dy_turned, dy_spread, x_turned, x_spread, weight_turned, weight_spread = fused.turn_3(
+                dy_fp8, dy_scale, dy_largest, x_fp8, x_scale, x_largest, weight_fp8, weight_scale, weight_largest
+            )
             dx = dispatch.scaled_mm(
-                dy_fp8, dy_scale, weight_fp8, weight_scale, "rowwise", "rowwise", x.dtype, False, ctx.tick + 1
+                dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", x_dtype, False, ctx.tick + 1
+            )
+        else:
+            dy_turned, dy_spread, x_turned, x_spread = fused.turn_2(
+                dy_fp8, dy_scale, dy_largest, x_fp8, x_scale, x_largest
             )
         if ctx.needs_input_grad[1]:
-            dy_fp8, dy_scale = e4m3_rowwise(dy.t())
-            x_fp8, x_scale = e4m3_rowwise(x.t())
-            dw = dispatch.scaled_mm(
-                dy_fp8, dy_scale, x_fp8, x_scale, "rowwise", "rowwise", weight.dtype, False, ctx.tick + 2
+            dweight = dispatch.scaled_mm(
+                dy_turned,
+                dy_spread[:1],
+                x_turned,
+                x_spread[:1],
+                "tensorwise",
+                "tensorwise",
+                weight_dtype,
+                False,
+                ctx.tick + 2,
             )
-        return dx, dw, None, None
+        dbias = fused.reduce_1(bias_sums, bias.dtype)
+        return dx, dweight, dbias, None, None
 
 
-def linear_e4m3_rowwise(x: Tensor, weight: Tensor, bias: Tensor, tick: int) -> Tensor:
-    """torch.nn.functional.linear: x (..., K), weight (N, K), bias (N,) -> (..., N). GEMMs count under `tick`."""
+def linear_e4m3_64x32(x: Tensor, weight: Tensor, bias: Tensor, tick: int) -> Tensor:
+    """linear: x (..., 64), weight (32, 64) -> (..., 32). GEMMs count under their ticks."""
     if x.numel() == 0:
         return torch.nn.functional.linear(x, weight, bias)
     dtype = dispatch.output_dtype(x)
     rows = x.reshape(-1, x.shape[-1])
-    y = LinearE4m3Rowwise.apply(rows, weight, dtype, tick)
-    y = y + bias.to(dtype)
-    return y.reshape(*x.shape[:-1], weight.shape[0])
+    y = LinearE4m3X64x32.apply(rows, weight, bias, dtype, tick)
+    return y.reshape(*x.shape[:-1], 32)
 
 
-def linear_e4m3_rowwise_frozen(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, tick: int) -> Tensor:
-    """The same for a weight (N, K) that was quantised once, and its scales. It gives no gradients."""
+class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
+    """layer_norm -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear. fprop in e4m3 rowwise with
+    power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a turned copy; wgrad in turned copies,
+    tensorwise."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        pre_norm_weight: Tensor,
+        pre_norm_bias: Tensor,
+        weight_0: Tensor,
+        bias_0: Tensor,
+        norm_weight_0: Tensor,
+        norm_bias_0: Tensor,
+        weight_1: Tensor,
+        bias_1: Tensor,
+        norm_weight_1: Tensor,
+        norm_bias_1: Tensor,
+        weight_2: Tensor,
+        bias_2: Tensor,
+        dtype: torch.dtype,
+        tick_0: int,
+        tick_1: int,
+        tick_2: int,
+    ) -> Tensor:
+        x_fp8_0, x_scale_0, x_largest_0, pre_mean, pre_rstd = fused.layer_norm_e4m3_128(
+            x, pre_norm_weight, pre_norm_bias
+        )
+        weight_fp8_0, weight_scale_0, weight_largest_0 = fused.quantise_e4m3_128(weight_0)
+        y_0 = dispatch.scaled_mm(
+            x_fp8_0, x_scale_0, weight_fp8_0, weight_scale_0, "rowwise", "rowwise", dtype, False, tick_0
+        )
+        x_fp8_1, x_scale_1, x_largest_1, mean_0, rstd_0 = fused.add_layer_norm_silu_e4m3_256(
+            y_0, bias_0, norm_weight_0, norm_bias_0
+        )
+        weight_fp8_1, weight_scale_1, weight_largest_1 = fused.quantise_e4m3_256(weight_1)
+        y_1 = dispatch.scaled_mm(
+            x_fp8_1, x_scale_1, weight_fp8_1, weight_scale_1, "rowwise", "rowwise", dtype, False, tick_1
+        )
+        x_fp8_2, x_scale_2, x_largest_2, mean_1, rstd_1 = fused.add_layer_norm_silu_e4m3_256(
+            y_1, bias_1, norm_weight_1, norm_bias_1
+        )
+        weight_fp8_2, weight_scale_2, weight_largest_2 = fused.quantise_e4m3_256(weight_2)
+        y_2 = dispatch.scaled_mm(
+            x_fp8_2,
+            x_scale_2,
+            weight_fp8_2,
+            weight_scale_2,
+            "rowwise",
+            "rowwise",
+            dtype,
+            False,
+            tick_2,
+            bias_2.to(dtype),
+        )
+        ctx.save_for_backward(
+            x,
+            pre_norm_weight,
+            pre_norm_bias,
+            pre_mean,
+            pre_rstd,
+            x_fp8_0,
+            x_scale_0,
+            x_largest_0,
+            weight_fp8_0,
+            weight_scale_0,
+            weight_largest_0,
+            y_0,
+            bias_0,
+            norm_weight_0,
+            norm_bias_0,
+            mean_0,
+            rstd_0,
+            x_fp8_1,
+            x_scale_1,
+            x_largest_1,
+            weight_fp8_1,
+            weight_scale_1,
+            weight_largest_1,
+            y_1,
+            bias_1,
+            norm_weight_1,
+            norm_bias_1,
+            mean_1,
+            rstd_1,
+            x_fp8_2,
+            x_scale_2,
+            x_largest_2,
+            weight_fp8_2,
+            weight_scale_2,
+            weight_largest_2,
+            bias_2,
+        )
+        ctx.dtypes = (dtype, weight_0.dtype, weight_1.dtype, weight_2.dtype)
+        ctx.ticks = (tick_0, tick_1, tick_2)
+        return y_2
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (
+            x,
+            pre_norm_weight,
+            pre_norm_bias,
+            pre_mean,
+            pre_rstd,
+            x_fp8_0,
+            x_scale_0,
+            x_largest_0,
+            weight_fp8_0,
+            weight_scale_0,
+            weight_largest_0,
+            y_0,
+            bias_0,
+            norm_weight_0,
+            norm_bias_0,
+            mean_0,
+            rstd_0,
+            x_fp8_1,
+            x_scale_1,
+            x_largest_1,
+            weight_fp8_1,
+            weight_scale_1,
+            weight_largest_1,
+            y_1,
+            bias_1,
+            norm_weight_1,
+            norm_bias_1,
+            mean_1,
+            rstd_1,
+            x_fp8_2,
+            x_scale_2,
+            x_largest_2,
+            weight_fp8_2,
+            weight_scale_2,
+            weight_largest_2,
+            bias_2,
+        ) = dispatch.saved_tensors(ctx)
+        dtype, weight_dtype_0, weight_dtype_1, weight_dtype_2 = ctx.dtypes
+        tick_0, tick_1, tick_2 = ctx.ticks
+        dweight_0 = dweight_1 = dweight_2 = None
+        # Linear 2.
+        dy_fp8, dy_scale, dy_largest, bias_2_sums = fused.add_backward_e4m3_256(grad)
+        del grad
+        dy_turned, dy_spread, x_turned, x_spread, weight_turned, weight_spread = fused.turn_3(
+            dy_fp8,
+            dy_scale,
+            dy_largest,
+            x_fp8_2,
+            x_scale_2,
+            x_largest_2,
+            weight_fp8_2,
+            weight_scale_2,
+            weight_largest_2,
+        )
+        grad = dispatch.scaled_mm(
+            dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", dtype, False, tick_2 + 1
+        )
+        if ctx.needs_input_grad[11]:
+            dweight_2 = dispatch.scaled_mm(
+                dy_turned,
+                dy_spread[:1],
+                x_turned,
+                x_spread[:1],
+                "tensorwise",
+                "tensorwise",
+                weight_dtype_2,
+                False,
+                tick_2 + 2,
+            )
+        del x_fp8_2, weight_fp8_2, dy_fp8, weight_turned, dy_turned, x_turned
+        # Linear 1.
+        results = fused.add_layer_norm_silu_backward_e4m3_256(
+            grad, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1
+        )
+        dy_fp8, dy_scale, dy_largest, norm_weight_1_sums, norm_bias_1_sums, bias_1_sums = results
+        del grad
+        dy_turned, dy_spread, x_turned, x_spread, weight_turned, weight_spread = fused.turn_3(
+            dy_fp8,
+            dy_scale,
+            dy_largest,
+            x_fp8_1,
+            x_scale_1,
+            x_largest_1,
+            weight_fp8_1,
+            weight_scale_1,
+            weight_largest_1,
+        )
+        grad = dispatch.scaled_mm(
+            dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", dtype, False, tick_1 + 1
+        )
+        if ctx.needs_input_grad[7]:
+            dweight_1 = dispatch.scaled_mm(
+                dy_turned,
+                dy_spread[:1],
+                x_turned,
+                x_spread[:1],
+                "tensorwise",
+                "tensorwise",
+                weight_dtype_1,
+                False,
+                tick_1 + 2,
+            )
+        del x_fp8_1, weight_fp8_1, y_1, dy_fp8, weight_turned, dy_turned, x_turned
+        # Linear 0.
+        results = fused.add_layer_norm_silu_backward_e4m3_256(
+            grad, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0
+        )
+        dy_fp8, dy_scale, dy_largest, norm_weight_0_sums, norm_bias_0_sums, bias_0_sums = results
+        del grad
+        dy_turned, dy_spread, x_turned, x_spread, weight_turned, weight_spread = fused.turn_3(
+            dy_fp8,
+            dy_scale,
+            dy_largest,
+            x_fp8_0,
+            x_scale_0,
+            x_largest_0,
+            weight_fp8_0,
+            weight_scale_0,
+            weight_largest_0,
+        )
+        grad = dispatch.scaled_mm(
+            dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", dtype, False, tick_0 + 1
+        )
+        if ctx.needs_input_grad[3]:
+            dweight_0 = dispatch.scaled_mm(
+                dy_turned,
+                dy_spread[:1],
+                x_turned,
+                x_spread[:1],
+                "tensorwise",
+                "tensorwise",
+                weight_dtype_0,
+                False,
+                tick_0 + 2,
+            )
+        dbias_2, dbias_1, dnorm_weight_1, dnorm_bias_1, dbias_0, dnorm_weight_0 = fused.reduce_6(
+            bias_2_sums,
+            bias_2.dtype,
+            bias_1_sums,
+            bias_1.dtype,
+            norm_weight_1_sums,
+            norm_weight_1.dtype,
+            norm_bias_1_sums,
+            norm_bias_1.dtype,
+            bias_0_sums,
+            bias_0.dtype,
+            norm_weight_0_sums,
+            norm_weight_0.dtype,
+        )
+        del bias_2_sums, bias_1_sums, norm_weight_1_sums, norm_bias_1_sums, bias_0_sums, norm_weight_0_sums
+        dx, pre_norm_weight_sums, pre_norm_bias_sums = fused.layer_norm_backward_128(
+            grad, x, pre_norm_weight, pre_mean, pre_rstd
+        )
+        dx = dx.to(x.dtype)
+        dnorm_bias_0, dpre_norm_weight, dpre_norm_bias = fused.reduce_3(
+            norm_bias_0_sums,
+            norm_bias_0.dtype,
+            pre_norm_weight_sums,
+            pre_norm_weight.dtype,
+            pre_norm_bias_sums,
+            pre_norm_bias.dtype,
+        )
+        return (
+            dx,
+            dpre_norm_weight,
+            dpre_norm_bias,
+            dweight_0,
+            dbias_0,
+            dnorm_weight_0,
+            dnorm_bias_0,
+            dweight_1,
+            dbias_1,
+            dnorm_weight_1,
+            dnorm_bias_1,
+            dweight_2,
+            dbias_2,
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def layer_norm_to_linear_3_linears_e4m3_128x256x256x256(
+    x: Tensor,
+    pre_norm_weight: Tensor,
+    pre_norm_bias: Tensor,
+    weight_0: Tensor,
+    bias_0: Tensor,
+    norm_weight_0: Tensor,
+    norm_bias_0: Tensor,
+    weight_1: Tensor,
+    bias_1: Tensor,
+    norm_weight_1: Tensor,
+    norm_bias_1: Tensor,
+    weight_2: Tensor,
+    bias_2: Tensor,
+    tick_0: int,
+    tick_1: int,
+    tick_2: int,
+) -> Tensor:
+    """layer_norm -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear: x (..., 128), weight_0
+    (256, 128), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). GEMMs count under their ticks."""
+    if x.numel() == 0:
+        y = torch.nn.functional.layer_norm(x, (128,), pre_norm_weight, pre_norm_bias, 1e-05)
+        y = torch.nn.functional.linear(y, weight_0, bias_0)
+        y = torch.nn.functional.layer_norm(y, (256,), norm_weight_0, norm_bias_0, 1e-05)
+        y = torch.nn.functional.silu(y)
+        y = torch.nn.functional.linear(y, weight_1, bias_1)
+        y = torch.nn.functional.layer_norm(y, (256,), norm_weight_1, norm_bias_1, 1e-05)
+        y = torch.nn.functional.silu(y)
+        return torch.nn.functional.linear(y, weight_2, bias_2)
+    dtype = dispatch.output_dtype(x)
+    rows = x.reshape(-1, x.shape[-1])
+    y = LayerNormToLinearX3LinearsE4m3X128x256x256x256.apply(
+        rows,
+        pre_norm_weight,
+        pre_norm_bias,
+        weight_0,
+        bias_0,
+        norm_weight_0,
+        norm_bias_0,
+        weight_1,
+        bias_1,
+        norm_weight_1,
+        norm_bias_1,
+        weight_2,
+        bias_2,
+        dtype,
+        tick_0,
+        tick_1,
+        tick_2,
+    )
+    return y.reshape(*x.shape[:-1], 256)
+
+
+class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
+    """linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu. fprop in e4m3
+    rowwise with power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a turned copy; wgrad in
+    turned copies, tensorwise."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight_0: Tensor,
+        bias_0: Tensor,
+        norm_weight_0: Tensor,
+        norm_bias_0: Tensor,
+        weight_1: Tensor,
+        bias_1: Tensor,
+        norm_weight_1: Tensor,
+        norm_bias_1: Tensor,
+        weight_2: Tensor,
+        bias_2: Tensor,
+        norm_weight_2: Tensor,
+        norm_bias_2: Tensor,
+        dtype: torch.dtype,
+        tick_0: int,
+        tick_1: int,
+        tick_2: int,
+    ) -> Tensor:
+        x_fp8_0, x_scale_0, x_largest_0 = fused.quantise_e4m3_512(x)
+        weight_fp8_0, weight_scale_0, weight_largest_0 = fused.quantise_e4m3_512(weight_0)
+        y_0 = dispatch.scaled_mm(
+            x_fp8_0, x_scale_0, weight_fp8_0, weight_scale_0, "rowwise", "rowwise", dtype, False, tick_0
+        )
+        x_fp8_1, x_scale_1, x_largest_1, mean_0, rstd_0 = fused.add_layer_norm_silu_e4m3_256(
+            y_0, bias_0, norm_weight_0, norm_bias_0
+        )
+        weight_fp8_1, weight_scale_1, weight_largest_1 = fused.quantise_e4m3_256(weight_1)
+        y_1 = dispatch.scaled_mm(
+            x_fp8_1, x_scale_1, weight_fp8_1, weight_scale_1, "rowwise", "rowwise", dtype, False, tick_1
+        )
+        x_fp8_2, x_scale_2, x_largest_2, mean_1, rstd_1 = fused.add_layer_norm_silu_e4m3_256(
+            y_1, bias_1, norm_weight_1, norm_bias_1
+        )
+        weight_fp8_2, weight_scale_2, weight_largest_2 = fused.quantise_e4m3_256(weight_2)
+        y_2 = dispatch.scaled_mm(
+            x_fp8_2, x_scale_2, weight_fp8_2, weight_scale_2, "rowwise", "rowwise", dtype, False, tick_2
+        )
+        out, mean_2, rstd_2 = fused.add_layer_norm_silu_256(y_2, bias_2, norm_weight_2, norm_bias_2, dtype)
+        ctx.save_for_backward(
+            x_fp8_0,
+            x_scale_0,
+            x_largest_0,
+            weight_fp8_0,
+            weight_scale_0,
+            weight_largest_0,
+            y_0,
+            bias_0,
+            norm_weight_0,
+            norm_bias_0,
+            mean_0,
+            rstd_0,
+            x_fp8_1,
+            x_scale_1,
+            x_largest_1,
+            weight_fp8_1,
+            weight_scale_1,
+            weight_largest_1,
+            y_1,
+            bias_1,
+            norm_weight_1,
+            norm_bias_1,
+            mean_1,
+            rstd_1,
+            x_fp8_2,
+            x_scale_2,
+            x_largest_2,
+            weight_fp8_2,
+            weight_scale_2,
+            weight_largest_2,
+            y_2,
+            bias_2,
+            norm_weight_2,
+            norm_bias_2,
+            mean_2,
+            rstd_2,
+        )
+        ctx.dtypes = (dtype, x.dtype, weight_0.dtype, weight_1.dtype, weight_2.dtype)
+        ctx.ticks = (tick_0, tick_1, tick_2)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (
+            x_fp8_0,
+            x_scale_0,
+            x_largest_0,
+            weight_fp8_0,
+            weight_scale_0,
+            weight_largest_0,
+            y_0,
+            bias_0,
+            norm_weight_0,
+            norm_bias_0,
+            mean_0,
+            rstd_0,
+            x_fp8_1,
+            x_scale_1,
+            x_largest_1,
+            weight_fp8_1,
+            weight_scale_1,
+            weight_largest_1,
+            y_1,
+            bias_1,
+            norm_weight_1,
+            norm_bias_1,
+            mean_1,
+            rstd_1,
+            x_fp8_2,
+            x_scale_2,
+            x_largest_2,
+            weight_fp8_2,
+            weight_scale_2,
+            weight_largest_2,
+            y_2,
+            bias_2,
+            norm_weight_2,
+            norm_bias_2,
+            mean_2,
+            rstd_2,
+        ) = dispatch.saved_tensors(ctx)
+        dtype, x_dtype, weight_dtype_0, weight_dtype_1, weight_dtype_2 = ctx.dtypes
+        tick_0, tick_1, tick_2 = ctx.ticks
+        dx = dweight_0 = dweight_1 = dweight_2 = None
+        # Linear 2.
+        results = fused.add_layer_norm_silu_backward_e4m3_256(
+            grad, y_2, bias_2, norm_weight_2, norm_bias_2, mean_2, rstd_2
+        )
+        dy_fp8, dy_scale, dy_largest, norm_weight_2_sums, norm_bias_2_sums, bias_2_sums = results
+        del grad
+        dy_turned, dy_spread, x_turned, x_spread, weight_turned, weight_spread = fused.turn_3(
+            dy_fp8,
+            dy_scale,
+            dy_largest,
+            x_fp8_2,
+            x_scale_2,
+            x_largest_2,
+            weight_fp8_2,
+            weight_scale_2,
+            weight_largest_2,
+        )
+        grad = dispatch.scaled_mm(
+            dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", dtype, False, tick_2 + 1
+        )
+        if ctx.needs_input_grad[9]:
+            dweight_2 = dispatch.scaled_mm(
+                dy_turned,
+                dy_spread[:1],
+                x_turned,
+                x_spread[:1],
+                "tensorwise",
+                "tensorwise",
+                weight_dtype_2,
+                False,
+                tick_2 + 2,
+            )
+        del x_fp8_2, weight_fp8_2, y_2, dy_fp8, weight_turned, dy_turned, x_turned
+        # Linear 1.
+        results = fused.add_layer_norm_silu_backward_e4m3_256(
+            grad, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1
+        )
+        dy_fp8, dy_scale, dy_largest, norm_weight_1_sums, norm_bias_1_sums, bias_1_sums = results
+        del grad
+        dy_turned, dy_spread, x_turned, x_spread, weight_turned, weight_spread = fused.turn_3(
+            dy_fp8,
+            dy_scale,
+            dy_largest,
+            x_fp8_1,
+            x_scale_1,
+            x_largest_1,
+            weight_fp8_1,
+            weight_scale_1,
+            weight_largest_1,
+        )
+        grad = dispatch.scaled_mm(
+            dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", dtype, False, tick_1 + 1
+        )
+        if ctx.needs_input_grad[5]:
+            dweight_1 = dispatch.scaled_mm(
+                dy_turned,
+                dy_spread[:1],
+                x_turned,
+                x_spread[:1],
+                "tensorwise",
+                "tensorwise",
+                weight_dtype_1,
+                False,
+                tick_1 + 2,
+            )
+        del x_fp8_1, weight_fp8_1, y_1, dy_fp8, weight_turned, dy_turned, x_turned
+        dbias_2, dnorm_weight_2, dnorm_bias_2, dbias_1, dnorm_weight_1, dnorm_bias_1 = fused.reduce_6(
+            bias_2_sums,
+            bias_2.dtype,
+            norm_weight_2_sums,
+            norm_weight_2.dtype,
+            norm_bias_2_sums,
+            norm_bias_2.dtype,
+            bias_1_sums,
+            bias_1.dtype,
+            norm_weight_1_sums,
+            norm_weight_1.dtype,
+            norm_bias_1_sums,
+            norm_bias_1.dtype,
+        )
+        del bias_2_sums, norm_weight_2_sums, norm_bias_2_sums, bias_1_sums, norm_weight_1_sums, norm_bias_1_sums
+        # Linear 0.
+        results = fused.add_layer_norm_silu_backward_e4m3_256(
+            grad, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0
+        )
+        dy_fp8, dy_scale, dy_largest, norm_weight_0_sums, norm_bias_0_sums, bias_0_sums = results
+        del grad
+        if ctx.needs_input_grad[0]:
+            dy_turned, dy_spread, x_turned, x_spread, weight_turned, weight_spread = fused.turn_3(
+                dy_fp8,
+                dy_scale,
+                dy_largest,
+                x_fp8_0,
+                x_scale_0,
+                x_largest_0,
+                weight_fp8_0,
+                weight_scale_0,
+                weight_largest_0,
+            )
+            dx = dispatch.scaled_mm(
+                dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", x_dtype, False, tick_0 + 1
+            )
+        else:
+            dy_turned, dy_spread, x_turned, x_spread = fused.turn_2(
+                dy_fp8, dy_scale, dy_largest, x_fp8_0, x_scale_0, x_largest_0
+            )
+        if ctx.needs_input_grad[1]:
+            dweight_0 = dispatch.scaled_mm(
+                dy_turned,
+                dy_spread[:1],
+                x_turned,
+                x_spread[:1],
+                "tensorwise",
+                "tensorwise",
+                weight_dtype_0,
+                False,
+                tick_0 + 2,
+            )
+        dbias_0, dnorm_weight_0, dnorm_bias_0 = fused.reduce_3(
+            bias_0_sums, bias_0.dtype, norm_weight_0_sums, norm_weight_0.dtype, norm_bias_0_sums, norm_bias_0.dtype
+        )
+        return (
+            dx,
+            dweight_0,
+            dbias_0,
+            dnorm_weight_0,
+            dnorm_bias_0,
+            dweight_1,
+            dbias_1,
+            dnorm_weight_1,
+            dnorm_bias_1,
+            dweight_2,
+            dbias_2,
+            dnorm_weight_2,
+            dnorm_bias_2,
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def linear_to_silu_3_linears_e4m3_512x256x256x256(
+    x: Tensor,
+    weight_0: Tensor,
+    bias_0: Tensor,
+    norm_weight_0: Tensor,
+    norm_bias_0: Tensor,
+    weight_1: Tensor,
+    bias_1: Tensor,
+    norm_weight_1: Tensor,
+    norm_bias_1: Tensor,
+    weight_2: Tensor,
+    bias_2: Tensor,
+    norm_weight_2: Tensor,
+    norm_bias_2: Tensor,
+    tick_0: int,
+    tick_1: int,
+    tick_2: int,
+) -> Tensor:
+    """linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu: x (..., 512),
+    weight_0 (256, 512), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). GEMMs count under their ticks."""
+    if x.numel() == 0:
+        y = torch.nn.functional.linear(x, weight_0, bias_0)
+        y = torch.nn.functional.layer_norm(y, (256,), norm_weight_0, norm_bias_0, 1e-05)
+        y = torch.nn.functional.silu(y)
+        y = torch.nn.functional.linear(y, weight_1, bias_1)
+        y = torch.nn.functional.layer_norm(y, (256,), norm_weight_1, norm_bias_1, 1e-05)
+        y = torch.nn.functional.silu(y)
+        y = torch.nn.functional.linear(y, weight_2, bias_2)
+        y = torch.nn.functional.layer_norm(y, (256,), norm_weight_2, norm_bias_2, 1e-05)
+        return torch.nn.functional.silu(y)
+    dtype = dispatch.output_dtype(x)
+    rows = x.reshape(-1, x.shape[-1])
+    y = LinearToSiluX3LinearsE4m3X512x256x256x256.apply(
+        rows,
+        weight_0,
+        bias_0,
+        norm_weight_0,
+        norm_bias_0,
+        weight_1,
+        bias_1,
+        norm_weight_1,
+        norm_bias_1,
+        weight_2,
+        bias_2,
+        norm_weight_2,
+        norm_bias_2,
+        dtype,
+        tick_0,
+        tick_1,
+        tick_2,
+    )
+    return y.reshape(*x.shape[:-1], 256)
+
+
+def linear_layer_norm_silu_13x64_frozen(
+    x: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor, norm_bias: Tensor
+) -> Tensor:
+    """linear -> layer_norm -> silu: x (..., 13), weight (64, 13) -> (..., 64). It gives no gradients."""
     dtype = dispatch.output_dtype(x)
     if x.numel() == 0:
-        return x.new_zeros((*x.shape[:-1], weight.shape[0]), dtype=dtype)
-    x_fp8, x_scale = e4m3_rowwise(x.reshape(-1, x.shape[-1]))
-    y = dispatch.scaled_mm(x_fp8, x_scale, weight, scale, "rowwise", "rowwise", dtype, False, tick)
-    y = y + bias.to(dtype)
-    return y.reshape(*x.shape[:-1], weight.shape[0])
+        return x.new_zeros((*x.shape[:-1], 64), dtype=dtype)
+    rows = x.reshape(-1, x.shape[-1])
+    h = rows.to(dtype)
+    y = torch.nn.functional.linear(h, weight.to(dtype))
+    out = fused.add_layer_norm_silu_64_unsaved(y, bias, norm_weight, norm_bias, dtype)
+    return out.reshape(*x.shape[:-1], 64)
 
 
-def layer_norm_linear_layer_norm_silu(
-    flatten: Tensor,
-    fmb_norm_weight: Tensor,
-    fmb_norm_bias: Tensor,
-    fmb_0_weight: Tensor,
-    fmb_0_bias: Tensor,
-    fmb_1_weight: Tensor,
-    fmb_1_bias: Tensor,
-    tick: int,
+def linear_e4m3_64x32_frozen(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, tick: int) -> Tensor:
+    """linear: x (..., 64), weight (32, 64) -> (..., 32). It gives no gradients."""
+    dtype = dispatch.output_dtype(x)
+    if x.numel() == 0:
+        return x.new_zeros((*x.shape[:-1], 32), dtype=dtype)
+    rows = x.reshape(-1, x.shape[-1])
+    x_fp8, x_scale, _ = fused.quantise_e4m3_64(rows)
+    y = dispatch.scaled_mm(x_fp8, x_scale, weight, scale, "rowwise", "rowwise", dtype, False, tick, bias.to(dtype))
+    return y.reshape(*x.shape[:-1], 32)
+
+
+def layer_norm_to_linear_3_linears_e4m3_128x256x256x256_frozen(
+    x: Tensor,
+    pre_norm_weight: Tensor,
+    pre_norm_bias: Tensor,
+    weight_0: Tensor,
+    scale_0: Tensor,
+    bias_0: Tensor,
+    norm_weight_0: Tensor,
+    norm_bias_0: Tensor,
+    weight_1: Tensor,
+    scale_1: Tensor,
+    bias_1: Tensor,
+    norm_weight_1: Tensor,
+    norm_bias_1: Tensor,
+    weight_2: Tensor,
+    scale_2: Tensor,
+    bias_2: Tensor,
+    tick_0: int,
+    tick_1: int,
+    tick_2: int,
 ) -> Tensor:
-    """layer_norm -> linear e4m3 rowwise -> layer_norm -> silu."""
-    fmb_norm = torch.nn.functional.layer_norm(flatten, (128,), weight=fmb_norm_weight, bias=fmb_norm_bias, eps=1e-05)
-    fmb_0 = linear_e4m3_rowwise(fmb_norm, fmb_0_weight, fmb_0_bias, tick)
-    fmb_1 = torch.nn.functional.layer_norm(fmb_0, (256,), weight=fmb_1_weight, bias=fmb_1_bias, eps=1e-05)
-    return torch.nn.functional.silu(fmb_1, inplace=False)
+    """layer_norm -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear: x (..., 128), weight_0
+    (256, 128), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). It gives no gradients."""
+    dtype = dispatch.output_dtype(x)
+    if x.numel() == 0:
+        return x.new_zeros((*x.shape[:-1], 256), dtype=dtype)
+    rows = x.reshape(-1, x.shape[-1])
+    x_fp8_0, x_scale_0, _ = fused.layer_norm_e4m3_128_unsaved(rows, pre_norm_weight, pre_norm_bias)
+    y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, "rowwise", "rowwise", dtype, False, tick_0)
+    x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_0, bias_0, norm_weight_0, norm_bias_0)
+    y_1 = dispatch.scaled_mm(x_fp8_1, x_scale_1, weight_1, scale_1, "rowwise", "rowwise", dtype, False, tick_1)
+    x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_1, bias_1, norm_weight_1, norm_bias_1)
+    y_2 = dispatch.scaled_mm(
+        x_fp8_2, x_scale_2, weight_2, scale_2, "rowwise", "rowwise", dtype, False, tick_2, bias_2.to(dtype)
+    )
+    return y_2.reshape(*x.shape[:-1], 256)
 
 
-def linear_layer_norm_silu(
-    fmb_2: Tensor, fmb_3_weight: Tensor, fmb_3_bias: Tensor, fmb_4_weight: Tensor, fmb_4_bias: Tensor, tick: int
+def linear_to_silu_3_linears_e4m3_512x256x256x256_frozen(
+    x: Tensor,
+    weight_0: Tensor,
+    scale_0: Tensor,
+    bias_0: Tensor,
+    norm_weight_0: Tensor,
+    norm_bias_0: Tensor,
+    weight_1: Tensor,
+    scale_1: Tensor,
+    bias_1: Tensor,
+    norm_weight_1: Tensor,
+    norm_bias_1: Tensor,
+    weight_2: Tensor,
+    scale_2: Tensor,
+    bias_2: Tensor,
+    norm_weight_2: Tensor,
+    norm_bias_2: Tensor,
+    tick_0: int,
+    tick_1: int,
+    tick_2: int,
 ) -> Tensor:
-    """linear e4m3 rowwise -> layer_norm -> silu."""
-    fmb_3 = linear_e4m3_rowwise(fmb_2, fmb_3_weight, fmb_3_bias, tick)
-    fmb_4 = torch.nn.functional.layer_norm(fmb_3, (256,), weight=fmb_4_weight, bias=fmb_4_bias, eps=1e-05)
-    return torch.nn.functional.silu(fmb_4, inplace=False)
+    """linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu: x (..., 512),
+    weight_0 (256, 512), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). It gives no gradients."""
+    dtype = dispatch.output_dtype(x)
+    if x.numel() == 0:
+        return x.new_zeros((*x.shape[:-1], 256), dtype=dtype)
+    rows = x.reshape(-1, x.shape[-1])
+    x_fp8_0, x_scale_0, _ = fused.quantise_e4m3_512(rows)
+    y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, "rowwise", "rowwise", dtype, False, tick_0)
+    x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_0, bias_0, norm_weight_0, norm_bias_0)
+    y_1 = dispatch.scaled_mm(x_fp8_1, x_scale_1, weight_1, scale_1, "rowwise", "rowwise", dtype, False, tick_1)
+    x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_1, bias_1, norm_weight_1, norm_bias_1)
+    y_2 = dispatch.scaled_mm(x_fp8_2, x_scale_2, weight_2, scale_2, "rowwise", "rowwise", dtype, False, tick_2)
+    out = fused.add_layer_norm_silu_256_unsaved(y_2, bias_2, norm_weight_2, norm_bias_2, dtype)
+    return out.reshape(*x.shape[:-1], 256)
 
 
-def layer_norm_linear_layer_norm_silu_frozen(
-    flatten: Tensor,
-    fmb_norm_weight: Tensor,
-    fmb_norm_bias: Tensor,
-    fmb_0_bias: Tensor,
-    fmb_1_weight: Tensor,
-    fmb_1_bias: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    tick: int,
+class MixX16x32ToX8X8Passing(torch.autograd.Function):
+    """All pairs of a sample's embeddings at low rank and weighted sums of them, and x itself for what adds it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, rank: Tensor, compress: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        samples = x.to(dtype)
+        products, compressed = fused.mix_16x32_to_8_8(samples, rank.to(dtype), compress.to(dtype))
+        ctx.save_for_backward(samples, rank, compress)
+        return products, compressed, x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dproducts: Tensor, dcompressed: Tensor, passed: Tensor) -> tuple[Tensor | None, ...]:
+        samples, rank, compress = ctx.saved_tensors
+        dx, drank_sums, dcompress_sums = fused.mix_backward_16x32_to_8_8_passed(
+            dproducts, dcompressed, samples, rank.to(samples.dtype), compress.to(samples.dtype), passed
+        )
+        drank, dcompress = fused.reduce_2(drank_sums, rank.dtype, dcompress_sums, compress.dtype)
+        return dx, drank.view(rank.shape), dcompress.view(compress.shape), None
+
+
+def mix_16x32_to_8_8_passing(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x (B, 16, 32) -> x @ (x^T @ rank) (B, 16, 8), compress @ x (B, 8, 32), and x itself for what adds it."""
+    y: Any = MixX16x32ToX8X8Passing.apply(x, rank, compress, dispatch.output_dtype(x))
+    return y
+
+
+class JoinX2ResidualLayerNormX32(torch.autograd.Function):
+    """The layer_norm of 2 parts one after another plus the residual."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        out, mean, rstd = fused.join_2_residual_layer_norm_32(part_0, part_1, residual, weight, bias, dtype)
+        ctx.save_for_backward(part_0, part_1, residual, weight, bias, mean, rstd)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        part_0, part_1, residual, weight, bias, mean, rstd = ctx.saved_tensors
+        dx, dweight_sums, dbias_sums = fused.join_2_residual_layer_norm_backward_32(
+            grad, part_0, part_1, residual, weight, mean, rstd
+        )
+        dweight, dbias = fused.reduce_2(dweight_sums, weight.dtype, dbias_sums, bias.dtype)
+        dpart_0, dpart_1 = dx.split((part_0.shape[1], part_1.shape[1]), 1)
+        return dpart_0.to(part_0.dtype), dpart_1.to(part_1.dtype), dx.to(residual.dtype), dweight, dbias, None
+
+
+def join_2_residual_layer_norm_32(
+    part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor
 ) -> Tensor:
-    """layer_norm -> linear e4m3 rowwise frozen -> layer_norm -> silu."""
-    fmb_norm = torch.nn.functional.layer_norm(flatten, (128,), weight=fmb_norm_weight, bias=fmb_norm_bias, eps=1e-05)
-    fmb_0 = linear_e4m3_rowwise_frozen(fmb_norm, weight, scale, fmb_0_bias, tick)
-    fmb_1 = torch.nn.functional.layer_norm(fmb_0, (256,), weight=fmb_1_weight, bias=fmb_1_bias, eps=1e-05)
-    return torch.nn.functional.silu(fmb_1, inplace=False)
-
-
-def linear_layer_norm_silu_frozen(
-    fmb_2: Tensor,
-    fmb_3_bias: Tensor,
-    fmb_4_weight: Tensor,
-    fmb_4_bias: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    tick: int,
-) -> Tensor:
-    """linear e4m3 rowwise frozen -> layer_norm -> silu."""
-    fmb_3 = linear_e4m3_rowwise_frozen(fmb_2, weight, scale, fmb_3_bias, tick)
-    fmb_4 = torch.nn.functional.layer_norm(fmb_3, (256,), weight=fmb_4_weight, bias=fmb_4_bias, eps=1e-05)
-    return torch.nn.functional.silu(fmb_4, inplace=False)
+    """part_0 (B, n_0, 32), part_1 (B, n_1, 32); residual and result (B, n, 32), n the sum of all rows."""
+    y: Any = JoinX2ResidualLayerNormX32.apply(
+        part_0, part_1, residual, weight, bias, dispatch.joined_dtype(part_0, part_1, residual)
+    )
+    return y

@@ -8,58 +8,78 @@ is the one below. `self.loka.tick(i)` is the number under which the i-th of thei
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from torch import Tensor
 
 from loka import dispatch
 
 from . import kernels
 
-STAMP = "608ef3ddf6fc5a8c297be297f8654c5184419f420b22785e7f0d9eebedaa8371"
+STAMP = "b108b6dd4705e72d75881b46277fb6a96ba6b6a029417669ed6abe797520aa8c"
 
 
-class EmbedDense3(dispatch.Bound):
-    """embed.dense.3: torch.nn.modules.linear.Linear.
+class EmbedDense(dispatch.Bound):
+    """embed.dense: torch.nn.modules.container.Sequential.
 
-    M = 4096 (B), K = 64, N = 32; fprop, dgrad, wgrad in e4m3 rowwise.
+    With the forward of 0, 1, 2, 3.
+
+    embed.dense.0: M = 4096 (B), K = 13, N = 64; fprop, wgrad in the model's dtype.
+    embed.dense.3: M = 4096 (B), K = 64, N = 32; fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise
+        with power-of-two scales by a turned copy; wgrad in turned copies, tensorwise.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
-        return kernels.linear_e4m3_rowwise(x, self.weight, self.bias, self.loka.tick(0))
+    def forward(self, input: Tensor) -> Tensor:
+        # from 0, 1, 2
+        v_2 = kernels.linear_layer_norm_silu_13x64(input, self[0].weight, self[0].bias, self[1].weight, self[1].bias)
+        # from 3
+        return kernels.linear_e4m3_64x32(v_2, self[3].weight, self[3].bias, self.loka.tick(1))
 
 
-class EmbedDense3Frozen(dispatch.Bound):
-    """embed.dense.3: torch.nn.modules.linear.Linear, its weights frozen.
+class EmbedDenseFrozen(dispatch.Bound):
+    """embed.dense: torch.nn.modules.container.Sequential, its weights frozen.
 
-    M = 4096 (B), K = 64, N = 32; fprop in e4m3 rowwise.
+    With the forward of 0, 1, 2, 3.
+
+    embed.dense.0: M = 4096 (B), K = 13, N = 64; fprop in the model's dtype.
+    embed.dense.3: M = 4096 (B), K = 64, N = 32; fprop in e4m3 rowwise with power-of-two scales.
     """
 
     def quantize(self) -> tuple[tuple[Tensor, Tensor] | None, ...]:
         """The FP8 weight and its scales for each site; None where its weight is not frozen."""
-        return (kernels.e4m3_rowwise(self.weight),)
+        return (None, kernels.e4m3_rowwise_pow2(self[3].weight))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return kernels.linear_e4m3_rowwise_frozen(
-            x, self.loka_weight_0, self.loka_scale_0, self.bias, self.loka.tick(0)
+    def forward(self, input: Tensor) -> Tensor:
+        # from 0, 1, 2
+        v_2 = kernels.linear_layer_norm_silu_13x64_frozen(
+            input, self[0].weight, self[0].bias, self[1].weight, self[1].bias
+        )
+        # from 3
+        return kernels.linear_e4m3_64x32_frozen(
+            v_2, self.loka_weight_1, self.loka_scale_1, self[3].bias, self.loka.tick(1)
         )
 
 
 class Layers(dispatch.Bound):
     """layers.0, layers.1, layers.2: loka.zoo.wukong.WukongLayer.
 
-    With the forward of fmb_norm, fmb, fmb.0, fmb.1, fmb.2, fmb.3, fmb.4, fmb.5, ... (9 in all).
+    With the forward of fmb_norm, fmb, fmb.0, fmb.1, fmb.2, fmb.3, fmb.4, fmb.5, ... (10 in all).
 
-    layers.0.fmb.0: M = 4096 (B), K = 128, N = 256; fprop, dgrad, wgrad in e4m3 rowwise.
-    layers.0.fmb.3: M = 4096 (B), K = 256, N = 256; fprop, dgrad, wgrad in e4m3 rowwise.
+    layers.0.rank: M = 131072 (32B), K = 16, N = 8; fprop, dgrad, wgrad in the model's dtype.
+    layers.0.fmb.0: M = 4096 (B), K = 128, N = 256; fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3
+        rowwise with power-of-two scales by a turned copy; wgrad in turned copies, tensorwise.
+    layers.0.fmb.3: M = 4096 (B), K = 256, N = 256; fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3
+        rowwise with power-of-two scales by a turned copy; wgrad in turned copies, tensorwise.
+    layers.0.fmb.6: M = 4096 (B), K = 256, N = 256; fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3
+        rowwise with power-of-two scales by a turned copy; wgrad in turned copies, tensorwise.
+    layers.0.compress: M = 131072 (32B), K = 16, N = 8; fprop, dgrad, wgrad in the model's dtype.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        transpose = x.transpose(1, 2)
-        matmul = torch.matmul(transpose, self.rank)
-        matmul_1 = torch.matmul(x, matmul)
+        matmul_1, matmul_2, x_passed = kernels.mix_16x32_to_8_8_passing(x, self.rank, self.compress)
         flatten = matmul_1.flatten(1)
-        # from fmb_norm, fmb.0, fmb.1, fmb.2
-        fmb_2 = kernels.layer_norm_linear_layer_norm_silu(
+        # from fmb_norm, fmb.0, fmb.1, fmb.2, fmb.3, fmb.4, fmb.5, fmb.6
+        fmb_6 = kernels.layer_norm_to_linear_3_linears_e4m3_128x256x256x256(
             flatten,
             self.fmb_norm.weight,
             self.fmb_norm.bias,
@@ -67,120 +87,148 @@ class Layers(dispatch.Bound):
             self.fmb[0].bias,
             self.fmb[1].weight,
             self.fmb[1].bias,
-            self.loka.tick(0),
+            self.fmb[3].weight,
+            self.fmb[3].bias,
+            self.fmb[4].weight,
+            self.fmb[4].bias,
+            self.fmb[6].weight,
+            self.fmb[6].bias,
+            self.loka.tick(1),
+            self.loka.tick(2),
+            self.loka.tick(3),
         )
-        # from fmb.3, fmb.4, fmb.5
-        fmb_5 = kernels.linear_layer_norm_silu(
-            fmb_2, self.fmb[3].weight, self.fmb[3].bias, self.fmb[4].weight, self.fmb[4].bias, self.loka.tick(1)
-        )
-        # from fmb
-        fmb_6 = self.fmb[6](fmb_5)
         view = fmb_6.view(-1, 8, 32)
-        matmul_2 = torch.matmul(self.compress, x)
-        cat = torch.cat([view, matmul_2], 1)
-        add = cat + x
         # from norm
-        return torch.nn.functional.layer_norm(add, (32,), weight=self.norm.weight, bias=self.norm.bias, eps=1e-05)
+        return kernels.join_2_residual_layer_norm_32(view, matmul_2, x_passed, self.norm.weight, self.norm.bias)
 
 
 class LayersFrozen(dispatch.Bound):
     """layers.0, layers.1, layers.2: loka.zoo.wukong.WukongLayer, its weights frozen.
 
-    With the forward of fmb_norm, fmb, fmb.0, fmb.1, fmb.2, fmb.3, fmb.4, fmb.5, ... (9 in all).
+    With the forward of fmb_norm, fmb, fmb.0, fmb.1, fmb.2, fmb.3, fmb.4, fmb.5, ... (10 in all).
 
-    layers.0.fmb.0: M = 4096 (B), K = 128, N = 256; fprop in e4m3 rowwise.
-    layers.0.fmb.3: M = 4096 (B), K = 256, N = 256; fprop in e4m3 rowwise.
+    layers.0.rank: M = 131072 (32B), K = 16, N = 8; fprop in the model's dtype.
+    layers.0.fmb.0: M = 4096 (B), K = 128, N = 256; fprop in e4m3 rowwise with power-of-two scales.
+    layers.0.fmb.3: M = 4096 (B), K = 256, N = 256; fprop in e4m3 rowwise with power-of-two scales.
+    layers.0.fmb.6: M = 4096 (B), K = 256, N = 256; fprop in e4m3 rowwise with power-of-two scales.
+    layers.0.compress: M = 131072 (32B), K = 16, N = 8; fprop in the model's dtype.
     """
 
     def quantize(self) -> tuple[tuple[Tensor, Tensor] | None, ...]:
         """The FP8 weight and its scales for each site; None where its weight is not frozen."""
-        return (kernels.e4m3_rowwise(self.fmb[0].weight), kernels.e4m3_rowwise(self.fmb[3].weight))
+        return (
+            None,
+            kernels.e4m3_rowwise_pow2(self.fmb[0].weight),
+            kernels.e4m3_rowwise_pow2(self.fmb[3].weight),
+            kernels.e4m3_rowwise_pow2(self.fmb[6].weight),
+            None,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        transpose = x.transpose(1, 2)
-        matmul = torch.matmul(transpose, self.rank)
-        matmul_1 = torch.matmul(x, matmul)
+        matmul_1, matmul_2, x_passed = kernels.mix_16x32_to_8_8_passing(x, self.rank, self.compress)
         flatten = matmul_1.flatten(1)
-        # from fmb_norm, fmb.0, fmb.1, fmb.2
-        fmb_2 = kernels.layer_norm_linear_layer_norm_silu_frozen(
+        # from fmb_norm, fmb.0, fmb.1, fmb.2, fmb.3, fmb.4, fmb.5, fmb.6
+        fmb_6 = kernels.layer_norm_to_linear_3_linears_e4m3_128x256x256x256_frozen(
             flatten,
             self.fmb_norm.weight,
             self.fmb_norm.bias,
+            self.loka_weight_1,
+            self.loka_scale_1,
             self.fmb[0].bias,
             self.fmb[1].weight,
             self.fmb[1].bias,
-            self.loka_weight_0,
-            self.loka_scale_0,
-            self.loka.tick(0),
-        )
-        # from fmb.3, fmb.4, fmb.5
-        fmb_5 = kernels.linear_layer_norm_silu_frozen(
-            fmb_2,
+            self.loka_weight_2,
+            self.loka_scale_2,
             self.fmb[3].bias,
             self.fmb[4].weight,
             self.fmb[4].bias,
+            self.loka_weight_3,
+            self.loka_scale_3,
+            self.fmb[6].bias,
+            self.loka.tick(1),
+            self.loka.tick(2),
+            self.loka.tick(3),
+        )
+        view = fmb_6.view(-1, 8, 32)
+        # from norm
+        return kernels.join_2_residual_layer_norm_32(view, matmul_2, x_passed, self.norm.weight, self.norm.bias)
+
+
+class Head(dispatch.Bound):
+    """head: torch.nn.modules.container.Sequential.
+
+    With the forward of mlp, mlp.0, mlp.1, mlp.2, mlp.3, mlp.4, mlp.5, mlp.6, ... (10 in all).
+
+    head.mlp.0: M = 4096 (B), K = 512, N = 256; fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise
+        with power-of-two scales by a turned copy; wgrad in turned copies, tensorwise.
+    head.mlp.3: M = 4096 (B), K = 256, N = 256; fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise
+        with power-of-two scales by a turned copy; wgrad in turned copies, tensorwise.
+    head.mlp.6: M = 4096 (B), K = 256, N = 256; fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise
+        with power-of-two scales by a turned copy; wgrad in turned copies, tensorwise.
+    """
+
+    def forward(self, input: Tensor) -> Any:
+        # from mlp.0, mlp.1, mlp.2, mlp.3, mlp.4, mlp.5, mlp.6, norm, silu
+        silu = kernels.linear_to_silu_3_linears_e4m3_512x256x256x256(
+            input,
+            self.mlp[0].weight,
+            self.mlp[0].bias,
+            self.mlp[1].weight,
+            self.mlp[1].bias,
+            self.mlp[3].weight,
+            self.mlp[3].bias,
+            self.mlp[4].weight,
+            self.mlp[4].bias,
+            self.mlp[6].weight,
+            self.mlp[6].bias,
+            self.norm.weight,
+            self.norm.bias,
+            self.loka.tick(0),
+            self.loka.tick(1),
+            self.loka.tick(2),
+        )
+        return self.out(silu)
+
+
+class HeadFrozen(dispatch.Bound):
+    """head: torch.nn.modules.container.Sequential, its weights frozen.
+
+    With the forward of mlp, mlp.0, mlp.1, mlp.2, mlp.3, mlp.4, mlp.5, mlp.6, ... (10 in all).
+
+    head.mlp.0: M = 4096 (B), K = 512, N = 256; fprop in e4m3 rowwise with power-of-two scales.
+    head.mlp.3: M = 4096 (B), K = 256, N = 256; fprop in e4m3 rowwise with power-of-two scales.
+    head.mlp.6: M = 4096 (B), K = 256, N = 256; fprop in e4m3 rowwise with power-of-two scales.
+    """
+
+    def quantize(self) -> tuple[tuple[Tensor, Tensor] | None, ...]:
+        """The FP8 weight and its scales for each site; None where its weight is not frozen."""
+        return (
+            kernels.e4m3_rowwise_pow2(self.mlp[0].weight),
+            kernels.e4m3_rowwise_pow2(self.mlp[3].weight),
+            kernels.e4m3_rowwise_pow2(self.mlp[6].weight),
+        )
+
+    def forward(self, input: Tensor) -> Any:
+        # from mlp.0, mlp.1, mlp.2, mlp.3, mlp.4, mlp.5, mlp.6, norm, silu
+        silu = kernels.linear_to_silu_3_linears_e4m3_512x256x256x256_frozen(
+            input,
+            self.loka_weight_0,
+            self.loka_scale_0,
+            self.mlp[0].bias,
+            self.mlp[1].weight,
+            self.mlp[1].bias,
             self.loka_weight_1,
             self.loka_scale_1,
+            self.mlp[3].bias,
+            self.mlp[4].weight,
+            self.mlp[4].bias,
+            self.loka_weight_2,
+            self.loka_scale_2,
+            self.mlp[6].bias,
+            self.norm.weight,
+            self.norm.bias,
+            self.loka.tick(0),
             self.loka.tick(1),
+            self.loka.tick(2),
         )
-        # from fmb
-        fmb_6 = self.fmb[6](fmb_5)
-        view = fmb_6.view(-1, 8, 32)
-        matmul_2 = torch.matmul(self.compress, x)
-        cat = torch.cat([view, matmul_2], 1)
-        add = cat + x
-        # from norm
-        return torch.nn.functional.layer_norm(add, (32,), weight=self.norm.weight, bias=self.norm.bias, eps=1e-05)
-
-
-class Linear256x256(dispatch.Bound):
-    """layers.0.fmb.6, layers.1.fmb.6, layers.2.fmb.6, ... (5 in all): torch.nn.modules.linear.Linear.
-
-    M = 4096 (B), K = 256, N = 256; fprop, dgrad, wgrad in e4m3 rowwise.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return kernels.linear_e4m3_rowwise(x, self.weight, self.bias, self.loka.tick(0))
-
-
-class Linear256x256Frozen(dispatch.Bound):
-    """layers.0.fmb.6, layers.1.fmb.6, layers.2.fmb.6, ... (5 in all): torch.nn.modules.linear.Linear, its weights
-    frozen.
-
-    M = 4096 (B), K = 256, N = 256; fprop in e4m3 rowwise.
-    """
-
-    def quantize(self) -> tuple[tuple[Tensor, Tensor] | None, ...]:
-        """The FP8 weight and its scales for each site; None where its weight is not frozen."""
-        return (kernels.e4m3_rowwise(self.weight),)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return kernels.linear_e4m3_rowwise_frozen(
-            x, self.loka_weight_0, self.loka_scale_0, self.bias, self.loka.tick(0)
-        )
-
-
-class HeadMlp0(dispatch.Bound):
-    """head.mlp.0: torch.nn.modules.linear.Linear.
-
-    M = 4096 (B), K = 512, N = 256; fprop, dgrad, wgrad in e4m3 rowwise.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return kernels.linear_e4m3_rowwise(x, self.weight, self.bias, self.loka.tick(0))
-
-
-class HeadMlp0Frozen(dispatch.Bound):
-    """head.mlp.0: torch.nn.modules.linear.Linear, its weights frozen.
-
-    M = 4096 (B), K = 512, N = 256; fprop in e4m3 rowwise.
-    """
-
-    def quantize(self) -> tuple[tuple[Tensor, Tensor] | None, ...]:
-        """The FP8 weight and its scales for each site; None where its weight is not frozen."""
-        return (kernels.e4m3_rowwise(self.weight),)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return kernels.linear_e4m3_rowwise_frozen(
-            x, self.loka_weight_0, self.loka_scale_0, self.bias, self.loka.tick(0)
-        )
+        return self.out(silu)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 
+from loka.bench.orders import WHAT as RECORDED
+from loka.bench.orders import Order, carry_out
+from loka.bench.record_grid import PARTS
 from loka.bench.request import FORMS, ONLY, WHAT, Request, run
 from loka.bench.results import to_plain, to_text, write_files
 from loka.errors import LokaError
@@ -15,17 +19,34 @@ from loka.errors import LokaError
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print and write the files; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m loka.bench", description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("what", metavar="|".join(WHAT))
-    parser.add_argument("names", nargs="*", help="M,N,K for region; names of models; families of kernels; default: all")
+    parser.add_argument("what", metavar="|".join((*WHAT, *RECORDED)))
+    parser.add_argument(
+        "names", nargs="*", help="M,N,K for region; models; families of kernels; files of measurements; default: all"
+    )
     parser.add_argument("--form", help=f"of the regions: {' or '.join(FORMS)}")
     parser.add_argument("--only", help=" or ".join(ONLY))
     parser.add_argument("--variants", help="comma-separated; default: all")
     parser.add_argument("-o", "--out", type=Path, default=Path("docs/results"), help="folder for the JSON and Markdown")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="of kernels: measure parts into this file")
+    parser.add_argument("--parts", help=f"of --record: {', '.join(PARTS)}; default: all")
+    parser.add_argument(
+        "--policy", type=Path, help="of --record: the parts that this policy's sites need, and no others"
+    )
+    parser.add_argument("--seconds", type=float, default=math.inf, help="when to stop recording, to go on again")
+    parser.add_argument("--jobs", type=int, default=0, help="of --record: processes that compile; default: by the CPUs")
+    parser.add_argument("--export", type=Path, metavar="FILE", help="of kernels: write measurements as text")
+    parser.add_argument("--target", default="h100", help="whose measurements are exported, mapped or compared")
     options = parser.parse_args(arguments)
+    order = Order(
+        options.what, tuple(options.names), options.record, options.parts, options.policy, options.seconds,
+        options.jobs, options.export, options.target, options.variants, options.out,
+    )  # fmt: skip
+    if order.of_records:
+        return done(order)
     request = Request(options.what, tuple(options.names), options.form, options.only, options.variants)
     try:
-        report = run(request, options.out, lambda line: print(line, file=sys.stderr, flush=True))
+        report = run(request, options.out, tell)
         written = write_files(report, options.out)
     except LokaError as error:
         print(error, file=sys.stderr)
@@ -33,6 +54,21 @@ def main(arguments: list[str] | None = None) -> int:
     print(json.dumps(to_plain(report), indent=2, allow_nan=False) if options.json else to_text(report))
     print(f"wrote {written[0]} and {written[1]}", file=sys.stderr)
     return 0
+
+
+def done(order: Order) -> int:
+    """Carry an order out and print what came of it; returns the exit status."""
+    try:
+        print(carry_out(order, tell))
+    except LokaError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+    return 0
+
+
+def tell(line: str) -> None:
+    """A line of progress."""
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

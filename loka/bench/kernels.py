@@ -200,12 +200,14 @@ def _tuple(results: Any) -> tuple[Tensor, ...]:
     return tuple(results) if isinstance(results, tuple | list) else (results,)
 
 
-def norm_arguments(spec: NormForward | NormBackward, rows: int, device: str = "cuda") -> tuple[Tensor, ...]:
-    """A set for a norm's kernel: matrices (rows, width) and vectors (width,) in BF16, statistics of x in float32."""
-    matrices = {name: torch.randn(rows, spec.width, device=device, dtype=torch.bfloat16) for name in ("grad", "x")}
+def norm_arguments(
+    spec: NormForward | NormBackward, rows: int, device: str = "cuda", dtype: torch.dtype = torch.bfloat16
+) -> tuple[Tensor, ...]:
+    """A set for a norm's kernel: matrices (rows, width) and vectors (width,) in `dtype`, statistics of x in float32."""
+    matrices = {name: torch.randn(rows, spec.width, device=device, dtype=dtype) for name in ("grad", "x")}
     x = matrices["x"].float()
     statistics = {"mean": x.mean(1), "rstd": torch.rsqrt(x.var(1, unbiased=False) + EPS)}
-    vectors = {name: torch.randn(spec.width, device=device, dtype=torch.bfloat16) for name in ("add", "weight", "bias")}
+    vectors = {name: torch.randn(spec.width, device=device, dtype=dtype) for name in ("add", "weight", "bias")}
     known = {**matrices, **statistics, **vectors}
     return tuple(known[name] for name in spec.parameters)
 

@@ -122,7 +122,7 @@ def call_of(gemm: Gemm) -> Callable[..., Any]:
         return lambda a, b: F.linear(a, b)
     fast = gemm.precision is Precision.FP8_FAST
     if gemm.fbgemm:
-        rowwise = _fbgemm_rowwise()
+        rowwise = fbgemm_rowwise()
         return lambda a, scale_a, b, scale_b: rowwise(a, b, scale_a, scale_b, use_fast_accum=fast)
     kind = _TYPE[gemm.scaling]
     return lambda a, scale_a, b, scale_b: F.scaled_mm(
@@ -130,7 +130,8 @@ def call_of(gemm: Gemm) -> Callable[..., Any]:
     )
 
 
-def _fbgemm_rowwise() -> Callable[..., Tensor]:
+def fbgemm_rowwise() -> Callable[..., Tensor]:
+    """FBGEMM's operator. Raises PeerMissingError where the library is missing."""
     try:
         import fbgemm_gpu.experimental.gen_ai  # noqa: F401  (registers its operators)
     except (ImportError, OSError) as error:  # its native parts may not load

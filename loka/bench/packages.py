@@ -111,6 +111,18 @@ class Workshop:
         self._announce(name)
         return Made(importlib.import_module(name), plan)
 
+    def write(self, file: str, text: str) -> Path:
+        """Put a file into the folder."""
+        path = self._path / file
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def package(self, plan: Plan) -> ModuleType:
+        """Generate and import the package of a plan that was made elsewhere; the folder has one of each name."""
+        write_package(render_package(plan), self._path / plan.name)
+        self._announce(plan.name)
+        return importlib.import_module(plan.name)
+
     def kernels(self, specs: Sequence[AnySpec]) -> ModuleType:
         """The module of these specs' Triton kernels and host functions, as a generated package has it."""
         templates = load_kernel_templates()

@@ -269,13 +269,18 @@ def write_files(report: Report, folder: Path) -> tuple[Path, Path]:
     paths = []
     for suffix, text in texts.items():
         path = folder / (report.stem + suffix)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            temporary.write_text(text, encoding="utf-8", newline="\n")
-            temporary.replace(path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise InputError(f"{path}: cannot be written ({error.strerror}); choose another folder with -o") from error
+        write_text(path, text)
         paths.append(path)
     return paths[0], paths[1]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all. Raises InputError where that cannot be."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another folder with -o") from error

@@ -65,16 +65,21 @@ def make_work(name: str, base: nn.Module, inputs: tuple[Tensor, ...], modes: Seq
     return work
 
 
-def measure(work: Work, variant: Variant, training: bool, package: ModuleType | None) -> Measured:
+def measure(
+    work: Work, variant: Variant, training: bool, package: ModuleType | None, compiled: bool = True
+) -> Measured:
     """Prepare, compile, look at memory and numbers, capture and time one variant on a GPU.
 
-    Whatever goes wrong is raised; VerifyError where a planned FP8 GEMM did not run.
+    Without `compiled` the model is captured as it is, which says the same where all of it is in kernels. Whatever goes
+    wrong is raised; VerifyError where a planned FP8 GEMM did not run.
     """
     with _alone() as held, float32_products("high"):
         ready = peers.prepare(variant, copy.deepcopy(work.base), training, package)
         inputs = fresh_inputs(work, peers.dtype_of(variant), training)
-        compiled: nn.Module = torch.compile(ready.model, fullgraph=variant.generated)  # type: ignore[assignment]
-        step = step_of(compiled, inputs, training, ready.model)
+        called: nn.Module = ready.model
+        if compiled:
+            called = torch.compile(ready.model, fullgraph=variant.generated)  # type: ignore[assignment]
+        step = step_of(called, inputs, training, ready.model)
         for _ in range(WARM_UPS):
             step()
         peak = _peak_mib(step, held) if training else None

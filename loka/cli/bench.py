@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,12 +18,12 @@ NAME = "bench"
 
 
 def command(
-    what: Annotated[str, typer.Argument(metavar="kernels|region|model", show_default=False)],
+    what: Annotated[str, typer.Argument(metavar="kernels|region|model|crossover|regret|dispatch", show_default=False)],
     names: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[NAME ...]",
-            help="Families of kernels, regions as M,N,K, or models of the zoo. Default: all.",
+            help="Families of kernels, regions as M,N,K, models of the zoo (default: all), or files of measurements.",
             show_default=False,
         ),
     ] = None,
@@ -32,10 +33,31 @@ def command(
     out: Annotated[Path, typer.Option("-o", "--out", help="The folder for the JSON and Markdown.")] = Path(
         "docs/results"
     ),
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Of kernels: measure parts into this file.", show_default=False)
+    ] = None,
+    parts: Annotated[
+        str | None, typer.Option(help="Of --record: kinds of parts, comma-separated. Default: all.")
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="Of --record: the parts that its sites need, no others.", show_default=False)
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="When to stop recording, to go on again.")] = math.inf,
+    jobs: Annotated[int, typer.Option(help="Of --record: processes that compile; 0: by the CPUs.")] = 0,
+    export: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Of kernels: write measurements as text.", show_default=False)
+    ] = None,
+    target: Annotated[str, typer.Option(help="Whose measurements are exported, mapped or compared.")] = "h100",
     as_json: Json = False,
 ) -> None:
-    """Measure speed side by side: BF16, TF32, torchao, FBGEMM and the generated kernels."""
+    """Measure speed side by side: BF16, TF32, torchao, FBGEMM and the generated kernels. Record what kernels cost."""
     gc.enable()
+    from loka.bench.orders import Order, carry_out
+
+    order = Order(what, tuple(names or ()), record, parts, policy, seconds, jobs, export, target, variants, out)
+    if order.of_records:
+        print(carry_out(order, note))
+        return
     from loka.bench.request import Request, run
     from loka.bench.results import to_plain, write_files
 

@@ -36,6 +36,7 @@ def binding_text(view: BoundView) -> BindingText:
     fields.append(_names_field("modules", binding.modules))
     fields.append(_sites_field(binding.sites))
     fields += [_field("gemms", view.gemms), _field("shapes", binding.shapes)]
+    fields += [_field("kernels", view.kernels)] if view.kernels else []
     return BindingText(tuple(fields))
 
 

@@ -9,7 +9,7 @@ from loka.codegen import straight
 from loka.codegen.chain_shapes import KNOWN, ChainShape, StageSums, chain_shape, fits
 from loka.codegen.known import arguments as known_arguments
 from loka.codegen.known import without_maxima
-from loka.codegen.recipes import GemmRecipe, SiteRecipe, site_recipe
+from loka.codegen.recipes import SiteRecipe, site_recipe
 from loka.errors import LokaError
 from loka.numerics.names import Gemm
 from loka.plan.plan import SitePlan
@@ -80,7 +80,7 @@ def chain_recipe(plan: SitePlan) -> SiteRecipe:
     if recipe.fprop is None or recipe.wgrad is not None or any(gemm.gemm is Gemm.DGRAD for gemm in plan.gemms):
         return recipe
     rows, weight = recipe.fprop.operands
-    return replace(recipe, dgrad=GemmRecipe((rows, replace(weight, turned=True)), recipe.fprop.accumulation))
+    return replace(recipe, dgrad=replace(recipe.fprop, operands=(rows, replace(weight, turned=True))))
 
 
 def _planned(

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from loka.codegen import chain_shapes as shapes
 from loka.codegen.chain_shapes import ChainShape
+from loka.codegen.gemm_calls import gemm_call
 from loka.codegen.known import input_kernel
-from loka.codegen.layout import WIDTH, Code, call, lay_out, quoted
+from loka.codegen.layout import WIDTH, Code, call, lay_out
 from loka.codegen.recipes import SiteRecipe
 from loka.errors import LokaError
 from loka.kernels.rendered_specs import NormForward, Reduce
 from loka.kernels.rendering import AnySpec
-from loka.numerics.names import Accumulation, Gemm, Scaling
+from loka.numerics.names import Gemm, Scaling
 
 INDENT = 8
 _COPIES = (("values", "fp8"), ("turned", "turned"), ("scale", "scale"))  # results of `QuantiseTurned`, and their names
@@ -210,19 +211,11 @@ def statement(
     return assigned([results[name] for name in spec.results], values, indent)
 
 
-def reduced(
-    kernels: Kernels, partials: Sequence[str], dtypes: Sequence[str], totals: Sequence[str], indent: int
-) -> list[str]:
-    """Sums of partial sums, in as few launches as there can be."""
-    lines: list[str] = []
-    done = 0
-    for count in shapes.reductions(len(partials)) if partials else ():
-        span = slice(done, done + count)
-        pairs = zip(partials[span], dtypes[span], strict=True)
-        values = kernels.call(Reduce(count), [argument for pair in pairs for argument in pair])
-        lines += assigned(totals[span], values, indent)
-        done += count
-    return lines
+def reduced(kernels: Kernels, sums: Sequence[tuple[str, str]], indent: int) -> list[str]:
+    """Sums of partial sums in one launch; each stands with the vector whose gradient it is, in whose dtype."""
+    arguments = [argument for partial, vector in sums for argument in (partial, f"{vector}.dtype")]
+    value = kernels.call(Reduce(len(sums)), arguments)
+    return assigned([f"d{vector}" for _, vector in sums], value, indent)
 
 
 def assigned(targets: Sequence[str], value: Code, indent: int) -> list[str]:
@@ -244,6 +237,17 @@ def unpacked(targets: Sequence[str], source: str, indent: int) -> list[str]:
     return [f"{margin}(", *(f"{margin}    {target}," for target in targets), f"{margin}) = {source}"]
 
 
+def deleted(names: Sequence[str], indent: int) -> list[str]:
+    """`del` of the names, in as many lines as it takes; none without names."""
+    lines: list[str] = []
+    for name in names:
+        if lines and len(lines[-1]) + len(f", {name}") <= WIDTH:
+            lines[-1] += f", {name}"
+        else:
+            lines.append(f"{' ' * indent}del {name}")
+    return lines
+
+
 def product(
     recipe: SiteRecipe,
     gemm: Gemm,
@@ -254,7 +258,7 @@ def product(
     indent: int,
     bias: str | None = None,
 ) -> list[str]:
-    """`result = dispatch.scaled_mm(...)` ; of the scales of a turned tensorwise operand the first is all."""
+    """`result = ` the FP8 product; of the scales of a turned tensorwise operand the first is all."""
     found = dict(recipe.items())[gemm]
     if found is None:
         raise LokaError(f"a chain's {gemm} has no recipe. This is a fault in LoKA: please report it.")
@@ -262,8 +266,5 @@ def product(
     for place, operand in enumerate(found.operands):
         if operand.scaling is Scaling.TENSORWISE and operand.turned:
             texts[2 * place + 1] += "[:1]"
-    scalings = [quoted(operand.scaling.value) for operand in found.operands]
-    fast = repr(found.accumulation == Accumulation.FAST)
-    arguments = [*texts, *scalings, dtype, fast, tick, *([] if bias is None else [bias])]
-    value = call("dispatch.scaled_mm", map(Code, arguments))
+    value = gemm_call(gemm, found, texts, dtype, tick, bias)
     return lay_out(f"{result} = ", value, "", indent).split("\n")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from loka.codegen.recipes import GemmRecipe, SiteRecipe
+from loka.codegen.gemm_calls import GemmRecipe
+from loka.codegen.recipes import SiteRecipe
 from loka.errors import LokaError
 from loka.kernels.rendered_specs import (
     ACTIVATIONS,
     BLOCK,
-    LARGEST_COUNT,
     LARGEST_WIDTH,
     NORMS,
     NormBackward,
@@ -145,6 +145,15 @@ class ChainShape:
         backward = stage.bent or any(other.keeps_wgrad for other in following)
         return self.reader(index) is not None or (stage.summed and backward and not frozen)
 
+    def leaves_sum(self, index: int) -> bool:
+        """Whether the gradient of a stage's sum stays as the two matrices that it comes from, which live on anyway.
+
+        It is then added up where it is used: by the kernels of the arguments' gradients, and by no stage before.
+        """
+        stage, reader = self.stages[index], self.reader(index)
+        within = stage.bent or isinstance(stage.residual, int)
+        return reader is not None and not within and self.stages[reader].times is not None
+
     def has_operands(self, index: int) -> bool:
         """Whether a stage's input and output gradient are there in the model's dtype, for a wgrad in it."""
         stage, before = self.stages[index], self.stages[index - 1]
@@ -247,13 +256,15 @@ def backward_before(stage: StageShape, carried: bool = False) -> NormBackward:
     return NormBackward(stage.k, norm.kind, *affine, None, False, False, carried=carried, block=norm.block)
 
 
-def backward_after(stage: StageShape, quantise: bool, carried: bool = False) -> NormBackward | NormForward | None:
+def backward_after(
+    stage: StageShape, quantise: bool, carried: bool = False, carry: bool = True
+) -> NormBackward | NormForward | None:
     """The kernel that makes the product's gradient from that of the stage's result; None where they are the same.
 
-    `carried` says whether the result has a gradient from a residual too.
+    `carried` says whether the result has a gradient from a residual too, `carry` whether a sum of both is wanted.
     """
     if stage.summed or carried:
-        return _backward_of_sum(stage, quantise, carried)
+        return _backward_of_sum(stage, quantise, carried, carry)
     norm = stage.after
     if norm is not None:
         affine = (norm.weight, norm.bias)
@@ -265,7 +276,7 @@ def backward_after(stage: StageShape, quantise: bool, carried: bool = False) -> 
     return quantiser(stage.n) if quantise else None
 
 
-def _backward_of_sum(stage: StageShape, quantise: bool, carried: bool) -> NormBackward | NormForward:
+def _backward_of_sum(stage: StageShape, quantise: bool, carried: bool, carry: bool) -> NormBackward | NormForward:
     """`backward_after` of a stage with a product or a residual."""
     if not (stage.bent or stage.bias or stage.times is not None or carried):
         return quantiser(stage.n)
@@ -281,16 +292,9 @@ def _backward_of_sum(stage: StageShape, quantise: bool, carried: bool) -> NormBa
         times=stage.times is not None,
         summed=stage.bent and stage.summed,
         carried=carried,
-        carry=stage.summed and (stage.bent or carried),
+        carry=carry and stage.summed and (stage.bent or carried),
     )
     norm = stage.after
     if norm is None:
         return spec
     return replace(spec, norm=norm.kind, weight=norm.weight, bias=norm.bias, eps=norm.eps, block=norm.block)
-
-
-def reductions(count: int) -> tuple[int, ...]:
-    """In how many operands each launch of `Reduce` takes so many partial sums: as few launches as there can be."""
-    most = LARGEST_COUNT["reduce"]
-    launches = -(-count // most)
-    return tuple(count // launches + (index < count % launches) for index in range(launches))

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from loka.codegen.chain_shapes import ChainShape, backward_after, forward_after, forward_before
-from loka.codegen.recipes import GemmRecipe, SiteRecipe
+from loka.codegen.gemm_calls import GemmRecipe
+from loka.codegen.recipes import SiteRecipe
 from loka.errors import LokaError
 from loka.kernels.both_ways import BothWays, fits
 from loka.kernels.quantisation import ROWWISE, Quantisation
@@ -69,7 +70,7 @@ def input_kernel(shape: ChainShape, index: int) -> NormForward | BothWays | Quan
 def gradient_kernel(shape: ChainShape, index: int) -> NormBackward | BothWays | QuantiseTurned:
     """The kernel that makes a stage's output gradient for dgrad, and for a wgrad in FP8 transposed too, if it can."""
     stage = shape.stages[index]
-    spec = backward_after(stage, True, carried=shape.reader(index) is not None)
+    spec = backward_after(stage, True, carried=shape.reader(index) is not None, carry=not shape.leaves_sum(index))
     if not isinstance(spec, NormBackward):
         return both_copies(stage.dy)
     spec = under(spec, stage.dy)

@@ -18,6 +18,7 @@ from loka.codegen.recipes import Recipes, SiteRecipe, describe, site_recipe
 from loka.codegen.regions import Regions
 from loka.codegen.signature import forward_header
 from loka.errors import LokaError
+from loka.kernels.catalogue import SCALED_MM
 from loka.plan.plan import Binding, BindingKind, SitePlan
 
 
@@ -41,6 +42,7 @@ class BoundView:
     train: ModuleView
     infer: ModuleView | None  # None where no fprop runs in FP8, and no kernel takes anything along
     gemms: tuple[tuple[str, ...], ...]
+    kernels: tuple[tuple[tuple[str, ...], ...], ...] = ()  # of each of `gemms`; () where all are torch.scaled_mm
 
 
 @dataclass(slots=True)
@@ -66,7 +68,9 @@ class ModuleWriter:
         train, fuses = write(binding, name, plans, False)
         frozen = fuses or any("fprop" in names for names in gemms)
         infer = write(binding, f"{name}Frozen", plans, True)[0] if frozen else None
-        return BoundView(binding, train, infer, gemms)
+        kernels = tuple(tuple(gemm.kernels for gemm in plan.gemms if gemm.fp8) for plan in plans)
+        usual = all(each == (SCALED_MM.name,) for site in kernels for each in site)
+        return BoundView(binding, train, infer, gemms, () if usual else kernels)
 
     def _site_plans(self, binding: Binding) -> tuple[SitePlan, ...]:
         """The plans of the first module's sites; every other module's must run the same."""
@@ -190,7 +194,7 @@ def _known_lines(found: Sequence[KnownOperand]) -> tuple[str, ...]:
 
 
 def _decisions(plan: SitePlan) -> tuple[object, ...]:
-    return tuple((gemm.gemm, gemm.operands, gemm.accumulation) for gemm in plan.gemms)
+    return tuple((gemm.gemm, gemm.operands, gemm.accumulation, gemm.kernel, gemm.by_rows) for gemm in plan.gemms)
 
 
 def _only_fprop(plan: SitePlan) -> SitePlan:

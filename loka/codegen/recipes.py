@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from loka.codegen.layout import Code, call, lay_out, quoted
+from loka.codegen.gemm_calls import GemmRecipe, gemm_call, kernel_said, kernel_suffix
+from loka.codegen.layout import Code, call, lay_out
 from loka.codegen.names import Names
 from loka.codegen.prose import wrapped
 from loka.errors import LokaError
@@ -36,14 +37,6 @@ _VIEW = {
     (Gemm.WGRAD, Operand.INPUT): "x.t()",
 }
 _LONGEST = 76  # characters of a linear's name; a recipe that needs more is told by its docstring
-
-
-@dataclass(frozen=True, slots=True)
-class GemmRecipe:
-    """What one GEMM runs in; None as a recipe stands for "as the model has it"."""
-
-    operands: tuple[OperandRecipe, OperandRecipe]
-    accumulation: Accumulation
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +131,18 @@ def site_recipe(plan: SitePlan) -> SiteRecipe:
     fprop, wgrad = found.get(Gemm.FPROP), found.get(Gemm.WGRAD)
     dgrad = found.get(Gemm.DGRAD)
     if Gemm.DGRAD not in found and fprop is not None and wgrad is not None and fprop.accumulation == wgrad.accumulation:
-        dgrad = GemmRecipe((wgrad.operands[0], fprop.operands[1]), wgrad.accumulation)
+        operands = (wgrad.operands[0], fprop.operands[1])
         if wgrad.operands[0].turned:
-            weight = replace(wgrad.operands[0], scaling=fprop.operands[1].scaling)
-            dgrad = GemmRecipe((fprop.operands[1], weight), wgrad.accumulation)
+            operands = (fprop.operands[1], replace(wgrad.operands[0], scaling=fprop.operands[1].scaling))
+        alike = (fprop.kernel, fprop.by_rows) == (wgrad.kernel, wgrad.by_rows)
+        dgrad = replace(fprop, operands=operands) if alike else GemmRecipe(operands, fprop.accumulation)
     return SiteRecipe(fprop, dgrad, wgrad)
 
 
 def _gemm_recipe(plan: GemmPlan) -> GemmRecipe | None:
     if plan.operands is None:
         return None
-    return GemmRecipe(plan.operands, plan.accumulation or Accumulation.PRECISE)
+    return GemmRecipe(plan.operands, plan.accumulation or Accumulation.PRECISE, plan.kernel, plan.by_rows)
 
 
 def describe(plan: SitePlan) -> str:
@@ -168,18 +162,20 @@ def _recipe_said(recipe: GemmRecipe) -> str:
     """The name as prose: "e5m2 by e4m3 rowwise with fast accumulation"; `turned` is said of transposed copies."""
     first, second = recipe.operands
     if first.turned and second.turned:
-        return f"turned copies, {_SCALING[first.scaling]}" + _fast_said(recipe)
+        return f"turned copies, {_SCALING[first.scaling]}" + _run_said(recipe)
     if second.turned:
-        return _recipe_said(GemmRecipe((first, first), recipe.accumulation)) + " by a turned copy"
-    said = _gemm_name(recipe).removesuffix("_fast").replace("_", " ").replace(" pow2", " with power-of-two scales")
+        rows = GemmRecipe((first, first), recipe.accumulation)
+        return f"{_recipe_said(rows)} by a turned copy{kernel_said(recipe)}"
+    said = _operands_name(recipe).replace("_", " ").replace(" pow2", " with power-of-two scales")
     for operand in recipe.operands:
         if operand.amax is not None:
             said = said.replace(f"amax {_number_name(_amax(operand))}", f"for |x| up to {_amax(operand)!r}")
-    return said + _fast_said(recipe)
+    return said + _run_said(recipe)
 
 
-def _fast_said(recipe: GemmRecipe) -> str:
-    return " with fast accumulation" if recipe.accumulation == Accumulation.FAST else ""
+def _run_said(recipe: GemmRecipe) -> str:
+    fast = " with fast accumulation" if recipe.accumulation == Accumulation.FAST else ""
+    return fast + kernel_said(recipe)
 
 
 def operand_name(recipe: OperandRecipe) -> str:
@@ -211,19 +207,23 @@ def _number_name(value: float) -> str:
 
 
 def _gemm_name(recipe: GemmRecipe | None) -> str:
-    """e4m3_rowwise, e5m2_by_e4m3_rowwise, e4m3_1x128_by_128x128, as_is; fast accumulation is said, precise is not."""
+    """e4m3_rowwise, e4m3_rowwise_fast_on_fbgemm_rowwise, as_is; precise and torch's kernel are not said."""
     if recipe is None:
         return "as_is"
+    fast = "_fast" if recipe.accumulation == Accumulation.FAST else ""
+    return _operands_name(recipe) + fast + kernel_suffix(recipe)
+
+
+def _operands_name(recipe: GemmRecipe) -> str:
+    """e4m3_rowwise, e5m2_by_e4m3_rowwise, e4m3_1x128_by_128x128."""
     a, b = recipe.operands
     if a == b:
-        name = operand_name(a)
-    elif _suffix(a) == _suffix(b):
-        name = f"{a.format}_by_{b.format}_{_suffix(a)}"
-    elif a.format == b.format:
-        name = f"{a.format}_{_suffix(a)}_by_{_suffix(b)}"
-    else:
-        name = f"{operand_name(a)}_by_{operand_name(b)}"
-    return name + ("_fast" if recipe.accumulation == Accumulation.FAST else "")
+        return operand_name(a)
+    if _suffix(a) == _suffix(b):
+        return f"{a.format}_by_{b.format}_{_suffix(a)}"
+    if a.format == b.format:
+        return f"{a.format}_{_suffix(a)}_by_{_suffix(b)}"
+    return f"{operand_name(a)}_by_{operand_name(b)}"
 
 
 def linear_name(recipe: SiteRecipe) -> str:
@@ -376,7 +376,7 @@ class Recipes:
             lines += lay_out(f"{values}, {scale} = ", quantised, "", indent).split("\n")
             one = operand_recipe.turned and operand_recipe.scaling is Scaling.TENSORWISE
             operands += values, f"{scale}[:1]" if one else scale
-        return (*lines, *_product(recipe, operands, result, dtype, tick, indent))
+        return (*lines, *lay_out(result, gemm_call(gemm, recipe, operands, dtype, tick), "", indent).split("\n"))
 
     def _quantised(self, recipe: OperandRecipe, view: str) -> Code:
         """A call that quantises an operand; a turned one along its rows, before it is transposed."""
@@ -391,23 +391,15 @@ class Recipes:
         """Quantise x, multiply it with the frozen weight."""
         quantised = call(self.quantiser(recipe.operands[0]), [Code("x.reshape(-1, x.shape[-1])")])
         operands = ["x_fp8", "x_scale", "weight", "scale"]
+        product = gemm_call(Gemm.FPROP, recipe, operands, "dtype", "tick")
         return (
             *lay_out("x_fp8, x_scale = ", quantised, "", 4).split("\n"),
-            *_product(recipe, operands, "y = ", "dtype", "tick", 4),
+            *lay_out("y = ", product, "", 4).split("\n"),
         )
 
     def _bias_of(self, name: str) -> str:
         seen = self._bias[name]
         return "sometimes" if len(seen) == 2 else "always" if True in seen else "never"
-
-
-def _product(
-    recipe: GemmRecipe, operands: list[str], result: str, dtype: str, tick: str, indent: int
-) -> tuple[str, ...]:
-    scalings = [quoted(operand.scaling.value) for operand in recipe.operands]
-    fast = repr(recipe.accumulation == Accumulation.FAST)
-    product = call("dispatch.scaled_mm", [Code(item) for item in (*operands, *scalings, dtype, fast, tick)])
-    return tuple(lay_out(result, product, "", indent).split("\n"))
 
 
 def _header(name: str, weight: tuple[str, ...], bias: str) -> str:

@@ -1,8 +1,9 @@
 """Files onto the disk, so that a kill at any moment leaves the old package, the new one, or one that refuses to import.
 
-Every file is written beside its place and renamed into it; manifest.json, which carries the stamp that the package
-checks while it is imported, comes last. Before the first rename a journal says what is about to be written, so that the
-next run knows a half-written generation from a person's edit.
+Every file is written beside its place and renamed into it. manifest.json, which carries the stamp that the package
+checks while it is imported, is removed before the first rename and comes back last: in between the package refuses to
+import, whatever runs that were cut short had left. A journal keeps what the old manifest said of the files, and what is
+about to be written, so that the next run knows a half-written generation from a person's edit.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ def _write(files: Mapping[str, str], folder: Path, force: bool) -> Written:
     changed = [name for name in order if file_hash(folder / name) != text_hash(files[name])]
     obsolete = sorted(name for name in recorded_outputs(folder) if name not in files and (folder / name).is_file())
     if changed or obsolete:
+        changed = [*(name for name in changed if name != MANIFEST), MANIFEST]  # it is removed, and so written anew
         _commit(files, folder, changed, obsolete)
     with contextlib.suppress(FileNotFoundError):
         (folder / JOURNAL).unlink()
@@ -107,20 +109,23 @@ def _write(files: Mapping[str, str], folder: Path, force: bool) -> Written:
 
 
 def _commit(files: Mapping[str, str], folder: Path, changed: list[str], obsolete: list[str]) -> None:
-    """Everything onto the disk first, so that a full disk changes nothing; then the renames, the manifest's last."""
+    """Everything onto the disk first, so that a full disk changes nothing; then the renames, without a manifest.
+
+    `changed` ends with the manifest.
+    """
     temporaries: dict[str, Path] = {}
     try:
         _write_journal(files, folder)
         for name in changed:
             temporaries[name] = _write_temporary(folder, name, files[name])
-        for name in changed:
-            if name != MANIFEST:
-                temporaries[name].replace(folder / name)
+        (folder / MANIFEST).unlink(missing_ok=True)
+        _sync_folder(folder)
+        for name in changed[:-1]:
+            temporaries[name].replace(folder / name)
         for name in obsolete:
             (folder / name).unlink(missing_ok=True)
         _sync_folder(folder)
-        if MANIFEST in temporaries:
-            temporaries[MANIFEST].replace(folder / MANIFEST)
+        temporaries[MANIFEST].replace(folder / MANIFEST)
         _sync_folder(folder)
     finally:
         for path in temporaries.values():
@@ -128,8 +133,8 @@ def _commit(files: Mapping[str, str], folder: Path, changed: list[str], obsolete
 
 
 def _write_journal(files: Mapping[str, str], folder: Path) -> None:
-    """What this run will write, with what earlier runs may have left."""
-    outputs = {name: set(digests) for name, digests in _outputs(folder / JOURNAL).items()}
+    """What this run will write, with what earlier runs wrote or may have left."""
+    outputs = {name: set(digests) for name, digests in recorded_outputs(folder).items()}
     for name, text in files.items():
         if name != MANIFEST:
             outputs.setdefault(name, set()).add(text_hash(text))

@@ -14,6 +14,7 @@ from loka.dispatch.check import Match, match_modules
 from loka.dispatch.devices import warn_of_devices
 from loka.dispatch.errors import BindError
 from loka.dispatch.known import keep_from_ddp, names_in, set_known
+from loka.dispatch.libraries import library_problems
 from loka.dispatch.patch import BoundModule, Patch, refresh_after_load, unbind
 from loka.dispatch.wrappers import ClosedWrapperError, unwrap
 
@@ -27,7 +28,8 @@ def apply(model: nn.Module, package: str, bindings: Sequence[Binding], target: s
     "reference"). Mode "train" quantises weights in every forward; "infer" quantises them once, into buffers that are
     no part of the state_dict. Wrappers (DDP, torch.compile) around the model are passed over.
 
-    Raises BindError with every reason why the package does not fit the model, which is then unchanged. Warns
+    Raises BindError with every reason why the package does not fit the model or a planned kernel cannot run on the
+    model's device (its library is missing, for one); the model is then unchanged. Warns
     (LokaWarning) where the model's device has no FP8 or is not `target`.
     """
     root = _root(model, package)
@@ -38,6 +40,9 @@ def apply(model: nn.Module, package: str, bindings: Sequence[Binding], target: s
     matches, problems = match_modules(root, bindings, mode)
     if problems:
         raise BindError(f"{package} does not fit this model, which is left as it was:", problems)
+    problems = library_problems(matches, mode)
+    if problems:
+        raise BindError(f"{package} cannot run on this machine; the model is left as it was:", problems)
     # What can fail is made before the first module changes.
     prepared = [(match, derive(match.generated, type(match.module)), _quantized(match)) for match in matches]
     bound = []
@@ -69,8 +74,13 @@ def _quantized(match: Match) -> Frozen:
 
 def _bind(match: Match, derived: type[Bound], frozen: Frozen, mode: str) -> Tickets:
     binding = match.binding
-    gemms = tuple(tuple(gemm for gemm in planned if mode == "train" or gemm == "fprop") for planned in binding.gemms)
-    tickets = Tickets(match.sites, gemms, binding.inlined)
+    planned = binding.in_mode(mode)
+    tickets = Tickets(
+        match.sites,
+        tuple(tuple(site) for site in planned),
+        binding.inlined,
+        tuple(tuple(site.values()) for site in planned) if binding.kernels else (),
+    )
     module: Any = match.module
     module.__class__ = derived
     module.loka = tickets

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loka.dispatch.bound import Bound
+from loka.kernels.scaled_mm import KERNEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,24 @@ class Binding:
     sites: tuple[tuple[str, ...], ...]  # for each module, the names of its sites
     gemms: tuple[tuple[str, ...], ...]  # for each of a module's sites, the GEMMs that run in FP8: ("fprop", "wgrad")
     shapes: tuple[tuple[str, tuple[int, ...]], ...]  # parameters, relative to each module, and their shapes
+    # For each of a module's sites and each of its `gemms`, the kernels that it may run on; () where all are
+    # torch.scaled_mm.
+    kernels: tuple[tuple[tuple[str, ...], ...], ...] = ()
 
     def generated(self, mode: str) -> type[Bound] | None:
         """The class for mode "train" or "infer"; None where the modules stay as they are."""
         return self.train if mode == "train" else self.infer
+
+    def in_mode(self, mode: str) -> tuple[dict[str, tuple[str, ...]], ...]:
+        """For each of a module's sites, the GEMMs that run in FP8 in this mode, each with its planned kernels."""
+        planned = self.kernels or tuple(((KERNEL,),) * len(gemms) for gemms in self.gemms)
+        return tuple(
+            {gemm: names for gemm, names in zip(*site, strict=True) if mode == "train" or gemm == "fprop"}
+            for site in zip(self.gemms, planned, strict=True)
+        )
+
+    def planned_kernels(self, mode: str) -> tuple[tuple[str, ...], ...]:
+        """The kernels of each of a module's sites, each once."""
+        return tuple(
+            tuple(dict.fromkeys(name for names in site.values() for name in names)) for site in self.in_mode(mode)
+        )

@@ -16,6 +16,7 @@ from torch import nn
 from loka.dispatch.errors import BindError, FrozenWeightError
 from loka.dispatch.known import KnownScale, drop_known, renew_records, set_known
 from loka.kernels import ticks
+from loka.kernels.scaled_mm import KERNEL
 
 # A generated module's forward, and what `quantize` returns: for each site the FP8 weight and its scales, or None.
 Frozen = tuple[tuple[torch.Tensor, torch.Tensor] | None, ...]
@@ -29,19 +30,33 @@ class Tickets:
     """
 
     def __init__(
-        self, sites: tuple[str, ...], gemms: tuple[tuple[str, ...], ...], inlined: tuple[str, ...] = ()
+        self,
+        sites: tuple[str, ...],
+        gemms: tuple[tuple[str, ...], ...],
+        inlined: tuple[str, ...] = (),
+        kernels: tuple[tuple[tuple[str, ...], ...], ...] = (),  # of each of `gemms`; () where all are torch.scaled_mm
     ) -> None:
         self.sites = sites
         self.gemms = gemms
         self.inlined = inlined
+        self.kernels = kernels
         self.numbers = tuple(ticks.new(3) for _ in sites)
 
     def tick(self, index: int) -> int:
         """The number of site `index`'s fprop."""
         return self.numbers[index]
 
+    def planned(self, index: int) -> dict[str, tuple[str, ...]]:
+        """Site `index`'s GEMMs, each with the kernels that it may run on."""
+        gemms = self.gemms[index]
+        return dict(zip(gemms, self.kernels[index] if self.kernels else ((KERNEL,),) * len(gemms), strict=True))
+
+    def copy(self) -> Tickets:
+        """The same with numbers of its own."""
+        return Tickets(self.sites, self.gemms, self.inlined, self.kernels)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tickets, (self.sites, self.gemms, self.inlined)
+        return Tickets, (self.sites, self.gemms, self.inlined, self.kernels)
 
 
 class Bound(nn.Module):
@@ -99,7 +114,7 @@ class Bound(nn.Module):
             rebuild, arguments, state = self.__reduce_ex__(2)[:3]
             copied = rebuild(*arguments)
             copied.__setstate__(state)
-        copied.loka = Tickets(self.loka.sites, self.loka.gemms, self.loka.inlined)
+        copied.loka = self.loka.copy()
         return copied  # type: ignore[no-any-return]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:

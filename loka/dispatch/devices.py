@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from loka.dispatch.errors import LokaWarning
-
-FP8_CAPABILITY = (8, 9)  # the first CUDA compute capability with FP8 tensor cores
+from loka.kernels.devices import has_fp8
 
 
 def warn_of_devices(package: str, target: str, modules: Iterable[nn.Module], stacklevel: int) -> None:
@@ -30,7 +29,7 @@ def _note(device: torch.device, target: str) -> str:
     if device.type != "cuda":
         return f"the model is on {device.type}: {slow}"
     name = torch.cuda.get_device_name(device)
-    if torch.version.hip is not None or torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+    if not has_fp8(device.index):
         return f"{device} ({name}) has no FP8 that LoKA can use: {slow}"
     if target.upper() not in name.upper():
         return f"{device} is {name}, and the plan was decided for {target}: it runs, but other choices may be faster"

@@ -8,11 +8,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loka.dispatch.errors import NonFiniteError
-from loka.numerics.names import OPERANDS, Gemm
+from loka.numerics.names import GEMM_NAMESPACE, OPERANDS, Gemm
 
 
 class NonFiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks at every loka::scaled_mm whose tick number is in `names` (number -> site, GEMM), forward and backward.
+    """Looks at every FP8 GEMM whose tick number is in `names` (number -> site, GEMM), forward and backward.
 
     autograd carries the mode to the threads in which it runs the backward of GPU tensors.
     """
@@ -26,7 +26,7 @@ class NonFiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func is torch.ops.loka.scaled_mm.default:
+        if func.namespace == GEMM_NAMESPACE:
             named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False))
             named.update(kwargs or {})
             if (label := self.names.get(named["tick"])) is not None:

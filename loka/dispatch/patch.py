@@ -25,6 +25,7 @@ from loka.dispatch.bound import (
 )
 from loka.dispatch.check import child_problems
 from loka.dispatch.errors import BindError, LokaWarning, VerifyError
+from loka.dispatch.keep import chosen_modules
 from loka.dispatch.known import Overflow, clear_records, drop_known, give_back_to_ddp, names_in, overflows
 from loka.dispatch.nonfinite import NonFiniteTrace
 from loka.dispatch.wrappers import find_module, plain_name, unwrap
@@ -55,7 +56,8 @@ class Patch:
         self._root = root
         self._package = package
         self._modules = modules
-        self._since: dict[int, int] = {}  # counts at the last reset, by number
+        self._all = tuple(site for bound in modules for site in bound.tickets.sites)  # those sent back too
+        self._since: dict[int, dict[str, int]] = {}  # counts at the last reset, by number and kernel
         self._removed = False
 
     @property
@@ -64,7 +66,7 @@ class Patch:
         return () if self._removed else tuple(site for bound in self._modules for site in bound.tickets.sites)
 
     def verify(self, backward: bool = True) -> None:
-        """Raise VerifyError unless every planned FP8 GEMM ran since `apply` or the last `reset`.
+        """Raise VerifyError unless each planned FP8 GEMM ran, on its planned kernel, since `apply` or the last `reset`.
 
         `backward=False` asks for the forward GEMMs alone. A GEMM counts when its kernel is launched, so a CUDA graph
         counts when it is captured, not when it is replayed. For frozen weights it also raises where the weight has
@@ -74,17 +76,20 @@ class Patch:
         self._require_bound("verify")
         changes = [change for bound in self._modules for change in self._changes(bound)]
         idle: list[str] = []
-        missing = planned = 0
+        missing = total = 0
         for bound in self._modules:
-            for index, (site, gemms) in enumerate(zip(bound.tickets.sites, bound.tickets.gemms, strict=True)):
-                expected = tuple(gemm for gemm in gemms if backward or gemm == "fprop")
-                absent = tuple(gemm for gemm in expected if not self._count(bound.tickets.tick(index), gemm))
-                planned += len(expected)
+            for index, site in enumerate(bound.tickets.sites):
+                planned = bound.tickets.planned(index)
+                expected = tuple(gemm for gemm in planned if backward or gemm == "fprop")
+                ran = {gemm: self._ran(bound.tickets.tick(index), gemm) for gemm in expected}
+                absent = tuple(gemm for gemm in expected if not ran[gemm])
+                total += len(expected)
                 missing += len(absent)
                 if absent:
-                    idle.append(f"{site}: {', '.join(absent)} did not run: {_why(gemms, absent)}")
+                    idle.append(f"{site}: {', '.join(absent)} did not run: {_why(tuple(planned), absent)}")
+                changes += _strangers(site, planned, ran)
         if idle:
-            raise VerifyError(f"{self._package}: {missing} of {planned} planned FP8 GEMMs did not run:", changes + idle)
+            raise VerifyError(f"{self._package}: {missing} of {total} planned FP8 GEMMs did not run:", changes + idle)
         if changes:
             raise VerifyError(f"{self._package}: the bound model is not as it was bound:", changes)
         if over := self.overflows():
@@ -110,7 +115,7 @@ class Patch:
         for bound in self._modules:
             if isinstance(bound.module, Bound):
                 clear_records(bound.module, bound.module.loka_known)
-        self._since = {number: ticks.count(number) for number, _ in self._labels()}
+        self._since = {number: ticks.counts(number) for number, _ in self._labels()}
 
     def refresh(self) -> None:
         """Quantise frozen weights anew, in place; nothing in mode "train". load_state_dict does it by itself."""
@@ -118,6 +123,25 @@ class Patch:
         for bound in self._modules:
             if isinstance(bound.module, Bound):
                 refresh_module(bound.module)
+
+    def keep(self, *patterns: str) -> tuple[str, ...]:
+        """Send sites back to the model's own forward, as `compute: keep` would, and return their names.
+
+        A pattern is a site's name, or a glob whose `*` crosses dots: `patch.keep("layers.0.*", "head")`. All other
+        sites stay as they are, and `verify` asks for them alone. Sites that share a generated forward go back together.
+        A compiled model compiles anew; a CUDA graph that was captured before must be captured again. To have these
+        sites in FP8 again, `remove` the patch and apply the package anew.
+
+        Raises BindError, with nothing changed, where a pattern matches no site of this patch, or where sites that are
+        not named share a forward with one that is.
+        """
+        self._require_bound("keep")
+        sites = [bound.tickets.sites for bound in self._modules]
+        chosen = chosen_modules(self._package, patterns, sites, self._all)
+        for number in chosen:
+            unbind(self._modules[number].module)
+        self._modules = tuple(bound for number, bound in enumerate(self._modules) if number not in chosen)
+        return tuple(site for number in chosen for site in sites[number])
 
     def remove(self) -> None:
         """Give every module its own class and forward back; a second call does nothing.
@@ -151,6 +175,8 @@ class Patch:
 
     def __repr__(self) -> str:
         state = "removed" if self._removed else f"{len(self.sites)} sites in {len(self._modules)} modules"
+        if not self._removed and len(self.sites) < len(self._all):
+            state += f", {len(self._all) - len(self.sites)} kept"
         return f"<Patch {self._package}: {state}>"
 
     def _require_bound(self, verb: str) -> None:
@@ -164,9 +190,11 @@ class Patch:
                 for offset, gemm in enumerate(GEMMS):
                     yield number + offset, (site, gemm)
 
-    def _count(self, fprop: int, gemm: str) -> int:
+    def _ran(self, fprop: int, gemm: str) -> tuple[str, ...]:
+        """The kernels on which a GEMM ran since the last reset."""
         number = fprop + GEMMS.index(gemm)
-        return ticks.count(number) - self._since.get(number, 0)
+        before = self._since.get(number, {})
+        return tuple(kernel for kernel, count in ticks.counts(number).items() if count > before.get(kernel, 0))
 
     def _changes(self, bound: BoundModule) -> Iterator[str]:
         """What has happened to a bound module that makes its counts mean something else."""
@@ -184,8 +212,18 @@ class Patch:
 def _said(package: str, over: tuple[Overflow, ...]) -> str:
     """What known scales did not hold, and what to do."""
     head = f"{package}: {len(over)} operands had more than their known scales hold (range: static):"
-    advice = "run loka probe again and generate, give a larger amax, or use range: dynamic there"
+    advice = (
+        "run loka probe again and generate, give a larger amax, or use range: dynamic there; until then "
+        "patch.keep(SITE, ...) sends sites back to the model's own GEMMs"
+    )
     return "\n  ".join([head, *map(str, over), advice])
+
+
+def _strangers(site: str, planned: dict[str, tuple[str, ...]], ran: dict[str, tuple[str, ...]]) -> Iterator[str]:
+    """The GEMMs of a site that ran on another kernel than the plan's: its package was edited, or is not its own."""
+    for gemm, kernels in ran.items():
+        if others := [kernel for kernel in kernels if kernel not in planned[gemm]]:
+            yield f"{site}: {gemm} ran on {', '.join(others)}, planned was {' or '.join(planned[gemm])}"
 
 
 def _why(gemms: tuple[str, ...], absent: tuple[str, ...]) -> str:

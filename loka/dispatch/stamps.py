@@ -15,7 +15,7 @@ def check_stamps(package: str, stamp: str, *others: str) -> None:
     """Raise BindError unless `others` and the `stamp` of manifest.json beside the package are all `stamp`.
 
     `package` is the `__name__` of the generated package, which calls this while it is imported. The manifest is
-    written last, so a generation that was cut short leaves an old stamp there, or none.
+    removed before any other file changes and written last, so a generation that was cut short leaves none.
     """
     file = getattr(sys.modules[package], "__file__", None)
     manifest = _manifest_stamp(Path(file).with_name(MANIFEST)) if file else ""

@@ -43,7 +43,9 @@ def operator(
     if not hasattr(packet, name):
         schema = torch.library.infer_schema(reference, mutates_args=changes)
         _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
-        torch.library.register_fake(f"{NAMESPACE}::{name}", _known_to_inductor(name, fake), lib=_library)
+        torch.library.register_fake(
+            f"{NAMESPACE}::{name}", known_to_inductor(f"{NAMESPACE}::{name}", fake), lib=_library
+        )
         _library.impl(name, reference, "CPU")  # type: ignore[no-untyped-call]
         _library.impl(name, _on_its_device(name), "CUDA")  # type: ignore[no-untyped-call]
     overload: torch._ops.OpOverload = getattr(packet, name).default
@@ -67,8 +69,8 @@ def deferred(package: str, function: str) -> Callable[..., Any]:
     return launch
 
 
-def _known_to_inductor(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """`fake`, which also tells a compilation under way that the operator is called as it is.
+def known_to_inductor(qualified: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """`fake` of the operator "NAMESPACE::NAME", which also tells a compilation under way that it is called as it is.
 
     Up to torch 2.12 Inductor finds that out by itself when it first meets an operator, and prints the operator's
     arguments into a message, used or not: each with all that it was computed from. In the backward of a long chain that
@@ -76,10 +78,11 @@ def _known_to_inductor(name: str, fake: Callable[..., Any]) -> Callable[..., Any
     """
     if torch.torch_version.TorchVersion(torch.__version__) >= "2.13":
         return fake
+    namespace, _, name = qualified.partition("::")
 
     def shapes(*arguments: Any, **keywords: Any) -> Any:
         lowering = sys.modules.get("torch._inductor.lowering")
-        overload = getattr(torch.ops.loka_generated, name).default
+        overload = getattr(getattr(torch.ops, namespace), name).default
         if lowering is not None and overload not in lowering.lowerings:
             tag = torch._library.utils.get_layout_constraint_tag(overload)
             lowering.make_fallback(overload, lowering.tag_to_layout_constraint(tag), warn=False)

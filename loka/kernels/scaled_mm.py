@@ -1,21 +1,10 @@
-"""The operator `loka::scaled_mm`: one FP8 GEMM that counts itself.
-
-    loka::scaled_mm(Tensor a, Tensor scale_a, Tensor b, Tensor scale_b, str scaling_a, str scaling_b,
-                    ScalarType dtype, bool fast, SymInt tick, Tensor? bias=None) -> Tensor
-
-`(a * scale_a) @ (b * scale_b).T + bias` for FP8 a of (R, C) and b of (S, C), with scales in the shapes of
-`numerics.quantize.scale_shape`, and a bias of (S,) or none; the result is (R, S), contiguous, of `dtype`. Sizes may be
-zero. Where the GPU's kernel takes the bias (tensorwise and rowwise, all in bfloat16), it is added before the result is
-rounded, as in the reference; elsewhere after.
+"""The operator `loka::scaled_mm` (`gemm_operator` has its form): an FP8 GEMM by torch, which is cuBLASLt on Hopper.
 
 On the CPU, and on a GPU without FP8 tensor cores (compute capability under 8.9), the reference runs: dequantise,
 multiply in float32. It takes every pair of recipes. On other GPUs `torch.nn.functional.scaled_mm` runs, which takes
-what `kernels.limits` says; anything else is an error, never the reference. `fast` is the tensor core's fast
-accumulation; the reference has none.
-
-The operator has no derivative: it is called inside a torch.autograd.Function. It is defined with torch.library.Library:
-an empty operator of this signature then costs 4 us a call over its body, against 13 us with torch.library.custom_op
-(torch 2.13, one CPU core).
+what `kernels.limits` says; anything else is an error, never the reference. Where the GPU's kernel takes the bias
+(tensorwise and rowwise, all in bfloat16), it is added before the result is rounded, as in the reference; elsewhere
+after.
 """
 
 from __future__ import annotations
@@ -28,12 +17,12 @@ from torch import Tensor
 from torch.nn.functional import ScalingType
 
 from loka.errors import InputError
-from loka.kernels import layout, limits, ticks
+from loka.kernels import gemm_operator, layout, limits, ticks
+from loka.kernels.devices import has_fp8
 from loka.numerics.formats import FORMATS
 from loka.numerics.names import Accumulation, Format, Scaling
-from loka.numerics.reference import reference_scaled_mm
 
-FP8_CAPABILITY = (8, 9)  # the first compute capability whose tensor cores take FP8
+KERNEL = "torch.scaled_mm"  # its name in the catalogue
 
 _FORMAT_OF = {info.dtype: format for format, info in FORMATS.items()}
 _NATIVE_DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
@@ -44,58 +33,7 @@ _SCALING_TYPE = {
     Scaling.BLOCKWISE_128X128: ScalingType.BlockWise128x128,
 }
 
-_library = torch.library.Library("loka", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define(  # type: ignore[no-untyped-call]
-    "scaled_mm(Tensor a, Tensor scale_a, Tensor b, Tensor scale_b, str scaling_a, str scaling_b, "
-    "ScalarType dtype, bool fast, SymInt tick, Tensor? bias=None) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-
-
-def _fake(
-    a: Tensor,
-    scale_a: Tensor,
-    b: Tensor,
-    scale_b: Tensor,
-    scaling_a: str,
-    scaling_b: str,
-    dtype: torch.dtype,
-    fast: bool,
-    tick: int,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """Shape and dtype of the result, without running or counting."""
-    if a.dim() != 2 or b.dim() != 2:
-        raise InputError(f"loka::scaled_mm: a is {tuple(a.shape)} and b is {tuple(b.shape)}; both must be matrices")
-    torch._check(  # type: ignore[no-untyped-call]
-        a.shape[1] == b.shape[1], lambda: f"loka::scaled_mm: a has {a.shape[1]} columns and b has {b.shape[1]}"
-    )
-    if bias is not None:
-        torch._check(  # type: ignore[no-untyped-call]
-            bias.dim() == 1 and bias.shape[0] == b.shape[0],
-            lambda: f"loka::scaled_mm: the bias is {tuple(bias.shape)} and b has {b.shape[0]} rows",
-        )
-    return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
-
-
-def _reference(
-    a: Tensor,
-    scale_a: Tensor,
-    b: Tensor,
-    scale_b: Tensor,
-    scaling_a: str,
-    scaling_b: str,
-    dtype: torch.dtype,
-    fast: bool,
-    tick: int,
-    bias: Tensor | None = None,
-) -> Tensor:
-    ticks.tick(tick)
-    if bias is None:
-        return reference_scaled_mm(a, scale_a, b, scale_b, dtype)
-    if bias.dim() != 1 or bias.shape[0] != b.shape[0]:
-        raise InputError(f"loka::scaled_mm: the bias is {tuple(bias.shape)} and b has {b.shape[0]} rows")
-    return (reference_scaled_mm(a, scale_a, b, scale_b, torch.float32) + bias.float()).to(dtype)
+_reference = gemm_operator.reference("loka::scaled_mm", KERNEL)
 
 
 def _cuda(
@@ -110,18 +48,17 @@ def _cuda(
     tick: int,
     bias: Tensor | None = None,
 ) -> Tensor:
-    if not _has_fp8(a.device.index):
+    if not has_fp8(a.device.index):
         return _reference(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, tick, bias)
     refusal = _refusal(scaling_a, scaling_b, a.dtype, b.dtype, fast)
     if refusal is not None:
         raise InputError(f"loka::scaled_mm on this GPU: {refusal}, or run a package generated for it (target: h100)")
-    ticks.tick(tick)
+    ticks.tick(tick, KERNEL)
     rows, columns = a.shape[0], b.shape[0]
-    if bias is not None and bias.shape != (columns,):
-        raise InputError(f"loka::scaled_mm: the bias is {tuple(bias.shape)} and b has {columns} rows")
+    if bias is not None:
+        gemm_operator.check_bias("loka::scaled_mm", bias, b)
     if a.numel() == 0 or columns == 0:
-        empty = a.new_zeros((rows, columns), dtype=dtype)
-        return empty if bias is None else empty + bias.to(dtype)
+        return gemm_operator.empty_product(a, b, dtype, bias)
     first, second = Scaling(scaling_a), Scaling(scaling_b)
     a = layout.pad_operand(a, limits.row_alignment(first), limits.ALIGNMENT)
     b = layout.pad_operand(b, limits.ALIGNMENT, limits.ALIGNMENT)
@@ -149,11 +86,6 @@ def _takes_bias(first: Scaling, second: Scaling, dtype: torch.dtype, bias: torch
 
 
 @cache
-def _has_fp8(device: int) -> bool:
-    return torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
-
-
-@cache
 def _refusal(scaling_a: str, scaling_b: str, dtype_a: torch.dtype, dtype_b: torch.dtype, fast: bool) -> str | None:
     formats: list[Format] = []
     for name, dtype in (("a", dtype_a), ("b", dtype_b)):
@@ -164,10 +96,7 @@ def _refusal(scaling_a: str, scaling_b: str, dtype_a: torch.dtype, dtype_b: torc
     return limits.refuse_recipe((Scaling(scaling_a), Scaling(scaling_b)), (formats[0], formats[1]), accumulation)
 
 
-torch.library.register_fake("loka::scaled_mm", _fake, lib=_library)
-_library.impl("scaled_mm", _reference, "CPU")  # type: ignore[no-untyped-call]
-_library.impl("scaled_mm", _cuda, "CUDA")  # type: ignore[no-untyped-call]
-_operator = torch.ops.loka.scaled_mm.default
+_operator = gemm_operator.define("scaled_mm", _reference, _cuda)
 
 
 def scaled_mm(

@@ -1,8 +1,8 @@
-"""How often each planned GEMM ran: a process-wide table of counters, keyed by number.
+"""How often each planned GEMM ran, and on which kernel: a process-wide table of counters, keyed by number.
 
-This is the only process-wide table of the project. A GEMM counts itself inside the operator `loka::scaled_mm`,
-because only what happens inside an operator still happens when the model is compiled; and an operator's arguments are
-tensors and numbers, so it can carry the number of a counter but no object that holds one. The table is that object.
+This is the only process-wide table of the project. A GEMM counts itself inside its operator (`gemm_operator`), because
+only what happens inside an operator still happens when the model is compiled; and an operator's arguments are tensors
+and numbers, so it can carry the number of a counter but no object that holds one. The table is that object.
 
 A site takes three neighbouring numbers: fprop, dgrad (+ 1) and wgrad (+ 2). Under a CUDA graph an operator runs, and
 counts, while the graph is captured, and not when it is replayed: a count above zero says that the kernel is in the
@@ -17,7 +17,7 @@ from threading import Lock
 from loka.errors import InputError
 
 _lock = Lock()
-_counts: dict[int, int] = {}  # numbers that ran at least once since their reset
+_counts: dict[int, dict[str, int]] = {}  # by number, then by kernel: those that ran at least once since their reset
 _next = 0
 
 
@@ -35,15 +35,22 @@ def new(count: int) -> int:
     return first
 
 
-def tick(number: int) -> None:
-    """Count one run."""
+def tick(number: int, kernel: str) -> None:
+    """Count one run on the kernel of that name in the catalogue."""
     with _lock:
-        _counts[number] = _counts.get(number, 0) + 1
+        found = _counts.setdefault(number, {})
+        found[kernel] = found.get(kernel, 0) + 1
 
 
 def count(number: int) -> int:
-    """Runs counted since the number was taken or last reset."""
-    return _counts.get(number, 0)
+    """Runs counted since the number was taken or last reset, on whatever kernel."""
+    return sum(counts(number).values())
+
+
+def counts(number: int) -> dict[str, int]:
+    """The same by kernel, for those that ran."""
+    with _lock:
+        return dict(_counts.get(number, {}))
 
 
 def reset(numbers: Iterable[int]) -> None:

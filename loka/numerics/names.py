@@ -81,3 +81,6 @@ class Fuse(StrEnum):
     AUTO = "auto"  # where a measured kernel gains by it
     ALWAYS = "always"
     NEVER = "never"
+
+
+GEMM_NAMESPACE = "loka"  # of the operators that are GEMMs, all of one form (loka.kernels.gemm_operator)

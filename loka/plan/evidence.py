@@ -6,13 +6,12 @@ Only a policy that names a profile opens one, and only then is anything imported
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
 
 from loka.errors import InputError
 from loka.numerics.names import OPERANDS, Gemm, Operand, Range
+from loka.plan.measured import portable_name
 from loka.plan.plan import Evidence, Plan
 from loka.plan.words import about_words, over_words, pair_words
 from loka.policy.policy import Policy
@@ -79,7 +78,7 @@ def open_profile(policy: Policy) -> Known | None:
             f"{place}: profile: {path} was learned of {profile.model}, and this policy is for {policy.model.factory}: "
             f"name the profile of that model, or run loka probe {policy.path}"
         )
-    return Known.of(profile, _portable(policy, path), digest, place)
+    return Known.of(profile, portable_name(policy, policy.profile or "", path), digest, place)
 
 
 def check_sites(known: Known, sites: Sequence[Site]) -> None:
@@ -202,10 +201,3 @@ def _lacking(seen: SiteProfile, gemm: Gemm, asked: Pair) -> str:
         if operand_of(seen, operand) is None:
             return f"no evidence: {operand.value} was never seen while probing"
     return f"no evidence for {pair_words(gemm, asked)}: run loka probe"
-
-
-def _portable(policy: Policy, path: Path) -> str:
-    """A profile as the plan names it: from the policy's directory; one that is named absolutely by its last part."""
-    if PurePath(policy.profile or "").is_absolute():
-        return path.name
-    return PurePath(os.path.relpath(path, policy.path.parent)).as_posix()

@@ -8,15 +8,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from torch import nn
 
 from loka import __version__
 from loka.errors import InputError
+from loka.kernels.measurements import Measurements
+from loka.kernels.parts import Costs
 from loka.plan.bindings import bind
+from loka.plan.costs import Traced
 from loka.plan.evidence import Known, check_sites, open_profile
+from loka.plan.measured import open_measurements
 from loka.plan.plan import Plan, Target
 from loka.plan.resolve import Situation, resolve
-from loka.plan.rewrites import rewrite, wish_of, with_regions
+from loka.plan.rewrites import Rewrites, Wish, rewrite, wish_of, with_regions
 from loka.plan.serial import from_json
 from loka.plan.tracing import Tracer
 from loka.policy.cascade import resolve_settings
@@ -44,28 +50,30 @@ class Examined:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan, and the profile that it was decided by, if the policy names one."""
+    """A plan, and what it was decided by: the policy's profile and the measurements, None where there are none."""
 
     plan: Plan
     known: Known | None
+    measurements: Measurements | None = None
 
 
 def make_plan(path: str | os.PathLike[str]) -> Plan:
     """The plan of a policy. Builds its model, and runs it on fake tensors, and on a few samples to trace an owner.
 
     Raises InputError (PolicyError among them) with `file:line:column` where the policy, a callable or the model is
-    wrong, or its profile is missing or of another model, and ImpossibleRuleError where a rule asks one site for what
-    it cannot do.
+    wrong, or its profile or measurements are missing or of something else, and ImpossibleRuleError where a rule asks
+    one site for what it cannot do.
     """
     return planned(path).plan
 
 
 def planned(path: str | os.PathLike[str]) -> Planned:
-    """The plan of a policy, as `make_plan` makes it, with the profile."""
+    """The plan of a policy, as `make_plan` makes it, with the profile and the measurements."""
     with _garbage_later():
         policy = load_policy(os.fspath(path))
         known = open_profile(policy)
-        return Planned(plan_of(examine(policy), known), known)
+        measurements = open_measurements(policy)
+        return Planned(plan_of(examine(policy), known, measurements), known, measurements)
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
@@ -100,26 +108,43 @@ def examine(policy: Policy) -> Examined:
     return Examined(policy, built, sites, resolve_settings(policy, facts))
 
 
-def plan_of(examined: Examined, known: Known | None = None) -> Plan:
-    """Decide, trace what has to be traced, decide again with what tracing refused, and bind.
+class Recorded(Costs, Protocol):
+    """Costs that a plan names as what it was decided by."""
 
-    `known` is the evidence to decide by. Raises InputError where it is of sites of other shapes.
+    @property
+    def name(self) -> str:
+        """The file or set, as the plan names it."""
+        ...
+
+    @property
+    def sha256(self) -> str:
+        """Of its measurements."""
+        ...
+
+
+def plan_of(examined: Examined, known: Known | None = None, costs: Recorded | None = None) -> Plan:
+    """Decide, trace what has to be traced, decide again with what tracing found and refused, and bind.
+
+    `known` is the evidence to decide by, `costs` the measurements. Raises InputError where the evidence is of sites of
+    other shapes.
     """
     policy, sites, model = examined.policy, examined.sites, examined.built.module
     settings = _as_recorded(policy, examined.settings)
     named = dict(zip((file for file, _ in policy.files), policy.named, strict=True))
     if known is not None:
         check_sites(known, sites)
-    situation = Situation(Target(policy.target), policy.model.batch_size, named, known=known)
+    situation = Situation(Target(policy.target), policy.model.batch_size, named, known=known, costs=costs)
+    trace = Tracer(model, _inputs(policy, examined.built))
     plans = resolve(sites, settings, situation, {})
     wish = wish_of(plans, settings)
-    trace = Tracer(model, _inputs(policy, examined.built))
-    with current_directory_importable():
-        scopes = inline_for(model, wish.sites, wish.chained) if wish.sites else ()
-        trace.capture([scope.owner for scope in scopes])
-        rewrites = rewrite(wish, model, trace)
+    rewrites = _rewritten(wish, model, trace)
+    traced = rewrites.traced if costs is not None else Traced()
+    if traced.chains or traced.alone:  # now that their neighbours are known, some may be as fast as they are
+        plans = resolve(sites, settings, situation, {}, traced)
+        again = wish_of(plans, settings)
+        rewrites = _rewritten(again, model, trace) if again != wish else rewrites
     if rewrites.refused:
-        plans = resolve(sites, settings, situation, rewrites.refused)
+        plans = resolve(sites, settings, situation, rewrites.refused, traced)
     plans = with_regions(plans, rewrites)
     return Plan(
         name=policy.name,
@@ -132,7 +157,16 @@ def plan_of(examined: Examined, known: Known | None = None) -> Plan:
         loka_version=__version__,
         rule_notes=tuple((rule.source, rule.note) for rule in policy.rules if rule.note),
         profile=(known.name, known.sha256) if known is not None else None,
+        measurements=(costs.name, costs.sha256) if costs is not None else None,
     )
+
+
+def _rewritten(wish: Wish, model: nn.Module, trace: Tracer) -> Rewrites:
+    """What tracing makes of a wish. Owners are run once, whatever is asked for them later."""
+    with current_directory_importable():
+        scopes = inline_for(model, wish.sites, wish.chained) if wish.sites else ()
+        trace.capture([scope.owner for scope in scopes])
+        return rewrite(wish, model, trace)
 
 
 def _as_recorded(policy: Policy, settings: Sequence[SiteSettings]) -> tuple[SiteSettings, ...]:

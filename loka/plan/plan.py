@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from loka.kernels.parts import Source
 from loka.numerics.names import Accumulation, Gemm
 from loka.policy.settings import Assignment, OperandRecipe
 from loka.probe.profile import Interval, Verdict
@@ -45,16 +46,72 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelTime:
+    """What one GEMM takes on one kernel, its operands being there, and how far it is from the product in float64."""
+
+    kernel: str
+    us: float  # of one call
+    spread: float  # half of the distance between the quartiles, as a share of the time
+    source: Source
+    mere: float | None = None  # as measured; None where the measurements do not say
+    sqnr_db: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """The time of one call of a site in a training step, microseconds: its GEMMs and what a plan may change around."""
+
+    forward: float
+    backward: float
+    source: Source  # that of its least certain part
+
+    @property
+    def us(self) -> float:
+        """Forward and backward."""
+        return self.forward + self.backward
+
+
+@dataclass(frozen=True, slots=True)
+class SiteTiming:
+    """What the decision for a site gains by the measurements (`loka.plan.costs` says what is counted)."""
+
+    chosen: StepTime
+    as_is: StepTime
+    kept: bool = False  # it stays as it is, or less of it runs in FP8 than may, because that is not faster enough
+
+    @property
+    def speedup(self) -> float:
+        """Over the model as it is."""
+        return self.as_is.us / self.chosen.us
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way of running all GEMMs of a site together, and why it is the chosen one, or is not."""
+
+    kernels: tuple[str, ...]  # of each GEMM, in the order of `SitePlan.gemms`
+    time: StepTime
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
 class GemmPlan:
     """One GEMM's decision. `operands` and `accumulation` are None where it stays as the model has it."""
 
     gemm: Gemm
-    kernel: str  # "torch.scaled_mm", or AS_IS
+    kernel: str  # a name of `loka.kernels.catalogue`, "torch.scaled_mm"; AS_IS where it stays
     operands: tuple[OperandRecipe, OperandRecipe] | None
     accumulation: Accumulation | None
     reason: str  # "fp8 by policies/ranker.yaml:14", "kept: no evidence: run loka probe", ...
     rejected: tuple[Rejected, ...] = ()
     evidence: Evidence | None = None  # also of a GEMM that is kept: what FP8 would cost
+    times: tuple[KernelTime, ...] = ()  # of every kernel that was measured, AS_IS among them
+    by_rows: tuple[tuple[int, str], ...] = ()  # (largest M, kernel), ascending, where M varies; above all, the last
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Every kernel that it may run on, the planned batch size's first."""
+        return tuple(dict.fromkeys((self.kernel, *(kernel for _, kernel in self.by_rows))))
 
     @property
     def fp8(self) -> bool:
@@ -76,6 +133,9 @@ class SitePlan:
     history: dict[str, tuple[Assignment, ...]]
     region: tuple[str, ...] = ()  # the operations of the region that is replaced around it, if one is
     region_note: str = ""  # why its region is not replaced although the policy asks, or ""
+    timing: SiteTiming | None = None  # None where no measurement decided
+    candidates: tuple[Candidate, ...] = ()  # the ways that were compared
+    gains_by_fusing: bool = False  # `fuse: auto`, and the measurements say that it is faster with its neighbours
 
     @property
     def fp8(self) -> bool:
@@ -126,6 +186,7 @@ class Plan:
     loka_version: str = ""
     rule_notes: tuple[tuple[str, str], ...] = ()  # ("rule 2: layers.*.mlp.*", why the rule is there)
     profile: tuple[str, str] | None = None  # (file from the policy's directory, sha256)
+    measurements: tuple[str, str] | None = None  # (the set's name, sha256)
 
     @property
     def share_fp8(self) -> float:

@@ -1,18 +1,26 @@
 """From what a policy asks to what runs: one decision for every GEMM of every site, each with its reason.
 
 Pure: settings, sites and what tracing found go in, decisions come out. Nothing here looks at a model or a device.
+Policy and evidence say what may run in FP8; where there are measurements, they then say what does (`loka.plan.timed`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from loka.errors import InputError
-from loka.kernels.catalogue import KERNELS, Kernel
-from loka.numerics.names import Compute, Gemm
+from loka.kernels.catalogue import KERNELS, PREFERRED, Kernel
+from loka.kernels.parts import Costs
+from loka.numerics.names import Compute, Fuse, Gemm
+from loka.plan.choice import Problem, choose
+from loka.plan.costs import Sizes, Surroundings, Traced, gemm_part, surroundings_of
 from loka.plan.evidence import Judged, Known, judge, with_ranges
+from loka.plan.menu import Menu, Offer, menu_of
+from loka.plan.pinned import Pair, candidates, impossible_pins, pinned_operands, unknown_kernels
 from loka.plan.plan import AS_IS, GemmPlan, Rejected, SitePlan, Target
+from loka.plan.pricing import Pricer
+from loka.plan.timed import SAFE, Timed, problem_of, revise
 from loka.plan.turning import why_not_turned
 from loka.plan.words import place_words
 from loka.policy.settings import Assignment, GemmSettings, SiteSettings
@@ -29,10 +37,16 @@ class Situation:
     target: Target
     batch_size: int
     files: Mapping[str, str] = field(default_factory=dict)  # a policy file as the plan calls it -> as the user named it
-    kernels: tuple[Kernel, ...] = tuple(
-        kernel for kernel in KERNELS if kernel.name != AS_IS
-    )  # FP8, the first preferred
+    kernels: tuple[Kernel, ...] = ()  # FP8, the first preferred; (): PREFERRED, or, with measurements, all
     known: Known | None = None  # the policy's profile
+    costs: Costs | None = None  # the measurements for the target
+
+    @property
+    def considered(self) -> tuple[Kernel, ...]:
+        """The kernels that FP8 may run on."""
+        if self.kernels or self.costs is None:
+            return self.kernels or PREFERRED
+        return tuple(kernel for kernel in KERNELS if kernel.name != AS_IS)
 
 
 class ImpossibleRuleError(InputError):
@@ -44,31 +58,65 @@ def resolve(
     settings: Sequence[SiteSettings],
     situation: Situation,
     refused: Mapping[str, str],
+    traced: Traced | None = None,
 ) -> tuple[SitePlan, ...]:
     """Decide every GEMM of every site; `settings[i]` belongs to `sites[i]`.
 
     `refused` says, for each site whose owner's forward cannot be rewritten, why: such a site stays as it is. A GEMM
-    that a broad rule or the defaults want in FP8 and that cannot run so stays as it is, with the reason.
+    that a broad rule or the defaults want in FP8 and that cannot run so stays as it is, with the reason. `traced` says
+    which sites are neighbours in a chain; without it, each site is timed as if what is around it could be taken along.
 
     Raises ImpossibleRuleError where a rule that names exactly one site wants it in FP8 and it cannot.
     """
+    resolver = _Resolver(situation)
     decided: dict[tuple[object, ...], tuple[GemmPlan, ...]] = {}  # sites that are alike share their decisions
-    sifted: dict[tuple[object, ...], _Sifted] = {}
     seen = situation.known.sites if situation.known is not None else {}
     problems: dict[str, None] = {}
-    plans = []
+    drafts = []
     for site, wanted in zip(sites, settings, strict=True):
+        unknown = unknown_kernels(wanted, situation.files)
+        if unknown:
+            problems.update(dict.fromkeys(unknown))
+            continue
         obstacle = site.blocked or refused.get(site.name)
         key = (id(wanted), site.rows, site.k, site.n, site.input_grad, obstacle, id(seen.get(site.name)))
         gemms = decided.get(key)
         if gemms is None:
-            gemms = _decide_all(site, wanted, situation, obstacle, sifted)
+            gemms = resolver.decide(site, wanted, obstacle)
             decided[key] = gemms
         problems.update(dict.fromkeys(_impossible(site, wanted, gemms, situation.files)))
-        plans.append(SitePlan(site, gemms, wanted.history))
+        pins = impossible_pins(site, wanted, gemms, situation.files, situation.batch_size, situation.target.value)
+        problems.update(dict.fromkeys(pins))
+        drafts.append(_Draft(site, wanted, obstacle, gemms))
     if problems:
         raise ImpossibleRuleError("\n".join(problems))
-    return tuple(plans)
+    timed = resolver.by_time(drafts, traced or Traced())
+    return tuple(
+        SitePlan(draft.site, draft.gemms, draft.wanted.history) if found is None else _timed_plan(draft, found)
+        for draft, found in zip(drafts, timed, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A site as policy and evidence decide it."""
+
+    site: Site
+    wanted: SiteSettings
+    obstacle: str | None
+    gemms: tuple[GemmPlan, ...]
+
+
+def _timed_plan(draft: _Draft, found: Timed) -> SitePlan:
+    gains = found.fused and draft.wanted.fuse is Fuse.AUTO
+    return SitePlan(
+        draft.site,
+        found.gemms,
+        draft.wanted.history,
+        timing=found.timing,
+        candidates=found.candidates,
+        gains_by_fusing=gains,
+    )
 
 
 def site_gemms(site: Site) -> tuple[Gemm, ...]:
@@ -86,53 +134,130 @@ def deciding(wanted: SiteSettings, gemm: Gemm) -> Assignment | None:
     return None
 
 
-def _decide_all(
-    site: Site,
-    wanted: SiteSettings,
-    situation: Situation,
-    obstacle: str | None,
-    sifted: dict[tuple[object, ...], _Sifted],
-) -> tuple[GemmPlan, ...]:
-    """fprop, then dgrad, then wgrad: operands are turned from those of GEMMs that are decided before."""
-    gemms: dict[Gemm, GemmPlan] = {}
-    for gemm in site_gemms(site):
-        unable = obstacle or why_not_turned(gemm, wanted.gemms[gemm].operands, gemms)
-        gemms[gemm] = _decide(site, gemm, wanted, situation, unable, sifted)
-    return tuple(gemms.values())
+class _Resolver:
+    """Decides the sites of one plan; what sites share is worked out once."""
+
+    def __init__(self, situation: Situation) -> None:
+        self._situation = situation
+        self._sifted: dict[tuple[object, ...], _Sifted] = {}
+        self._pricer = Pricer(situation.costs) if situation.costs is not None else None
+        self._menus: dict[tuple[object, ...], Menu | None] = {}
+        self._around: dict[tuple[object, ...], Surroundings] = {}
+
+    def decide(self, site: Site, wanted: SiteSettings, obstacle: str | None) -> tuple[GemmPlan, ...]:
+        """fprop, then dgrad, then wgrad: operands are turned from those of GEMMs that are decided before."""
+        gemms: dict[Gemm, GemmPlan] = {}
+        for gemm in site_gemms(site):
+            unable = obstacle or why_not_turned(gemm, wanted.gemms[gemm].operands, gemms)
+            gemms[gemm] = self._decide(site, gemm, wanted, unable)
+        return tuple(gemms.values())
+
+    def _decide(self, site: Site, gemm: Gemm, wanted: SiteSettings, obstacle: str | None) -> GemmPlan:
+        asked, known = wanted.gemms[gemm], self._situation.known
+        by = _by(deciding(wanted, gemm))
+        operands, lacking = with_ranges(known, site.name, gemm, asked.operands)
+        judged = judge(known, site.name, gemm, asked.operands, operands, wanted.budget)
+        operands = self._pinned(site, gemm, replace(asked, operands=operands))
+        if asked.compute is Compute.KEEP:
+            return _kept(gemm, f"keep{by}", judged)
+        obstacle = obstacle or lacking
+        if obstacle is not None:
+            kernels = candidates(asked, self._situation.considered)
+            return _kept(gemm, obstacle, judged, tuple(Rejected(kernel.name, obstacle) for kernel in kernels))
+        able, rejected = self._kernels(site, gemm, wanted, replace(asked, operands=operands))
+        if not able:
+            return _kept(gemm, rejected[0].reason if rejected else "no kernel is known", judged, rejected)
+        if asked.compute is Compute.AUTO:
+            if judged.why_not:
+                waiting = tuple(Rejected(name, judged.why_not) for name in able)
+                return _kept(gemm, judged.why_not, judged, (*waiting, *rejected))
+            reason = f"{SAFE}, auto{by}"
+        else:
+            reason = f"fp8{by}{_over_budget(judged)}"
+        later = tuple(Rejected(name, f"{able[0]} is preferred where no measurement decides") for name in able[1:])
+        return GemmPlan(gemm, able[0], operands, asked.accumulation, reason, (*later, *rejected), judged.evidence)
+
+    def _kernels(self, site: Site, gemm: Gemm, wanted: SiteSettings, asked: GemmSettings) -> _Sifted:
+        """The kernels that can run a GEMM, and those that cannot: asked once for sites that are alike."""
+        key = (gemm, id(wanted), site.rows, site.k, site.n)
+        if key not in self._sifted:
+            self._sifted[key] = _sift(site, gemm, asked, self._situation, self._pricer)
+        return self._sifted[key]
+
+    def _pinned(self, site: Site, gemm: Gemm, asked: GemmSettings) -> Pair:
+        return pinned_operands(site, gemm, asked, self._situation.batch_size, self._situation.target.value)
+
+    def by_time(self, drafts: Sequence[_Draft], traced: Traced) -> list[Timed | None]:
+        """What measurements make of the drafts; None where they say nothing."""
+        found: list[Timed | None] = [None] * len(drafts)
+        if self._pricer is None:
+            return found
+        problems = [self._problem(draft, traced) for draft in drafts]
+        known: dict[tuple[object, ...], tuple[Timed, ...]] = {}
+        for run in _runs(drafts, problems, traced):
+            chain = [(drafts[place].gemms, problem) for place, problem in run]
+            key = tuple((id(gemms), id(problem.menu)) for gemms, problem in chain)
+            if key not in known:
+                chosen = choose([problem for _, problem in chain])
+                known[key] = tuple(
+                    revise(problem, gemms, way) for (gemms, problem), way in zip(chain, chosen, strict=True)
+                )
+            for (place, _), timed in zip(run, known[key], strict=True):
+                found[place] = timed
+        return found
+
+    def _problem(self, draft: _Draft, traced: Traced) -> Problem | None:
+        if draft.obstacle is not None:
+            return None
+        return problem_of(self._menu(draft, traced), draft.gemms, draft.wanted)
+
+    def _menu(self, draft: _Draft, traced: Traced) -> Menu | None:
+        site, wanted = draft.site, draft.wanted
+        if self._pricer is None:
+            return None
+        key: tuple[object, ...] = (site.fed_by, site.followed_by)
+        if key not in self._around:
+            self._around[key] = surroundings_of(site)
+        around = self._around[key]
+        if site.name in traced.around:
+            around = around.in_chain(traced.around[site.name])
+        fuse = Fuse.NEVER if site.name in traced.alone else wanted.fuse
+        key = (id(wanted), site.rows, site.k, site.n, site.input_grad, around, fuse)
+        if key not in self._menus:
+            sizes = Sizes(site.rows.at(self._situation.batch_size), site.k, site.n)
+            self._menus[key] = menu_of(sizes, site_gemms(site), self._offers(draft), around, fuse, self._pricer)
+        return self._menus[key]
+
+    def _offers(self, draft: _Draft) -> dict[Gemm, Offer]:
+        """The GEMMs of a site that some kernel could run in FP8, whatever policy and evidence say of it."""
+        offers = {}
+        for plan in draft.gemms:
+            asked = draft.wanted.gemms[plan.gemm]
+            operands = plan.operands or self._pinned(draft.site, plan.gemm, asked)
+            asked = replace(asked, operands=operands)
+            able, _ = self._kernels(draft.site, plan.gemm, draft.wanted, asked)
+            if able:
+                offers[plan.gemm] = Offer(asked.operands, asked.accumulation, able, asked.padding)
+        return offers
 
 
-def _decide(
-    site: Site,
-    gemm: Gemm,
-    wanted: SiteSettings,
-    situation: Situation,
-    obstacle: str | None,
-    sifted: dict[tuple[object, ...], _Sifted],
-) -> GemmPlan:
-    asked = wanted.gemms[gemm]
-    by = _by(deciding(wanted, gemm))
-    operands, lacking = with_ranges(situation.known, site.name, gemm, asked.operands)
-    judged = judge(situation.known, site.name, gemm, asked.operands, operands, wanted.budget)
-    if asked.compute is Compute.KEEP:
-        return _kept(gemm, f"keep{by}", judged)
-    obstacle = obstacle or lacking
-    if obstacle is not None:
-        return _kept(gemm, obstacle, judged, tuple(Rejected(kernel.name, obstacle) for kernel in situation.kernels))
-    key = (gemm, id(wanted), site.rows, site.k, site.n)
-    if key not in sifted:
-        sifted[key] = _sift(site, gemm, replace(asked, operands=operands), situation)
-    able, rejected = sifted[key]
-    if not able:
-        return _kept(gemm, rejected[0].reason if rejected else "no kernel is known", judged, rejected)
-    if asked.compute is Compute.AUTO:
-        if judged.why_not:
-            waiting = tuple(Rejected(name, judged.why_not) for name in able)
-            return _kept(gemm, judged.why_not, judged, (*waiting, *rejected))
-        reason = f"safe by evidence, auto{by}"
-    else:
-        reason = f"fp8{by}{_over_budget(judged)}"
-    later = tuple(Rejected(name, f"{able[0]} is preferred where no measurement decides") for name in able[1:])
-    return GemmPlan(gemm, able[0], operands, asked.accumulation, reason, (*later, *rejected), judged.evidence)
+def _runs(
+    drafts: Sequence[_Draft], problems: Sequence[Problem | None], traced: Traced
+) -> Iterator[list[tuple[int, Problem]]]:
+    """The sites that decide together, by their places: neighbours in a chain, every other site by itself."""
+    places = {draft.site.name: place for place, draft in enumerate(drafts)}
+    in_chains = {name for chain in traced.chains for name in chain}
+    for chain in (*traced.chains, *((name,) for name in places if name not in in_chains)):
+        run: list[tuple[int, Problem]] = []
+        for name in chain:
+            problem = problems[places[name]]
+            if problem is not None:
+                run.append((places[name], problem))
+            elif run:
+                yield run
+                run = []
+        if run:
+            yield run
 
 
 def _over_budget(judged: Judged) -> str:
@@ -141,13 +266,18 @@ def _over_budget(judged: Judged) -> str:
     return f", over budget: {evidence.figures}" if evidence is not None and evidence.verdict is Verdict.UNSAFE else ""
 
 
-def _sift(site: Site, gemm: Gemm, asked: GemmSettings, situation: Situation) -> _Sifted:
-    """The kernels that can run a GEMM, in order, and those that cannot, with why."""
+def _sift(site: Site, gemm: Gemm, asked: GemmSettings, situation: Situation, pricer: Pricer | None) -> _Sifted:
+    """The kernels that can run a GEMM, in order, and those that cannot or gave wrong numbers, with why."""
     able: list[str] = []
     rejected = []
-    m, target = site.rows.at(situation.batch_size), situation.target.value
-    for kernel in situation.kernels:
-        reason = kernel.why_not(gemm, asked.operands, asked.accumulation, asked.padding, m, site.k, site.n, target)
+    sizes, target = Sizes(site.rows.at(situation.batch_size), site.k, site.n), situation.target.value
+    for kernel in candidates(asked, situation.considered):
+        reason = kernel.why_not(
+            gemm, asked.operands, asked.accumulation, asked.padding, sizes.m, sizes.k, sizes.n, target
+        )
+        if reason is None and pricer is not None:
+            wrong = pricer.why_wrong(gemm_part(gemm, sizes, kernel.name, asked.operands, asked.accumulation))
+            reason = f"its numbers were wrong when it was measured: {wrong}" if wrong else None
         if reason is None:
             able.append(kernel.name)
         else:

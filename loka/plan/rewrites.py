@@ -16,9 +16,10 @@ from loka.errors import LokaError
 from loka.kernels.mix_specs import why_not as why_not_mixed
 from loka.kernels.rendered_specs import ACTIVATIONS, NORMS
 from loka.numerics.names import Compute, Fuse, Gemm, Range, Scaling
+from loka.plan.costs import Surroundings, Traced
 from loka.plan.plan import NOTHING_AROUND, SitePlan, Skipped
 from loka.policy.settings import SiteSettings
-from loka.sites.chains import Known, find_chains
+from loka.sites.chains import Chain, ChainStage, Known, find_chains
 from loka.sites.refused import Refused
 from loka.sites.regions import Scope, find_regions, inline_for
 from loka.sites.site import Kind, Site
@@ -74,17 +75,42 @@ class Rewrites:
     skipped: list[Skipped] = field(default_factory=list)
     regions: dict[str, tuple[str, ...]] = field(default_factory=dict)  # site -> the operations of its region
     notes: dict[str, str] = field(default_factory=dict)  # site -> why its region is not replaced
+    chains: list[Chain] = field(default_factory=list)  # of linears in FP8 with transposed copies
+
+    @property
+    def traced(self) -> Traced:
+        """What is now known of the sites' neighbours."""
+        around = {name: found for chain in self.chains for name, found in _surroundings(chain)}
+        chains = tuple(tuple(stage.site for stage in chain.stages) for chain in self.chains)
+        return Traced(chains, around, frozenset(name for name in self.notes if name not in around))
+
+
+def _surroundings(chain: Chain) -> list[tuple[str, Surroundings]]:
+    """What stands around each site of a chain: what follows a linear is what precedes the next."""
+    found = []
+    before = chain.stages[0].before.kind if chain.stages[0].before is not None else ""
+    for number, stage in enumerate(chain.stages):
+        after = _after(stage)
+        found.append((stage.site, Surroundings(before, after, number == 0, number == len(chain.stages) - 1)))
+        before = after
+    return found
+
+
+def _after(stage: ChainStage) -> str:
+    norm = [stage.after.kind] if stage.after is not None else []
+    return " ".join([*norm, *([stage.activation] if stage.activation is not None else [])])
 
 
 def wish_of(plans: Sequence[SitePlan], settings: Sequence[SiteSettings]) -> Wish:
     """The sites of a plan that cannot be patched by a forward of their own, or shall not.
 
-    Among them those with `compute: keep` and `fuse: always`: only the kernels around their GEMMs are replaced.
+    Among them those with `fuse: always` that the policy or the measurements keep: only the kernels around their GEMMs
+    are replaced.
     """
     parameters, fused, kept, chained = [], [], set(), set()
     for plan, wanted in zip(plans, settings, strict=True):
-        site, always = plan.site, wanted.fuse is Fuse.ALWAYS
-        if always and not plan.fp8 and _may_be_fused_as_it_is(site, wanted):
+        site, always = plan.site, wanted.fuse is Fuse.ALWAYS or plan.gains_by_fusing
+        if always and not plan.fp8 and _may_be_fused_as_it_is(plan, wanted):
             kept.add(site.name)
         if not plan.fp8 and site.name not in kept:
             continue
@@ -97,10 +123,12 @@ def wish_of(plans: Sequence[SitePlan], settings: Sequence[SiteSettings]) -> Wish
     return Wish(tuple(parameters), tuple(fused), frozenset(kept), frozenset(chained))
 
 
-def _may_be_fused_as_it_is(site: Site, wanted: SiteSettings) -> bool:
-    """Whether the policy itself keeps all of a site's GEMMs, and the site could be patched."""
+def _may_be_fused_as_it_is(plan: SitePlan, wanted: SiteSettings) -> bool:
+    """Whether the policy itself keeps all of a site's GEMMs, or their times do, and the site could be patched."""
+    site = plan.site
     keeps = all(asked.compute is Compute.KEEP for asked in wanted.gemms.values())
-    return keeps and not site.blocked and (site.kind is Kind.LINEAR or site.weight is not None)
+    by_time = plan.timing is not None and plan.timing.kept
+    return (keeps or by_time) and not site.blocked and (site.kind is Kind.LINEAR or site.weight is not None)
 
 
 def _is_of_a_chain(plan: SitePlan) -> bool:
@@ -191,7 +219,9 @@ def _take(wish: Wish, scope: Scope, traced: StraightForward, made: Rewrites) -> 
     found = find_regions(traced, relative)
     forward, lost = named_as_in_model(wish, scope, replace(traced, regions=found))
     made.refused.update((site.name, SEVERAL) for site in lost if site.name not in wish.kept)
-    in_chains, taken = _chained(wish, forward)
+    chains, taken = _chained(wish, forward)
+    made.chains += chains
+    in_chains = {stage.site for chain in chains if len(chain.stages) > 1 for stage in chain.stages}
     regions = tuple(
         region
         for region in forward.regions
@@ -219,19 +249,15 @@ def _is_wanted(mix: Mix, wish: Wish, forward: StraightForward) -> bool:
     return len(sites) == products and wish.kept.issuperset(sites) and why_not_mixed(*mix.sizes) is None
 
 
-def _chained(wish: Wish, forward: StraightForward) -> tuple[set[str], set[str]]:
-    """The sites in chains of several linears in FP8, and those in the model's dtype that kernels take something for."""
-    in_chains: set[str] = set()
+def _chained(wish: Wish, forward: StraightForward) -> tuple[tuple[Chain, ...], set[str]]:
+    """The chains of linears in FP8, and the sites in the model's dtype that kernels take something for."""
     sizes = {site.name: (site.k, site.n) for site in wish.sites}
     fp8 = [region for region in forward.regions if region.site in wish.chained]
-    for chain in find_chains(forward, fp8, _KNOWN, sizes=sizes):
-        if len(chain.stages) > 1:
-            in_chains.update(stage.site for stage in chain.stages)
     taken: set[str] = set()
     for chain in find_chains(forward, _wanted(forward, wish.kept), _KNOWN, sizes=sizes):
         if chain.last > chain.first:
             taken.update(stage.site for stage in chain.stages)
-    return in_chains, taken
+    return find_chains(forward, fp8, _KNOWN, sizes=sizes), taken
 
 
 def _wanted(forward: StraightForward, names: Container[str]) -> tuple[Region, ...]:

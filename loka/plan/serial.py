@@ -17,12 +17,12 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from loka.errors import InputError
-from loka.plan.plan import Binding, GemmPlan, Plan, SitePlan, Skipped, Target
+from loka.plan.plan import Binding, Candidate, GemmPlan, Plan, SitePlan, SiteTiming, Skipped, Target
 from loka.policy.settings import Assignment
 from loka.sites.site import Site
 
 FORMAT = "loka.plan"
-VERSION = 1
+VERSION = 2  # 2: measurements, and kernels by rows; a plan without any of it is written as 1
 
 Row = TypeVar("Row", bound=Hashable)
 
@@ -36,14 +36,24 @@ class _SiteRow:
     history: int
     region: tuple[str, ...] = ()
     region_note: str = ""
+    timing: int | None = None
+    gains_by_fusing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _TimingRow:
+    """What sites that are alike share of their times."""
+
+    timing: SiteTiming
+    candidates: tuple[Candidate, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _PlanFile:
-    """The layout of plan.json, version 1."""
+    """The layout of plan.json."""
 
     format: Literal["loka.plan"]
-    version: Literal[1]
+    version: Literal[1, 2]
     name: str
     target: Target
     batch_size: int
@@ -57,6 +67,8 @@ class _PlanFile:
     skipped: tuple[Skipped, ...]
     rule_notes: tuple[tuple[str, str], ...]
     profile: tuple[str, str] | None = None
+    measurements: tuple[str, str] | None = None
+    timings: tuple[_TimingRow, ...] = ()
 
 
 class _Table(Generic[Row]):
@@ -79,6 +91,23 @@ class _Table(Generic[Row]):
         return number
 
 
+class _Timings:
+    """The table of times; sites that are alike hold the same objects."""
+
+    def __init__(self) -> None:
+        self.table: _Table[_TimingRow] = _Table()
+        self._rows: dict[tuple[int, int], _TimingRow] = {}
+
+    def number(self, site: SitePlan) -> int | None:
+        """The number of a site's row, None where it has no times."""
+        if site.timing is None:
+            return None
+        key = (id(site.timing), id(site.candidates))  # kept alive by the plan
+        if key not in self._rows:
+            self._rows[key] = _TimingRow(site.timing, site.candidates)
+        return self.table.number(self._rows[key])
+
+
 @cache
 def _adapter() -> TypeAdapter[_PlanFile]:
     return TypeAdapter(_PlanFile)
@@ -87,11 +116,21 @@ def _adapter() -> TypeAdapter[_PlanFile]:
 def to_json(plan: Plan) -> str:
     """The text of plan.json: keys sorted, one row a line, a newline at the end."""
     data: dict[str, Any] = _adapter().dump_python(_to_file(plan), mode="json")
-    if plan.profile is None:
-        del data["profile"]
+    for name, there in (
+        ("profile", plan.profile is not None),
+        ("measurements", plan.measurements is not None),
+        ("timings", bool(data["timings"])),
+    ):
+        if not there:
+            del data[name]
+    for site in data["sites"]:
+        _show_timing(site)
     for decision in data["decisions"]:
         _show_evidence(decision)
         _show_turned(decision)
+        _show_times(decision)
+        if not decision["by_rows"]:
+            del decision["by_rows"]
     for binding in data["bindings"]:
         _show_even(binding)
     return "{\n" + ",\n".join(f" {_dump(key)}: {_value(data[key])}" for key in sorted(data)) + "\n}\n"
@@ -137,6 +176,7 @@ def _to_file(plan: Plan) -> _PlanFile:
     assignments: _Table[Assignment] = _Table()
     decisions: _Table[GemmPlan] = _Table()
     histories: _Table[tuple[tuple[str, tuple[int, ...]], ...]] = _Table()
+    timings = _Timings()
     numbers: dict[int, int] = {}  # of histories, by identity: `plan` keeps them alive
     rows = []
     for site in plan.sites:
@@ -146,10 +186,11 @@ def _to_file(plan: Plan) -> _PlanFile:
             history = histories.number(tuple((path, tuple(map(assignments.number, field))) for path, field in entries))
             numbers[id(site.history)] = history
         gemms = tuple(map(decisions.number, site.gemms))
-        rows.append(_SiteRow(site.site, gemms, history, site.region, site.region_note))
+        around = (site.region, site.region_note, timings.number(site), site.gains_by_fusing)
+        rows.append(_SiteRow(site.site, gemms, history, *around))
     return _PlanFile(
         format="loka.plan",
-        version=1,
+        version=2 if plan.measurements or any(decision.by_rows for decision in decisions.rows) else 1,
         name=plan.name,
         target=plan.target,
         batch_size=plan.batch_size,
@@ -163,6 +204,8 @@ def _to_file(plan: Plan) -> _PlanFile:
         skipped=plan.skipped,
         rule_notes=plan.rule_notes,
         profile=plan.profile,
+        measurements=plan.measurements,
+        timings=tuple(timings.table.rows),
     )
 
 
@@ -176,21 +219,27 @@ def _from_file(file: _PlanFile) -> Plan:
         target=file.target,
         batch_size=file.batch_size,
         policy_files=file.policy_files,
-        sites=tuple(
-            SitePlan(
-                site=row.site,
-                gemms=tuple(_row(file.decisions, number) for number in row.gemms),
-                history=_row(histories, row.history),
-                region=row.region,
-                region_note=row.region_note,
-            )
-            for row in file.sites
-        ),
+        sites=tuple(_site(file, row, _row(histories, row.history)) for row in file.sites),
         bindings=file.bindings,
         skipped=file.skipped,
         loka_version=file.loka_version,
         rule_notes=file.rule_notes,
         profile=file.profile,
+        measurements=file.measurements,
+    )
+
+
+def _site(file: _PlanFile, row: _SiteRow, history: dict[str, tuple[Assignment, ...]]) -> SitePlan:
+    timed = _row(file.timings, row.timing) if row.timing is not None else None
+    return SitePlan(
+        site=row.site,
+        gemms=tuple(_row(file.decisions, number) for number in row.gemms),
+        history=history,
+        region=row.region,
+        region_note=row.region_note,
+        timing=timed.timing if timed is not None else None,
+        candidates=timed.candidates if timed is not None else (),
+        gains_by_fusing=row.gains_by_fusing,
     )
 
 
@@ -209,6 +258,20 @@ def _show_turned(decision: dict[str, Any]) -> None:
     for recipe in decision["operands"] or ():
         if not recipe["turned"]:
             del recipe["turned"]
+
+
+def _show_times(decision: dict[str, Any]) -> None:
+    """Only a GEMM of which measurements say something has times."""
+    if not decision["times"]:
+        del decision["times"]
+
+
+def _show_timing(site: dict[str, Any]) -> None:
+    """Only a site that measurements decided has its number of a row."""
+    if site["timing"] is None:
+        del site["timing"]
+    if not site["gains_by_fusing"]:
+        del site["gains_by_fusing"]
 
 
 def _show_even(binding: dict[str, Any]) -> None:

@@ -91,8 +91,9 @@ class Match:
 class Leaf:
     """One leaf of the settings and the value that one rule gives it.
 
-    Leaves: GEMM.compute, .accumulation, .padding; GEMM.OPERAND.format, .scaling, .range, .amax, .power_of_two,
-    and .turned, which no policy has until a rule sets it; budget.mere, .sqnr_db, .min_speedup; fuse.
+    Leaves: GEMM.compute, .accumulation, .padding; GEMM.OPERAND.format, .scaling, .range, .amax, .power_of_two;
+    GEMM.kernel and GEMM.OPERAND.turned, which no policy has until a rule sets them; budget.mere, .sqnr_db,
+    .min_speedup; fuse.
     """
 
     assignment: Assignment
@@ -149,10 +150,18 @@ class Policy:
     @property
     def profile_file(self) -> Path | None:
         """The file that `profile` names, relative to the file that names it; None where no profile is named."""
-        if self.profile is None:
+        return self._file("profile", self.profile)
+
+    @property
+    def measurements_file(self) -> Path | None:
+        """The file that `measurements` names, relative to the file that names it; None where none is named."""
+        return self._file("measurements", self.measurements)
+
+    def _file(self, field: str, named: str | None) -> Path | None:
+        if named is None:
             return None
-        named = follow(self.tree, ("profile",)).node.place.file
-        return (Path(named).parent if named else self.path.parent) / self.profile
+        file = follow(self.tree, (field,)).node.place.file
+        return (Path(file).parent if file else self.path.parent) / named
 
     def where(self, dotted: str) -> str:
         """The `file:line:column` of "model.factory" or "rules.0.match"; of what is above it where it is left out.

@@ -8,7 +8,6 @@ from loka.policy.tree import Mapping, Sequence
 # Top-level key: what to do until then.
 REFUSED_KEYS = {
     "mods": "remove them, or make the change in the model",
-    "measurements": "remove it, and write fp8 where FP8 is wanted",
 }
 
 

@@ -1,8 +1,8 @@
-"""The operands of sites that a generated package runs in FP8: those of the operator loka::scaled_mm, dequantised.
+"""The operands of sites that a generated package runs in FP8: those of the operators of GEMMs, dequantised.
 
-The operator carries a number that says which site and which GEMM it is (docs/architecture.md). What is learned is then
-what came out of the quantisers, with its rounding and underflow. GEMMs of such a site that are not in FP8 call torch
-functions inside its torch.autograd.Function.
+Such an operator carries a number that says which site and which GEMM it is (docs/architecture.md). What is learned is
+then what came out of the quantisers, with its rounding and underflow. GEMMs of such a site that are not in FP8 call
+torch functions inside its torch.autograd.Function.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loka.numerics.names import Gemm
+from loka.numerics.names import GEMM_NAMESPACE, Gemm
 from loka.numerics.quantize import Quantized, dequantize
 from loka.probe.live import LiveSite
 from loka.probe.matrices import Product, rows_of, take_rows
@@ -27,7 +27,7 @@ class Patched:
     """Looks at the GEMMs of patched sites. `take` and `take_kept` return how many operands went into a tracker."""
 
     def __init__(self, sites: tuple[LiveSite, ...], trackers: Mapping[str, Trackers], numbers: RowNumbers) -> None:
-        self.operator = torch.ops.loka.scaled_mm.default if sites else None
+        self._any = bool(sites)
         self._trackers = trackers
         self._numbers = numbers
         self._gemms = {
@@ -36,6 +36,10 @@ class Patched:
             if live.tick is not None
             for offset, gemm in enumerate(Gemm)
         }
+
+    def runs(self, func: Any) -> bool:
+        """Whether a function is the operator of a GEMM that sites may run on."""
+        return self._any and isinstance(func, torch._ops.OpOverload) and func.namespace == GEMM_NAMESPACE
 
     def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Look at one call of the operator."""

@@ -131,7 +131,7 @@ def test_fbgemm_takes_vectors_of_scales_and_keywords(monkeypatch: pytest.MonkeyP
     def rowwise(a: Any, b: Any, scale_a: Any, scale_b: Any, use_fast_accum: bool) -> None:
         seen.extend([a.shape, b.shape, scale_a.shape, scale_b.shape, use_fast_accum])
 
-    monkeypatch.setattr(library_gemms, "_fbgemm_rowwise", lambda: rowwise)
+    monkeypatch.setattr(library_gemms, "fbgemm_rowwise", lambda: rowwise)
     gemm = next(gemm for gemm in GEMMS if gemm.fbgemm)
     library_gemms.call_of(gemm)(*library_gemms.arguments_of(gemm, *library_gemms.operands(64, 32, 128, "cpu")))
     assert seen == [(64, 128), (32, 128), (64,), (32,), True]

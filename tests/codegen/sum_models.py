@@ -25,10 +25,17 @@ class CrossLayer(nn.Module):
 class Crosses(nn.Module):
     """Cross layers one after the other, and an MLP on what comes of them."""
 
-    def __init__(self, width: int = 48, rank: int = 16, layers: int = 3, hidden: int = 32) -> None:
+    def __init__(
+        self,
+        width: int = 48,
+        rank: int = 16,
+        layers: int = 3,
+        hidden: int = 32,
+        activation: type[nn.Module] = nn.ReLU,
+    ) -> None:
         super().__init__()
         self.cross = nn.ModuleList([CrossLayer(width, rank) for _ in range(layers)])
-        self.over = nn.Sequential(nn.Linear(width, hidden), nn.ReLU())
+        self.over = nn.Sequential(nn.Linear(width, hidden), activation())
 
     def forward(self, x: Tensor) -> Tensor:
         x0 = x

@@ -7,10 +7,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from loka.errors import InputError
-from loka.kernels.catalogue import AS_IS, KERNELS, SCALED_MM, GemmSizes, gemm_sizes
+from loka.kernels.catalogue import AS_IS, KERNELS, PREFERRED, SCALED_MM, GemmSizes, gemm_sizes, kernel_named
 from loka.numerics.names import Accumulation, Format, Gemm, Range, Scaling
+from loka.plan.plan import AS_IS as AS_IS_IN_PLANS
 from loka.policy.settings import OperandRecipe
 
 HOPPER = pytest.mark.parametrize("target", ["h100", "h200"])
@@ -33,7 +35,42 @@ def ask(
 
 
 def test_the_names_are_those_of_the_plan() -> None:
-    assert [kernel.name for kernel in KERNELS] == ["torch.scaled_mm", "as-is"]
+    names = [kernel.name for kernel in KERNELS]
+    assert names[0] == "torch.scaled_mm"
+    assert names[-1] == AS_IS_IN_PLANS
+    assert len({*names}) == len(names) == 6
+    assert [kernel.name for kernel in PREFERRED] == ["torch.scaled_mm"]
+
+
+def test_a_kernel_is_found_by_its_name() -> None:
+    assert kernel_named("torch.scaled_mm") is SCALED_MM
+    with pytest.raises(InputError, match=r"no kernel 'fbgem.rowwise'; did you mean 'fbgemm.rowwise'\?"):
+        kernel_named("fbgem.rowwise")
+    with pytest.raises(InputError, match=r"it can be torch\.scaled_mm, fbgemm\.rowwise, mslk\.rowwise, triton\.gemm"):
+        kernel_named("?")
+
+
+def test_what_is_called_is_an_operator_of_one_form() -> None:
+    called = [kernel.operator for kernel in KERNELS if kernel.operator is not None]
+    assert called == ["loka::scaled_mm", "loka::fbgemm_rowwise_mm", "loka::mslk_rowwise_mm"]
+    arguments = [
+        [
+            (argument.name, str(argument.type))
+            for argument in getattr(torch.ops.loka, name[6:]).default._schema.arguments
+        ]
+        for name in called
+    ]
+    assert arguments[0] == arguments[1] == arguments[2]
+
+
+def test_this_machine_without_a_gpu_has_no_fp8_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    found = {kernel.name: kernel.why_not_here() for kernel in KERNELS}
+    assert found["as-is"] is None
+    assert found["torch.scaled_mm"] == (
+        "no CUDA device is visible; it needs one of compute capability 8.9; its reference runs"
+    )
+    assert all(reason for name, reason in found.items() if name != "as-is")
 
 
 @pytest.mark.parametrize("scalings", list(itertools.product(Scaling, Scaling)))
@@ -171,7 +208,8 @@ def test_an_unknown_target_is_refused(kernel) -> None:
 def test_training_machines_need_torch_and_nothing_of_the_policy() -> None:
     code = (
         "import sys, loka.kernels.catalogue, loka.kernels.scaled_mm, loka.kernels.ticks, loka.numerics.metrics;"
-        "print([m for m in sys.modules if m.startswith('loka.policy') or m in ('pydantic', 'jinja2', 'yaml')])"
+        "unwanted = ('pydantic', 'jinja2', 'yaml', 'fbgemm_gpu', 'mslk', 'torchao');"
+        "print([m for m in sys.modules if m.startswith('loka.policy') or m.partition('.')[0] in unwanted])"
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert finished.stdout.strip() == "[]"

@@ -66,15 +66,15 @@ def poisoned_memory(monkeypatch):
 def share_of(spec: GemmSpec, m: int, heavy: bool) -> float:
     """The error of a sum, as a share of the sum of absolute products.
 
-    The tensor core cuts its sum of e4m3 products to 13 bits each time it adds 32 of them: over all of a fast
-    contraction, over 128 elements of a precise one. Sums of mixed signs are small beside the sum of absolute products,
-    unless an outlier rules them.
+    The tensor core adds 32 products of e4m3 at a time, and cuts each of them and the sum so far to 13 bits: over all of
+    a fast contraction, over 128 elements of a precise one. Products of bfloat16 come 16 at a time, and the sum is cut
+    to float32. Sums of mixed signs are small beside the sum of absolute products, unless an outlier rules them.
     """
-    if spec.operands != "e4m3":
-        return 2.0**-18
     contracted = m if isinstance(spec, SplitGemm) else max(k for _, k in shapes_of(spec))
+    if spec.operands != "e4m3":
+        return 2.0**-23 * max(32, -(-contracted // 16))
     steps = -(-contracted // 32) if spec.accumulation is FAST else 4
-    return 2.0**-13 * (steps + 2) * (1.0 if heavy else 0.25)
+    return 2.0**-13 * (steps + 2) * (2.0 if heavy else 0.25)
 
 
 def shapes_of(spec: GemmSpec) -> tuple[tuple[int, int], ...]:

@@ -134,11 +134,13 @@ def test_one_graph_under_the_compiler(package, dynamic):
     known = BARE[2048, Quantisation("known")]
     find, whole = BARE[2048, Quantisation("maximum")], BARE[2048, Quantisation("tensorwise")]
     turned = QuantiseTurned(Quantisation("known"))
+    # Looked up here: under the compiler with changing sizes a spec's width is no longer an int that a name is made of.
+    one, maximum, second, copies = (getattr(package.fused, spec.function) for spec in (known, find, whole, turned))
 
     def step(x: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
-        values, amax, overflow = getattr(package.fused, known.function)(x, scale)
-        rest, found = getattr(package.fused, whole.function)(x, getattr(package.fused, find.function)(x))
-        both = getattr(package.fused, turned.function)(x, scale)
+        values, amax, overflow = one(x, scale)
+        rest, found = second(x, maximum(x))
+        both = copies(x, scale)
         return values.float(), amax.amax(), overflow.sum(), rest.float(), found, *(part.float() for part in both)
 
     compiled = torch.compile(step, fullgraph=True, dynamic=dynamic)

@@ -20,12 +20,12 @@ def test_numbers_are_neighbours_and_nobody_elses() -> None:
 def test_counting_and_resetting() -> None:
     first = ticks.new(3)
     for _ in range(2):
-        ticks.tick(first)
-    ticks.tick(first + 2)
+        ticks.tick(first, "one")
+    ticks.tick(first + 2, "one")
     assert [ticks.count(first + i) for i in range(3)] == [2, 0, 1]
     ticks.reset([first])
     assert [ticks.count(first + i) for i in range(3)] == [0, 0, 1]
-    ticks.tick(first)
+    ticks.tick(first, "one")
     assert ticks.count(first) == 1
 
 
@@ -41,7 +41,7 @@ def test_threads_lose_no_count_and_share_no_number() -> None:
     def work(_: int) -> list[int]:
         taken = []
         for _ in range(2000):
-            ticks.tick(number)
+            ticks.tick(number, "one")
             taken.append(ticks.new(3))
         return taken
 
@@ -50,3 +50,16 @@ def test_threads_lose_no_count_and_share_no_number() -> None:
     assert ticks.count(number) == 16_000
     taken.sort()
     assert all(later - earlier >= 3 for earlier, later in itertools.pairwise(taken))
+
+
+def test_kernels_are_counted_apart() -> None:
+    number = ticks.new(1)
+    for kernel in ("one", "other", "one"):
+        ticks.tick(number, kernel)
+    assert ticks.count(number) == 3
+    found = ticks.counts(number)
+    assert found == {"one": 2, "other": 1}
+    found.clear()
+    assert ticks.counts(number) == {"one": 2, "other": 1}
+    ticks.reset([number])
+    assert ticks.counts(number) == {}

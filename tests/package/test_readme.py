@@ -22,9 +22,9 @@ def test_the_policy_is_the_shipped_one() -> None:
 
 def test_the_excerpts_are_in_the_generated_package() -> None:
     generated = REPOSITORY / "generated" / "ranker"
-    kernels, modules, script = _blocks("python")
-    assert kernels in (generated / "kernels.py").read_text(encoding="utf-8")
+    modules, kernels, script = _blocks("python")
     assert modules in (generated / "modules.py").read_text(encoding="utf-8")
+    assert kernels in (generated / "triton_kernels.py").read_text(encoding="utf-8")
     assert "ranker.apply(model)" in script
 
 

@@ -65,7 +65,10 @@ def test_wheel_holds_templates_policies_and_no_generated_code(wheel: Path) -> No
         expected = {f"{kept_as}/{file.relative_to(root).as_posix()}" for file in root.rglob("*") if file.is_file()}
         assert expected, folder
         assert expected <= set(names)
-    assert "loka/py.typed" in names
+    beside_code = {file for file in (REPOSITORY / "loka").rglob("*") if file.is_file() and file.suffix[:3] != ".py"}
+    data = {file.relative_to(REPOSITORY).as_posix() for file in beside_code}  # the measurements that ship among it
+    assert "loka/py.typed" in data
+    assert data <= set(names)
     assert not [name for name in names if name.startswith(("generated/", "tests/"))]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +26,8 @@ from loka.probe.profile import (
     SiteProfile,
 )
 from loka.sites.site import Kind, Rows, Site
+
+sys.path.insert(0, str(Path(__file__).parent))  # the made-up costs that these tests share
 
 MakeSite = Callable[..., Site]
 MakeSettings = Callable[..., SiteSettings]

@@ -9,10 +9,12 @@ import sys
 from dataclasses import replace
 
 import pytest
+from plan_costs import CHAIN, ROWS, MadeUp
 
 from loka.errors import InputError
-from loka.numerics.names import Format, Range
-from loka.plan.plan import Binding, BindingKind, Skipped
+from loka.numerics.names import Compute, Format, Fuse, Range
+from loka.plan.plan import Binding, BindingKind, Skipped, Target
+from loka.plan.resolve import Situation, resolve
 from loka.plan.serial import from_json, to_json
 from loka.policy.settings import OperandRecipe
 from loka.sites.straight import Ref, RefKind, Region, SiteCall, Statement, StraightForward
@@ -79,6 +81,47 @@ def test_bytes_do_not_depend_on_the_hash_seed(tmp_path, whole_plan):
     assert texts == {path.read_bytes()}
 
 
+def timed_plan(make_plan, make_site, make_settings, **costs):
+    """A plan of sites that are alike, decided by made-up measurements."""
+    made_up = MadeUp(**costs)
+    settings = replace(make_settings(Compute.FP8, recipe=ROWS), fuse=Fuse.AUTO)
+    gemms = {gemm: replace(each, operands=CHAIN[gemm]) for gemm, each in settings.gemms.items()}
+    situation = Situation(Target.H100, 4096, costs=made_up)
+    sites = [make_site(f"layers.{i}.up", followed_by=("silu",)) for i in range(9)]
+    plans = resolve(sites, [replace(settings, gemms=gemms)] * len(sites), situation, {})
+    return make_plan(sites=plans, measurements=(made_up.name, made_up.sha256))
+
+
+def test_a_plan_by_measurements_comes_back_equal_with_the_times_once(make_plan, make_site, make_settings):
+    plan = timed_plan(make_plan, make_site, make_settings, spread=0.001)
+    text = to_json(plan)
+    again = from_json(text)
+    assert again == plan
+    assert to_json(again) == text
+    data = json.loads(text)
+    assert (data["version"], len(data["timings"])) == (2, 1)
+    assert data["measurements"] == ["made-up.jsonl", "c" * 64]
+    assert again.sites[0].gains_by_fusing
+    assert again.sites[0].candidates is again.sites[8].candidates
+    assert again.sites[0].timing.chosen.us > 0
+
+
+def test_without_measurements_the_file_has_nothing_new(make_plan, make_site):
+    data = json.loads(to_json(make_plan(make_site())))
+    assert data["version"] == 1
+    assert not {"measurements", "timings"} & set(data)
+    assert not {"timing", "gains_by_fusing"} & set(data["sites"][0])
+    assert "times" not in data["decisions"][0]
+
+
+@pytest.mark.parametrize(("old", "new"), [('"timing": 0', '"timing": 7'), ('"timing": 0', '"timing": -1')])
+def test_a_damaged_row_of_times_is_found(old, new, make_plan, make_site, make_settings):
+    text = to_json(timed_plan(make_plan, make_site, make_settings))
+    assert old in text
+    with pytest.raises(InputError, match=r"^p\.json: damaged.*loka generate"):
+        from_json(text.replace(old, new), "p.json")
+
+
 def test_what_sites_share_is_written_once_and_read_as_one(make_plan, make_site):
     plan = make_plan(*(make_site(f"layers.{i}.up") for i in range(100)))
     text = to_json(plan)
@@ -112,10 +155,10 @@ def test_a_foreign_file_says_so(text):
         from_json(text, "p.json")
 
 
-@pytest.mark.parametrize("version", ["2", '"1"', "null"])
+@pytest.mark.parametrize("version", ["3", '"1"', "null"])
 def test_a_newer_version_says_what_to_do(version, whole_plan):
     text = to_json(whole_plan).replace('"version": 1', f'"version": {version}')
-    with pytest.raises(InputError, match=r"^p\.json: the plan has version .* reads up to 1: upgrade LoKA"):
+    with pytest.raises(InputError, match=r"^p\.json: the plan has version .* reads up to 2: upgrade LoKA"):
         from_json(text, "p.json")
 
 

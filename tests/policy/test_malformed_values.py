@@ -333,7 +333,7 @@ CASES: dict[str, tuple[str, str, str]] = {
         HEAD + "mods: []\n",
     ),
     "empty profile": (HEAD + "profile: §''\n", "profile: empty", HEAD + "profile: profiles/a.safetensors\n"),
-    "measurements": (HEAD + "§measurements: a.json\n", "measurements is not available in this version", HEAD),
+    "empty measurements": (HEAD + "measurements: §''\n", "measurements: empty", HEAD + "measurements: m.sqlite\n"),
 }
 
 
@@ -352,7 +352,7 @@ def test_all_problems_come_in_one_run_in_order(write: Callable[..., object]) -> 
     path = write(
         "version: 2\nname: my-ranker\nmodel: {factory: nowhere}\ntarget: no\ndefaults:\n  compute: fp9\n"
         "  budget: {mere: -1, sqnr: 3}\nrules:\n  - match: 3\n    fprop: {format: e4m3, format: e5m2}\n"
-        "measurements: p\n"
+        "mods: [{use: no_bias}]\n"
     )
     with pytest.raises(PolicyError) as caught:
         load_policy(str(path))

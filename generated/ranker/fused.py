@@ -1,0 +1,868 @@
+"""Operators of ranker.yaml: Triton kernels on a GPU, their reference on the CPU, their shapes for the compiler.
+
+Written by `loka generate`, which overwrites it: edit the policy and generate again.
+
+In shapes, M is free and P is the number of programs that a kernel is launched with.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from loka.kernels import fused_reference, join_reference, mix_reference, operators
+
+STAMP = "b108b6dd4705e72d75881b46277fb6a96ba6b6a029417669ed6abe797520aa8c"
+
+
+def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    operators.check_rows(grad, 256)
+    backward = fused_reference.norm_backward(grad)
+    values, scale, largest = fused_reference.quantise_rows(backward.x)
+    return values, scale, largest, backward.add
+
+
+def _add_backward_e4m3_256_shapes(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    operators.check_rows(grad, 256)
+    m = grad.shape[0]
+    programs = operators.programs(grad, rows=16, per_multiprocessor=8)
+    values = grad.new_empty((m, 256), dtype=torch.float8_e4m3fn)
+    scale = grad.new_empty((m, 1), dtype=torch.float32)
+    largest = grad.new_empty((programs,), dtype=torch.float32)
+    dadd = grad.new_empty((programs, 256), dtype=torch.float32)
+    return values, scale, largest, dadd
+
+
+# Gradient of addition -> e4m3 with one power-of-two scale a row.
+# grad (M, 256) -> values (M, 256), scale (M, 1), largest (P,), dadd (P, 256).
+add_backward_e4m3_256 = operators.operator(
+    "add_backward_e4m3_256_91905b7e",
+    operators.deferred(__package__, "add_backward_e4m3_256"),
+    _add_backward_e4m3_256_reference,
+    _add_backward_e4m3_256_shapes,
+)
+
+
+def _add_backward_e4m3_32_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    operators.check_rows(grad, 32)
+    backward = fused_reference.norm_backward(grad)
+    values, scale, largest = fused_reference.quantise_rows(backward.x)
+    return values, scale, largest, backward.add
+
+
+def _add_backward_e4m3_32_shapes(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    operators.check_rows(grad, 32)
+    m = grad.shape[0]
+    programs = operators.programs(grad, rows=128, per_multiprocessor=8)
+    values = grad.new_empty((m, 32), dtype=torch.float8_e4m3fn)
+    scale = grad.new_empty((m, 1), dtype=torch.float32)
+    largest = grad.new_empty((programs,), dtype=torch.float32)
+    dadd = grad.new_empty((programs, 32), dtype=torch.float32)
+    return values, scale, largest, dadd
+
+
+# Gradient of addition -> e4m3 with one power-of-two scale a row.
+# grad (M, 32) -> values (M, 32), scale (M, 1), largest (P,), dadd (P, 32).
+add_backward_e4m3_32 = operators.operator(
+    "add_backward_e4m3_32_977fb6c4",
+    operators.deferred(__package__, "add_backward_e4m3_32"),
+    _add_backward_e4m3_32_reference,
+    _add_backward_e4m3_32_shapes,
+)
+
+
+def _add_layer_norm_silu_256_reference(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 256)
+    forward = fused_reference.norm_forward(
+        x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
+    )
+    return forward.y.to(x.dtype if dtype is None else dtype), forward.mean, forward.rstd
+
+
+def _add_layer_norm_silu_256_shapes(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 256)
+    m = x.shape[0]
+    out = x.new_empty((m, 256), dtype=x.dtype if dtype is None else dtype)
+    mean = x.new_empty((m,), dtype=torch.float32)
+    rstd = x.new_empty((m,), dtype=torch.float32)
+    return out, mean, rstd
+
+
+# Addition -> LayerNorm (eps 1e-05) -> SiLU.
+# x (M, 256), add (256,), weight (256,), bias (256,) -> out (M, 256), mean (M,), rstd (M,).
+add_layer_norm_silu_256 = operators.operator(
+    "add_layer_norm_silu_256_901e48ed",
+    operators.deferred(__package__, "add_layer_norm_silu_256"),
+    _add_layer_norm_silu_256_reference,
+    _add_layer_norm_silu_256_shapes,
+)
+
+
+def _add_layer_norm_silu_256_unsaved_reference(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    operators.check_rows(x, 256)
+    forward = fused_reference.norm_forward(
+        x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
+    )
+    return forward.y.to(x.dtype if dtype is None else dtype)
+
+
+def _add_layer_norm_silu_256_unsaved_shapes(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    operators.check_rows(x, 256)
+    m = x.shape[0]
+    out = x.new_empty((m, 256), dtype=x.dtype if dtype is None else dtype)
+    return out
+
+
+# Addition -> LayerNorm (eps 1e-05) -> SiLU.
+# x (M, 256), add (256,), weight (256,), bias (256,) -> out (M, 256).
+add_layer_norm_silu_256_unsaved = operators.operator(
+    "add_layer_norm_silu_256_unsaved_dc62f97e",
+    operators.deferred(__package__, "add_layer_norm_silu_256_unsaved"),
+    _add_layer_norm_silu_256_unsaved_reference,
+    _add_layer_norm_silu_256_unsaved_shapes,
+)
+
+
+def _add_layer_norm_silu_64_reference(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 64)
+    forward = fused_reference.norm_forward(
+        x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
+    )
+    return forward.y.to(x.dtype if dtype is None else dtype), forward.mean, forward.rstd
+
+
+def _add_layer_norm_silu_64_shapes(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 64)
+    m = x.shape[0]
+    out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
+    mean = x.new_empty((m,), dtype=torch.float32)
+    rstd = x.new_empty((m,), dtype=torch.float32)
+    return out, mean, rstd
+
+
+# Addition -> LayerNorm (eps 1e-05) -> SiLU.
+# x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64), mean (M,), rstd (M,).
+add_layer_norm_silu_64 = operators.operator(
+    "add_layer_norm_silu_64_2b0564f8",
+    operators.deferred(__package__, "add_layer_norm_silu_64"),
+    _add_layer_norm_silu_64_reference,
+    _add_layer_norm_silu_64_shapes,
+)
+
+
+def _add_layer_norm_silu_64_unsaved_reference(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    operators.check_rows(x, 64)
+    forward = fused_reference.norm_forward(
+        x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
+    )
+    return forward.y.to(x.dtype if dtype is None else dtype)
+
+
+def _add_layer_norm_silu_64_unsaved_shapes(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    operators.check_rows(x, 64)
+    m = x.shape[0]
+    out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
+    return out
+
+
+# Addition -> LayerNorm (eps 1e-05) -> SiLU.
+# x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64).
+add_layer_norm_silu_64_unsaved = operators.operator(
+    "add_layer_norm_silu_64_unsaved_39fd5850",
+    operators.deferred(__package__, "add_layer_norm_silu_64_unsaved"),
+    _add_layer_norm_silu_64_unsaved_reference,
+    _add_layer_norm_silu_64_unsaved_shapes,
+)
+
+
+def _add_layer_norm_silu_backward_64_reference(
+    grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    operators.check_rows(grad, 64)
+    operators.check_rows(x, 64)
+    backward = fused_reference.norm_backward(
+        grad, x=x, add=add, weight=weight, bias=bias, mean=mean, rstd=rstd, norm="layer_norm", activation="silu"
+    )
+    return backward.x.to(grad.dtype), backward.weight, backward.bias, backward.add
+
+
+def _add_layer_norm_silu_backward_64_shapes(
+    grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    operators.check_rows(grad, 64)
+    operators.check_rows(x, 64)
+    m = grad.shape[0]
+    programs = operators.programs(grad, rows=64, per_multiprocessor=8)
+    dx = grad.new_empty((m, 64))
+    dweight = grad.new_empty((programs, 64), dtype=torch.float32)
+    dbias = grad.new_empty((programs, 64), dtype=torch.float32)
+    dadd = grad.new_empty((programs, 64), dtype=torch.float32)
+    return dx, dweight, dbias, dadd
+
+
+# Gradient of addition, LayerNorm, SiLU.
+# grad (M, 64), x (M, 64), add (64,), weight (64,), bias (64,), mean (M,), rstd (M,) -> dx (M, 64), dweight (P, 64),
+# dbias (P, 64), dadd (P, 64).
+add_layer_norm_silu_backward_64 = operators.operator(
+    "add_layer_norm_silu_backward_64_96f2c5ef",
+    operators.deferred(__package__, "add_layer_norm_silu_backward_64"),
+    _add_layer_norm_silu_backward_64_reference,
+    _add_layer_norm_silu_backward_64_shapes,
+)
+
+
+def _add_layer_norm_silu_backward_e4m3_256_reference(
+    grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    operators.check_rows(grad, 256)
+    operators.check_rows(x, 256)
+    backward = fused_reference.norm_backward(
+        grad, x=x, add=add, weight=weight, bias=bias, mean=mean, rstd=rstd, norm="layer_norm", activation="silu"
+    )
+    values, scale, largest = fused_reference.quantise_rows(backward.x)
+    return values, scale, largest, backward.weight, backward.bias, backward.add
+
+
+def _add_layer_norm_silu_backward_e4m3_256_shapes(
+    grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    operators.check_rows(grad, 256)
+    operators.check_rows(x, 256)
+    m = grad.shape[0]
+    programs = operators.programs(grad, rows=16, per_multiprocessor=8)
+    values = grad.new_empty((m, 256), dtype=torch.float8_e4m3fn)
+    scale = grad.new_empty((m, 1), dtype=torch.float32)
+    largest = grad.new_empty((programs,), dtype=torch.float32)
+    dweight = grad.new_empty((programs, 256), dtype=torch.float32)
+    dbias = grad.new_empty((programs, 256), dtype=torch.float32)
+    dadd = grad.new_empty((programs, 256), dtype=torch.float32)
+    return values, scale, largest, dweight, dbias, dadd
+
+
+# Gradient of addition, LayerNorm, SiLU -> e4m3 with one power-of-two scale a row.
+# grad (M, 256), x (M, 256), add (256,), weight (256,), bias (256,), mean (M,), rstd (M,) -> values (M, 256), scale
+# (M, 1), largest (P,), dweight (P, 256), dbias (P, 256), dadd (P, 256).
+add_layer_norm_silu_backward_e4m3_256 = operators.operator(
+    "add_layer_norm_silu_backward_e4m3_256_67c445ca",
+    operators.deferred(__package__, "add_layer_norm_silu_backward_e4m3_256"),
+    _add_layer_norm_silu_backward_e4m3_256_reference,
+    _add_layer_norm_silu_backward_e4m3_256_shapes,
+)
+
+
+def _add_layer_norm_silu_e4m3_256_reference(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 256)
+    forward = fused_reference.norm_forward(
+        x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
+    )
+    values, scale, largest = fused_reference.quantise_rows(forward.y)
+    return values, scale, largest, forward.mean, forward.rstd
+
+
+def _add_layer_norm_silu_e4m3_256_shapes(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 256)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=4, per_multiprocessor=16)
+    values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
+    scale = x.new_empty((m, 1), dtype=torch.float32)
+    largest = x.new_empty((programs,), dtype=torch.float32)
+    mean = x.new_empty((m,), dtype=torch.float32)
+    rstd = x.new_empty((m,), dtype=torch.float32)
+    return values, scale, largest, mean, rstd
+
+
+# Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row.
+# x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), largest (P,), mean (M,), rstd
+# (M,).
+add_layer_norm_silu_e4m3_256 = operators.operator(
+    "add_layer_norm_silu_e4m3_256_418a1c04",
+    operators.deferred(__package__, "add_layer_norm_silu_e4m3_256"),
+    _add_layer_norm_silu_e4m3_256_reference,
+    _add_layer_norm_silu_e4m3_256_shapes,
+)
+
+
+def _add_layer_norm_silu_e4m3_256_unsaved_reference(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 256)
+    forward = fused_reference.norm_forward(
+        x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
+    )
+    values, scale, largest = fused_reference.quantise_rows(forward.y)
+    return values, scale, largest
+
+
+def _add_layer_norm_silu_e4m3_256_unsaved_shapes(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 256)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=4, per_multiprocessor=16)
+    values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
+    scale = x.new_empty((m, 1), dtype=torch.float32)
+    largest = x.new_empty((programs,), dtype=torch.float32)
+    return values, scale, largest
+
+
+# Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row.
+# x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), largest (P,).
+add_layer_norm_silu_e4m3_256_unsaved = operators.operator(
+    "add_layer_norm_silu_e4m3_256_unsaved_83ff098b",
+    operators.deferred(__package__, "add_layer_norm_silu_e4m3_256_unsaved"),
+    _add_layer_norm_silu_e4m3_256_unsaved_reference,
+    _add_layer_norm_silu_e4m3_256_unsaved_shapes,
+)
+
+
+def _join_2_residual_layer_norm_32_reference(
+    part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    forward = join_reference.join_forward(
+        (part_0, part_1), residual=residual, weight=weight, bias=bias, norm="layer_norm", eps=1e-05
+    )
+    out = forward.y.reshape((part_0.shape[0], part_0.shape[1] + part_1.shape[1], 32)).to(dtype)
+    return out, forward.mean, forward.rstd
+
+
+def _join_2_residual_layer_norm_32_shapes(
+    part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_joined(part_0, part_1, width=32)
+    shape = residual.shape
+    m = shape[0] * shape[1]
+    out = part_0.new_empty(shape, dtype=dtype)
+    mean = part_0.new_empty((m,), dtype=torch.float32)
+    rstd = part_0.new_empty((m,), dtype=torch.float32)
+    return out, mean, rstd
+
+
+# 2 parts joined, a residual added -> LayerNorm (eps 1e-05).
+# part_0 (B, n_0, 32), part_1 (B, n_1, 32), residual (B, n, 32), weight (32,), bias (32,) -> out (B, n, 32), mean (B *
+# n,), rstd (B * n,).
+join_2_residual_layer_norm_32 = operators.operator(
+    "join_2_residual_layer_norm_32_645b9779",
+    operators.deferred(__package__, "join_2_residual_layer_norm_32"),
+    _join_2_residual_layer_norm_32_reference,
+    _join_2_residual_layer_norm_32_shapes,
+)
+
+
+def _join_2_residual_layer_norm_backward_32_reference(
+    grad: Tensor, part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    backward = join_reference.join_backward(
+        grad, (part_0, part_1), residual=residual, weight=weight, mean=mean, rstd=rstd, norm="layer_norm"
+    )
+    dx = backward.x.reshape(grad.shape).to(torch.promote_types(part_0.dtype, residual.dtype))
+    return dx, backward.weight, backward.bias
+
+
+def _join_2_residual_layer_norm_backward_32_shapes(
+    grad: Tensor, part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_joined(part_0, part_1, width=32)
+    shape = residual.shape
+    m = shape[0] * shape[1]
+    programs = operators.programs_for(m, part_0.device, rows=64, per_multiprocessor=16)
+    dx = part_0.new_empty(shape, dtype=torch.promote_types(part_0.dtype, residual.dtype))
+    dweight = part_0.new_empty((programs, 32), dtype=torch.float32)
+    dbias = part_0.new_empty((programs, 32), dtype=torch.float32)
+    return dx, dweight, dbias
+
+
+# Gradient of 2 parts joined, a residual added -> LayerNorm.
+# grad (B, n, 32), part_0 (B, n_0, 32), part_1 (B, n_1, 32), residual (B, n, 32), weight (32,), mean (B * n,), rstd (B
+# * n,) -> dx (B, n, 32), dweight (P, 32), dbias (P, 32).
+join_2_residual_layer_norm_backward_32 = operators.operator(
+    "join_2_residual_layer_norm_backward_32_5cc9d878",
+    operators.deferred(__package__, "join_2_residual_layer_norm_backward_32"),
+    _join_2_residual_layer_norm_backward_32_reference,
+    _join_2_residual_layer_norm_backward_32_shapes,
+)
+
+
+def _layer_norm_backward_128_reference(
+    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_rows(grad, 128)
+    operators.check_rows(x, 128)
+    backward = fused_reference.norm_backward(grad, x=x, weight=weight, mean=mean, rstd=rstd, norm="layer_norm")
+    return backward.x.to(grad.dtype), backward.weight, backward.bias
+
+
+def _layer_norm_backward_128_shapes(
+    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_rows(grad, 128)
+    operators.check_rows(x, 128)
+    m = grad.shape[0]
+    programs = operators.programs(grad, rows=32, per_multiprocessor=8)
+    dx = grad.new_empty((m, 128))
+    dweight = grad.new_empty((programs, 128), dtype=torch.float32)
+    dbias = grad.new_empty((programs, 128), dtype=torch.float32)
+    return dx, dweight, dbias
+
+
+# Gradient of LayerNorm.
+# grad (M, 128), x (M, 128), weight (128,), mean (M,), rstd (M,) -> dx (M, 128), dweight (P, 128), dbias (P, 128).
+layer_norm_backward_128 = operators.operator(
+    "layer_norm_backward_128_03037c2b",
+    operators.deferred(__package__, "layer_norm_backward_128"),
+    _layer_norm_backward_128_reference,
+    _layer_norm_backward_128_shapes,
+)
+
+
+def _layer_norm_e4m3_128_reference(
+    x: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 128)
+    forward = fused_reference.norm_forward(x, weight=weight, bias=bias, norm="layer_norm", eps=1e-05)
+    values, scale, largest = fused_reference.quantise_rows(forward.y)
+    return values, scale, largest, forward.mean, forward.rstd
+
+
+def _layer_norm_e4m3_128_shapes(
+    x: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 128)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=8, per_multiprocessor=16)
+    values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
+    scale = x.new_empty((m, 1), dtype=torch.float32)
+    largest = x.new_empty((programs,), dtype=torch.float32)
+    mean = x.new_empty((m,), dtype=torch.float32)
+    rstd = x.new_empty((m,), dtype=torch.float32)
+    return values, scale, largest, mean, rstd
+
+
+# LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
+# x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), largest (P,), mean (M,), rstd (M,).
+layer_norm_e4m3_128 = operators.operator(
+    "layer_norm_e4m3_128_bca89bc6",
+    operators.deferred(__package__, "layer_norm_e4m3_128"),
+    _layer_norm_e4m3_128_reference,
+    _layer_norm_e4m3_128_shapes,
+)
+
+
+def _layer_norm_e4m3_128_unsaved_reference(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 128)
+    forward = fused_reference.norm_forward(x, weight=weight, bias=bias, norm="layer_norm", eps=1e-05)
+    values, scale, largest = fused_reference.quantise_rows(forward.y)
+    return values, scale, largest
+
+
+def _layer_norm_e4m3_128_unsaved_shapes(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 128)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=8, per_multiprocessor=16)
+    values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
+    scale = x.new_empty((m, 1), dtype=torch.float32)
+    largest = x.new_empty((programs,), dtype=torch.float32)
+    return values, scale, largest
+
+
+# LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
+# x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), largest (P,).
+layer_norm_e4m3_128_unsaved = operators.operator(
+    "layer_norm_e4m3_128_unsaved_01f46a51",
+    operators.deferred(__package__, "layer_norm_e4m3_128_unsaved"),
+    _layer_norm_e4m3_128_unsaved_reference,
+    _layer_norm_e4m3_128_unsaved_shapes,
+)
+
+
+def _mix_16x32_to_8_8_reference(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor]:
+    operators.check_sample(x, 16, 32)
+    return mix_reference.mix_forward(x, rank, compress)
+
+
+def _mix_16x32_to_8_8_shapes(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor]:
+    operators.check_sample(x, 16, 32)
+    products = x.new_empty((x.shape[0], 16, 8))
+    compressed = x.new_empty((x.shape[0], 8, 32))
+    return products, compressed
+
+
+# Pairwise products at rank 8 and 8 weighted sums.
+# x (B, 16, 32), rank (16, 8), compress (8, 16) -> products (B, 16, 8), compressed (B, 8, 32).
+mix_16x32_to_8_8 = operators.operator(
+    "mix_16x32_to_8_8_ae47c0e4",
+    operators.deferred(__package__, "mix_16x32_to_8_8"),
+    _mix_16x32_to_8_8_reference,
+    _mix_16x32_to_8_8_shapes,
+)
+
+
+def _mix_backward_16x32_to_8_8_passed_reference(
+    dproducts: Tensor, dcompressed: Tensor, x: Tensor, rank: Tensor, compress: Tensor, passed: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_sample(x, 16, 32)
+    return mix_reference.mix_backward(dproducts, dcompressed, x, rank, compress, passed)
+
+
+def _mix_backward_16x32_to_8_8_passed_shapes(
+    dproducts: Tensor, dcompressed: Tensor, x: Tensor, rank: Tensor, compress: Tensor, passed: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_sample(x, 16, 32)
+    dcompressed = operators.whole_samples(dcompressed)
+    passed = operators.whole_samples(passed)
+    programs = operators.programs(x, rows=1, per_multiprocessor=2) if x.dtype.itemsize == 2 else 1
+    dx = x.new_empty((x.shape[0], 16, 32), dtype=passed.dtype)
+    drank = x.new_empty((programs, 128), dtype=torch.float32)
+    dcompress = x.new_empty((programs, 128), dtype=torch.float32)
+    return dx, drank, dcompress
+
+
+# Gradients of pairwise products at rank 8 and 8 weighted sums.
+# dproducts (B, 16, 8), dcompressed (B, 8, 32), x (B, 16, 32), rank (16, 8), compress (8, 16), passed (B, 16, 32) ->
+# dx (B, 16, 32), drank (P, 16 * 8), dcompress (P, 8 * 16).
+mix_backward_16x32_to_8_8_passed = operators.operator(
+    "mix_backward_16x32_to_8_8_passed_0750ce89",
+    operators.deferred(__package__, "mix_backward_16x32_to_8_8_passed"),
+    _mix_backward_16x32_to_8_8_passed_reference,
+    _mix_backward_16x32_to_8_8_passed_shapes,
+)
+
+
+def _quantise_e4m3_128_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 128)
+    forward = fused_reference.norm_forward(x)
+    values, scale, largest = fused_reference.quantise_rows(forward.y)
+    return values, scale, largest
+
+
+def _quantise_e4m3_128_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 128)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=8, per_multiprocessor=16)
+    values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
+    scale = x.new_empty((m, 1), dtype=torch.float32)
+    largest = x.new_empty((programs,), dtype=torch.float32)
+    return values, scale, largest
+
+
+# To e4m3 with one power-of-two scale a row.
+# x (M, 128) -> values (M, 128), scale (M, 1), largest (P,).
+quantise_e4m3_128 = operators.operator(
+    "quantise_e4m3_128_db59d1f3",
+    operators.deferred(__package__, "quantise_e4m3_128"),
+    _quantise_e4m3_128_reference,
+    _quantise_e4m3_128_shapes,
+)
+
+
+def _quantise_e4m3_256_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 256)
+    forward = fused_reference.norm_forward(x)
+    values, scale, largest = fused_reference.quantise_rows(forward.y)
+    return values, scale, largest
+
+
+def _quantise_e4m3_256_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 256)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=4, per_multiprocessor=16)
+    values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
+    scale = x.new_empty((m, 1), dtype=torch.float32)
+    largest = x.new_empty((programs,), dtype=torch.float32)
+    return values, scale, largest
+
+
+# To e4m3 with one power-of-two scale a row.
+# x (M, 256) -> values (M, 256), scale (M, 1), largest (P,).
+quantise_e4m3_256 = operators.operator(
+    "quantise_e4m3_256_07a40faf",
+    operators.deferred(__package__, "quantise_e4m3_256"),
+    _quantise_e4m3_256_reference,
+    _quantise_e4m3_256_shapes,
+)
+
+
+def _quantise_e4m3_512_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 512)
+    forward = fused_reference.norm_forward(x)
+    values, scale, largest = fused_reference.quantise_rows(forward.y)
+    return values, scale, largest
+
+
+def _quantise_e4m3_512_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 512)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=1, per_multiprocessor=32)
+    values = x.new_empty((m, 512), dtype=torch.float8_e4m3fn)
+    scale = x.new_empty((m, 1), dtype=torch.float32)
+    largest = x.new_empty((programs,), dtype=torch.float32)
+    return values, scale, largest
+
+
+# To e4m3 with one power-of-two scale a row.
+# x (M, 512) -> values (M, 512), scale (M, 1), largest (P,).
+quantise_e4m3_512 = operators.operator(
+    "quantise_e4m3_512_21d8c578",
+    operators.deferred(__package__, "quantise_e4m3_512"),
+    _quantise_e4m3_512_reference,
+    _quantise_e4m3_512_shapes,
+)
+
+
+def _quantise_e4m3_64_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 64)
+    forward = fused_reference.norm_forward(x)
+    values, scale, largest = fused_reference.quantise_rows(forward.y)
+    return values, scale, largest
+
+
+def _quantise_e4m3_64_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 64)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=16, per_multiprocessor=16)
+    values = x.new_empty((m, 64), dtype=torch.float8_e4m3fn)
+    scale = x.new_empty((m, 1), dtype=torch.float32)
+    largest = x.new_empty((programs,), dtype=torch.float32)
+    return values, scale, largest
+
+
+# To e4m3 with one power-of-two scale a row.
+# x (M, 64) -> values (M, 64), scale (M, 1), largest (P,).
+quantise_e4m3_64 = operators.operator(
+    "quantise_e4m3_64_f7250f6f",
+    operators.deferred(__package__, "quantise_e4m3_64"),
+    _quantise_e4m3_64_reference,
+    _quantise_e4m3_64_shapes,
+)
+
+
+def _reduce_1_reference(partial: Tensor, dtype: torch.dtype) -> Tensor:
+    total = fused_reference.reduce(partial, dtype)
+    return total
+
+
+def _reduce_1_shapes(partial: Tensor, dtype: torch.dtype) -> Tensor:
+    total = partial.new_empty((partial.shape[1],), dtype=dtype)
+    return total
+
+
+# Column sums of a matrix.
+# partial (P, N) float32 -> total (N,) of dtype
+reduce_1 = operators.operator(
+    "reduce_1_d91f83a6", operators.deferred(__package__, "reduce_1"), _reduce_1_reference, _reduce_1_shapes
+)
+
+
+def _reduce_2_reference(
+    partial_0: Tensor, dtype_0: torch.dtype, partial_1: Tensor, dtype_1: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    total_0 = fused_reference.reduce(partial_0, dtype_0)
+    total_1 = fused_reference.reduce(partial_1, dtype_1)
+    return total_0, total_1
+
+
+def _reduce_2_shapes(
+    partial_0: Tensor, dtype_0: torch.dtype, partial_1: Tensor, dtype_1: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
+    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
+    return total_0, total_1
+
+
+# Column sums of 2 matrices.
+# partial_0 (P, N) float32 -> total_0 (N,) of dtype_0
+# partial_1 (P, N) float32 -> total_1 (N,) of dtype_1
+reduce_2 = operators.operator(
+    "reduce_2_131c0d8e", operators.deferred(__package__, "reduce_2"), _reduce_2_reference, _reduce_2_shapes
+)
+
+
+def _reduce_3_reference(
+    partial_0: Tensor,
+    dtype_0: torch.dtype,
+    partial_1: Tensor,
+    dtype_1: torch.dtype,
+    partial_2: Tensor,
+    dtype_2: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    total_0 = fused_reference.reduce(partial_0, dtype_0)
+    total_1 = fused_reference.reduce(partial_1, dtype_1)
+    total_2 = fused_reference.reduce(partial_2, dtype_2)
+    return total_0, total_1, total_2
+
+
+def _reduce_3_shapes(
+    partial_0: Tensor,
+    dtype_0: torch.dtype,
+    partial_1: Tensor,
+    dtype_1: torch.dtype,
+    partial_2: Tensor,
+    dtype_2: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
+    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
+    total_2 = partial_2.new_empty((partial_2.shape[1],), dtype=dtype_2)
+    return total_0, total_1, total_2
+
+
+# Column sums of 3 matrices.
+# partial_0 (P, N) float32 -> total_0 (N,) of dtype_0
+# partial_1 (P, N) float32 -> total_1 (N,) of dtype_1
+# partial_2 (P, N) float32 -> total_2 (N,) of dtype_2
+reduce_3 = operators.operator(
+    "reduce_3_11dc17ae", operators.deferred(__package__, "reduce_3"), _reduce_3_reference, _reduce_3_shapes
+)
+
+
+def _reduce_6_reference(
+    partial_0: Tensor,
+    dtype_0: torch.dtype,
+    partial_1: Tensor,
+    dtype_1: torch.dtype,
+    partial_2: Tensor,
+    dtype_2: torch.dtype,
+    partial_3: Tensor,
+    dtype_3: torch.dtype,
+    partial_4: Tensor,
+    dtype_4: torch.dtype,
+    partial_5: Tensor,
+    dtype_5: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    total_0 = fused_reference.reduce(partial_0, dtype_0)
+    total_1 = fused_reference.reduce(partial_1, dtype_1)
+    total_2 = fused_reference.reduce(partial_2, dtype_2)
+    total_3 = fused_reference.reduce(partial_3, dtype_3)
+    total_4 = fused_reference.reduce(partial_4, dtype_4)
+    total_5 = fused_reference.reduce(partial_5, dtype_5)
+    return total_0, total_1, total_2, total_3, total_4, total_5
+
+
+def _reduce_6_shapes(
+    partial_0: Tensor,
+    dtype_0: torch.dtype,
+    partial_1: Tensor,
+    dtype_1: torch.dtype,
+    partial_2: Tensor,
+    dtype_2: torch.dtype,
+    partial_3: Tensor,
+    dtype_3: torch.dtype,
+    partial_4: Tensor,
+    dtype_4: torch.dtype,
+    partial_5: Tensor,
+    dtype_5: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
+    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
+    total_2 = partial_2.new_empty((partial_2.shape[1],), dtype=dtype_2)
+    total_3 = partial_3.new_empty((partial_3.shape[1],), dtype=dtype_3)
+    total_4 = partial_4.new_empty((partial_4.shape[1],), dtype=dtype_4)
+    total_5 = partial_5.new_empty((partial_5.shape[1],), dtype=dtype_5)
+    return total_0, total_1, total_2, total_3, total_4, total_5
+
+
+# Column sums of 6 matrices.
+# partial_0 (P, N) float32 -> total_0 (N,) of dtype_0
+# partial_1 (P, N) float32 -> total_1 (N,) of dtype_1
+# partial_2 (P, N) float32 -> total_2 (N,) of dtype_2
+# partial_3 (P, N) float32 -> total_3 (N,) of dtype_3
+# partial_4 (P, N) float32 -> total_4 (N,) of dtype_4
+# partial_5 (P, N) float32 -> total_5 (N,) of dtype_5
+reduce_6 = operators.operator(
+    "reduce_6_546fffa3", operators.deferred(__package__, "reduce_6"), _reduce_6_reference, _reduce_6_shapes
+)
+
+
+def _turn_2_reference(
+    values_0: Tensor, scale_0: Tensor, largest_0: Tensor, values_1: Tensor, scale_1: Tensor, largest_1: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    turned_0, spread_0 = fused_reference.turn(values_0, scale_0)
+    turned_1, spread_1 = fused_reference.turn(values_1, scale_1)
+    return turned_0, spread_0, turned_1, spread_1
+
+
+def _turn_2_shapes(
+    values_0: Tensor, scale_0: Tensor, largest_0: Tensor, values_1: Tensor, scale_1: Tensor, largest_1: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    m_0, n_0 = values_0.shape
+    turned_0 = values_0.new_empty((n_0, m_0))
+    spread_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
+    m_1, n_1 = values_1.shape
+    turned_1 = values_1.new_empty((n_1, m_1))
+    spread_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
+    return turned_0, spread_0, turned_1, spread_1
+
+
+# Transposed copies of 2 e4m3 matrices.
+# values_0 (R, C) e4m3, scale_0 (R, 1), largest_0 (P,) -> turned_0 (C, R), spread_0 (C, 1)
+# values_1 (R, C) e4m3, scale_1 (R, 1), largest_1 (P,) -> turned_1 (C, R), spread_1 (C, 1)
+turn_2 = operators.operator(
+    "turn_2_2e4927b2", operators.deferred(__package__, "turn_2"), _turn_2_reference, _turn_2_shapes
+)
+
+
+def _turn_3_reference(
+    values_0: Tensor,
+    scale_0: Tensor,
+    largest_0: Tensor,
+    values_1: Tensor,
+    scale_1: Tensor,
+    largest_1: Tensor,
+    values_2: Tensor,
+    scale_2: Tensor,
+    largest_2: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    turned_0, spread_0 = fused_reference.turn(values_0, scale_0)
+    turned_1, spread_1 = fused_reference.turn(values_1, scale_1)
+    turned_2, spread_2 = fused_reference.turn(values_2, scale_2)
+    return turned_0, spread_0, turned_1, spread_1, turned_2, spread_2
+
+
+def _turn_3_shapes(
+    values_0: Tensor,
+    scale_0: Tensor,
+    largest_0: Tensor,
+    values_1: Tensor,
+    scale_1: Tensor,
+    largest_1: Tensor,
+    values_2: Tensor,
+    scale_2: Tensor,
+    largest_2: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    m_0, n_0 = values_0.shape
+    turned_0 = values_0.new_empty((n_0, m_0))
+    spread_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
+    m_1, n_1 = values_1.shape
+    turned_1 = values_1.new_empty((n_1, m_1))
+    spread_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
+    m_2, n_2 = values_2.shape
+    turned_2 = values_2.new_empty((n_2, m_2))
+    spread_2 = values_2.new_empty((n_2, 1), dtype=torch.float32)
+    return turned_0, spread_0, turned_1, spread_1, turned_2, spread_2
+
+
+# Transposed copies of 3 e4m3 matrices.
+# values_0 (R, C) e4m3, scale_0 (R, 1), largest_0 (P,) -> turned_0 (C, R), spread_0 (C, 1)
+# values_1 (R, C) e4m3, scale_1 (R, 1), largest_1 (P,) -> turned_1 (C, R), spread_1 (C, 1)
+# values_2 (R, C) e4m3, scale_2 (R, 1), largest_2 (P,) -> turned_2 (C, R), spread_2 (C, 1)
+turn_3 = operators.operator(
+    "turn_3_86d17a75", operators.deferred(__package__, "turn_3"), _turn_3_reference, _turn_3_shapes
+)

@@ -1,0 +1,1698 @@
+"""Triton kernels of ranker.yaml, and the functions that launch them; `fused` makes operators of these.
+
+Written by `loka generate`, which overwrites it: edit the policy and generate again.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from loka.kernels import mix_reference, operators
+
+STAMP = "b108b6dd4705e72d75881b46277fb6a96ba6b6a029417669ed6abe797520aa8c"
+
+
+@triton.jit(do_not_specialize=["m"])
+def _add_backward_e4m3_256(grad_ptr, values_ptr, scale_ptr, largest_ptr, dadd_ptr, grad_stride, m):
+    """Gradient of addition -> e4m3 with one power-of-two scale a row for grad (m, 256)."""
+    columns = tl.arange(0, 256)
+    dadd = tl.zeros([4, 256], tl.float32)
+    largest = 0.0
+    for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
+        row = first + tl.arange(0, 4)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
+        grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
+        grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        dadd += grad
+        # Non-finite values have no say in the scale, and become NaN.
+        finite = tl.abs(grad) < float("inf")
+        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(grad), 0.0), 1), 7.888609052210118e-31)  # 2**-100
+        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
+        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
+        scale = bits.to(tl.float32, bitcast=True)
+        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+        values = tl.where(finite, grad * reciprocal[:, None], float("nan"))
+        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
+        tl.store(scale_ptr + row, scale, mask=valid)
+        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
+    part = tl.program_id(0).to(tl.int64) * 256 + columns
+    tl.store(dadd_ptr + part, tl.sum(dadd, 0))
+    tl.store(largest_ptr + tl.program_id(0), largest)
+
+
+def add_backward_e4m3_256(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradient of addition -> e4m3 with one power-of-two scale a row.
+
+    grad (M, 256) -> values (M, 256), scale (M, 1), largest (P,), dadd (P, 256).
+    """
+    operators.check_rows(grad, 256)
+    grad = operators.whole_rows(grad)
+    m = grad.shape[0]
+    programs = operators.programs(grad, rows=16, per_multiprocessor=8)
+    values = grad.new_empty((m, 256), dtype=torch.float8_e4m3fn)
+    scale = grad.new_empty((m, 1), dtype=torch.float32)
+    largest = grad.new_empty((programs,), dtype=torch.float32)
+    dadd = grad.new_empty((programs, 256), dtype=torch.float32)
+    _add_backward_e4m3_256[(programs,)](grad, values, scale, largest, dadd, grad.stride(0), m, num_warps=2)
+    return values, scale, largest, dadd
+
+
+@triton.jit(do_not_specialize=["m"])
+def _add_backward_e4m3_32(grad_ptr, values_ptr, scale_ptr, largest_ptr, dadd_ptr, grad_stride, m):
+    """Gradient of addition -> e4m3 with one power-of-two scale a row for grad (m, 32)."""
+    columns = tl.arange(0, 32)
+    dadd = tl.zeros([32, 32], tl.float32)
+    largest = 0.0
+    for first in range(tl.program_id(0) * 32, m, tl.num_programs(0) * 32):
+        row = first + tl.arange(0, 32)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * 32 + columns[None, :]
+        grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
+        grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        dadd += grad
+        # Non-finite values have no say in the scale, and become NaN.
+        finite = tl.abs(grad) < float("inf")
+        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(grad), 0.0), 1), 7.888609052210118e-31)  # 2**-100
+        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
+        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
+        scale = bits.to(tl.float32, bitcast=True)
+        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+        values = tl.where(finite, grad * reciprocal[:, None], float("nan"))
+        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
+        tl.store(scale_ptr + row, scale, mask=valid)
+        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
+    part = tl.program_id(0).to(tl.int64) * 32 + columns
+    tl.store(dadd_ptr + part, tl.sum(dadd, 0))
+    tl.store(largest_ptr + tl.program_id(0), largest)
+
+
+def add_backward_e4m3_32(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradient of addition -> e4m3 with one power-of-two scale a row.
+
+    grad (M, 32) -> values (M, 32), scale (M, 1), largest (P,), dadd (P, 32).
+    """
+    operators.check_rows(grad, 32)
+    grad = operators.whole_rows(grad)
+    m = grad.shape[0]
+    programs = operators.programs(grad, rows=128, per_multiprocessor=8)
+    values = grad.new_empty((m, 32), dtype=torch.float8_e4m3fn)
+    scale = grad.new_empty((m, 1), dtype=torch.float32)
+    largest = grad.new_empty((programs,), dtype=torch.float32)
+    dadd = grad.new_empty((programs, 32), dtype=torch.float32)
+    _add_backward_e4m3_32[(programs,)](grad, values, scale, largest, dadd, grad.stride(0), m, num_warps=2)
+    return values, scale, largest, dadd
+
+
+@triton.jit(do_not_specialize=["m"])
+def _add_layer_norm_silu_256(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, mean_ptr, rstd_ptr, x_stride, m):
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, 256)."""
+    columns = tl.arange(0, 256)
+    add = tl.load(add_ptr + columns).to(tl.float32)
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    bias = tl.load(bias_ptr + columns).to(tl.float32)
+    for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
+        row = first + tl.arange(0, 4)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
+        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
+        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        x = x + add[None, :]
+        mean = tl.sum(x, 1) / 256
+        x = x - mean[:, None]
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / 256 + 1e-05)
+        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
+        tl.store(mean_ptr + row, mean, mask=valid)
+        tl.store(rstd_ptr + row, rstd, mask=valid)
+        y = y * tl.sigmoid(y)
+        tl.store(out_ptr + offsets, y, mask=valid[:, None])
+
+
+def add_layer_norm_silu_256(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU.
+
+    x (M, 256), add (256,), weight (256,), bias (256,) -> out (M, 256), mean (M,), rstd (M,).
+    """
+    operators.check_rows(x, 256)
+    x = operators.whole_rows(x)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=4, per_multiprocessor=16)
+    out = x.new_empty((m, 256), dtype=x.dtype if dtype is None else dtype)
+    mean = x.new_empty((m,), dtype=torch.float32)
+    rstd = x.new_empty((m,), dtype=torch.float32)
+    _add_layer_norm_silu_256[(programs,)](
+        x, add.contiguous(), weight.contiguous(), bias.contiguous(), out, mean, rstd, x.stride(0), m, num_warps=1
+    )
+    return out, mean, rstd
+
+
+@triton.jit(do_not_specialize=["m"])
+def _add_layer_norm_silu_256_unsaved(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, m):
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, 256)."""
+    columns = tl.arange(0, 256)
+    add = tl.load(add_ptr + columns).to(tl.float32)
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    bias = tl.load(bias_ptr + columns).to(tl.float32)
+    for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
+        row = first + tl.arange(0, 4)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
+        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
+        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        x = x + add[None, :]
+        mean = tl.sum(x, 1) / 256
+        x = x - mean[:, None]
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / 256 + 1e-05)
+        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
+        y = y * tl.sigmoid(y)
+        tl.store(out_ptr + offsets, y, mask=valid[:, None])
+
+
+def add_layer_norm_silu_256_unsaved(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU.
+
+    x (M, 256), add (256,), weight (256,), bias (256,) -> out (M, 256).
+    """
+    operators.check_rows(x, 256)
+    x = operators.whole_rows(x)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=4, per_multiprocessor=16)
+    out = x.new_empty((m, 256), dtype=x.dtype if dtype is None else dtype)
+    _add_layer_norm_silu_256_unsaved[(programs,)](
+        x, add.contiguous(), weight.contiguous(), bias.contiguous(), out, x.stride(0), m, num_warps=1
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["m"])
+def _add_layer_norm_silu_64(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, mean_ptr, rstd_ptr, x_stride, m):
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, 64)."""
+    columns = tl.arange(0, 64)
+    add = tl.load(add_ptr + columns).to(tl.float32)
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    bias = tl.load(bias_ptr + columns).to(tl.float32)
+    for first in range(tl.program_id(0) * 16, m, tl.num_programs(0) * 16):
+        row = first + tl.arange(0, 16)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * 64 + columns[None, :]
+        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
+        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        x = x + add[None, :]
+        mean = tl.sum(x, 1) / 64
+        x = x - mean[:, None]
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / 64 + 1e-05)
+        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
+        tl.store(mean_ptr + row, mean, mask=valid)
+        tl.store(rstd_ptr + row, rstd, mask=valid)
+        y = y * tl.sigmoid(y)
+        tl.store(out_ptr + offsets, y, mask=valid[:, None])
+
+
+def add_layer_norm_silu_64(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU.
+
+    x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64), mean (M,), rstd (M,).
+    """
+    operators.check_rows(x, 64)
+    x = operators.whole_rows(x)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=16, per_multiprocessor=16)
+    out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
+    mean = x.new_empty((m,), dtype=torch.float32)
+    rstd = x.new_empty((m,), dtype=torch.float32)
+    _add_layer_norm_silu_64[(programs,)](
+        x, add.contiguous(), weight.contiguous(), bias.contiguous(), out, mean, rstd, x.stride(0), m, num_warps=1
+    )
+    return out, mean, rstd
+
+
+@triton.jit(do_not_specialize=["m"])
+def _add_layer_norm_silu_64_unsaved(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, m):
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, 64)."""
+    columns = tl.arange(0, 64)
+    add = tl.load(add_ptr + columns).to(tl.float32)
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    bias = tl.load(bias_ptr + columns).to(tl.float32)
+    for first in range(tl.program_id(0) * 16, m, tl.num_programs(0) * 16):
+        row = first + tl.arange(0, 16)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * 64 + columns[None, :]
+        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
+        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        x = x + add[None, :]
+        mean = tl.sum(x, 1) / 64
+        x = x - mean[:, None]
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / 64 + 1e-05)
+        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
+        y = y * tl.sigmoid(y)
+        tl.store(out_ptr + offsets, y, mask=valid[:, None])
+
+
+def add_layer_norm_silu_64_unsaved(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU.
+
+    x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64).
+    """
+    operators.check_rows(x, 64)
+    x = operators.whole_rows(x)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=16, per_multiprocessor=16)
+    out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
+    _add_layer_norm_silu_64_unsaved[(programs,)](
+        x, add.contiguous(), weight.contiguous(), bias.contiguous(), out, x.stride(0), m, num_warps=1
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["m"])
+def _add_layer_norm_silu_backward_64(
+    grad_ptr,
+    x_ptr,
+    add_ptr,
+    weight_ptr,
+    bias_ptr,
+    mean_ptr,
+    rstd_ptr,
+    dx_ptr,
+    dweight_ptr,
+    dbias_ptr,
+    dadd_ptr,
+    grad_stride,
+    m,
+):
+    """Gradient of addition, LayerNorm, SiLU for grad (m, 64)."""
+    columns = tl.arange(0, 64)
+    add = tl.load(add_ptr + columns).to(tl.float32)
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    bias = tl.load(bias_ptr + columns).to(tl.float32)
+    dweight = tl.zeros([16, 64], tl.float32)
+    dbias = tl.zeros([16, 64], tl.float32)
+    dadd = tl.zeros([16, 64], tl.float32)
+    for first in range(tl.program_id(0) * 16, m, tl.num_programs(0) * 16):
+        row = first + tl.arange(0, 16)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * 64 + columns[None, :]
+        grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
+        grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        x = x + add[None, :]
+        mean = tl.load(mean_ptr + row, mask=valid, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=valid, other=0.0)
+        n = (x - mean[:, None]) * rstd[:, None]
+        z = n * weight[None, :] + bias[None, :]
+        s = tl.sigmoid(z)
+        dz = grad * s * (1.0 + z * (1.0 - s))
+        dweight += dz * n
+        dbias += dz
+        dn = dz * weight[None, :]
+        mean_dn = tl.sum(dn, 1) / 64
+        mean_dn_n = tl.sum(dn * n, 1) / 64
+        dx = (dn - mean_dn[:, None] - n * mean_dn_n[:, None]) * rstd[:, None]
+        dadd += dx
+        tl.store(dx_ptr + offsets, dx, mask=valid[:, None])
+    part = tl.program_id(0).to(tl.int64) * 64 + columns
+    tl.store(dweight_ptr + part, tl.sum(dweight, 0))
+    tl.store(dbias_ptr + part, tl.sum(dbias, 0))
+    tl.store(dadd_ptr + part, tl.sum(dadd, 0))
+
+
+def add_layer_norm_silu_backward_64(
+    grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradient of addition, LayerNorm, SiLU.
+
+    grad (M, 64), x (M, 64), add (64,), weight (64,), bias (64,), mean (M,), rstd (M,) -> dx (M, 64), dweight (P, 64),
+    dbias (P, 64), dadd (P, 64).
+    """
+    operators.check_rows(grad, 64)
+    operators.check_rows(x, 64)
+    grad = operators.whole_rows(grad)
+    m = grad.shape[0]
+    programs = operators.programs(grad, rows=64, per_multiprocessor=8)
+    dx = grad.new_empty((m, 64))
+    dweight = grad.new_empty((programs, 64), dtype=torch.float32)
+    dbias = grad.new_empty((programs, 64), dtype=torch.float32)
+    dadd = grad.new_empty((programs, 64), dtype=torch.float32)
+    _add_layer_norm_silu_backward_64[(programs,)](
+        grad,
+        x.contiguous(),
+        add.contiguous(),
+        weight.contiguous(),
+        bias.contiguous(),
+        mean,
+        rstd,
+        dx,
+        dweight,
+        dbias,
+        dadd,
+        grad.stride(0),
+        m,
+        num_warps=2,
+    )
+    return dx, dweight, dbias, dadd
+
+
+@triton.jit(do_not_specialize=["m"])
+def _add_layer_norm_silu_backward_e4m3_256(
+    grad_ptr,
+    x_ptr,
+    add_ptr,
+    weight_ptr,
+    bias_ptr,
+    mean_ptr,
+    rstd_ptr,
+    values_ptr,
+    scale_ptr,
+    largest_ptr,
+    dweight_ptr,
+    dbias_ptr,
+    dadd_ptr,
+    grad_stride,
+    m,
+):
+    """Gradient of addition, LayerNorm, SiLU -> e4m3 with one power-of-two scale a row for grad (m, 256)."""
+    columns = tl.arange(0, 256)
+    add = tl.load(add_ptr + columns).to(tl.float32)
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    bias = tl.load(bias_ptr + columns).to(tl.float32)
+    dweight = tl.zeros([4, 256], tl.float32)
+    dbias = tl.zeros([4, 256], tl.float32)
+    dadd = tl.zeros([4, 256], tl.float32)
+    largest = 0.0
+    for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
+        row = first + tl.arange(0, 4)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
+        grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
+        grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        x = x + add[None, :]
+        mean = tl.load(mean_ptr + row, mask=valid, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=valid, other=0.0)
+        n = (x - mean[:, None]) * rstd[:, None]
+        z = n * weight[None, :] + bias[None, :]
+        s = tl.sigmoid(z)
+        dz = grad * s * (1.0 + z * (1.0 - s))
+        dweight += dz * n
+        dbias += dz
+        dn = dz * weight[None, :]
+        mean_dn = tl.sum(dn, 1) / 256
+        mean_dn_n = tl.sum(dn * n, 1) / 256
+        dx = (dn - mean_dn[:, None] - n * mean_dn_n[:, None]) * rstd[:, None]
+        dadd += dx
+        # Non-finite values have no say in the scale, and become NaN.
+        finite = tl.abs(dx) < float("inf")
+        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(dx), 0.0), 1), 7.888609052210118e-31)  # 2**-100
+        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
+        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
+        scale = bits.to(tl.float32, bitcast=True)
+        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+        values = tl.where(finite, dx * reciprocal[:, None], float("nan"))
+        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
+        tl.store(scale_ptr + row, scale, mask=valid)
+        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
+    part = tl.program_id(0).to(tl.int64) * 256 + columns
+    tl.store(dweight_ptr + part, tl.sum(dweight, 0))
+    tl.store(dbias_ptr + part, tl.sum(dbias, 0))
+    tl.store(dadd_ptr + part, tl.sum(dadd, 0))
+    tl.store(largest_ptr + tl.program_id(0), largest)
+
+
+def add_layer_norm_silu_backward_e4m3_256(
+    grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradient of addition, LayerNorm, SiLU -> e4m3 with one power-of-two scale a row.
+
+    grad (M, 256), x (M, 256), add (256,), weight (256,), bias (256,), mean (M,), rstd (M,) -> values (M, 256), scale
+    (M, 1), largest (P,), dweight (P, 256), dbias (P, 256), dadd (P, 256).
+    """
+    operators.check_rows(grad, 256)
+    operators.check_rows(x, 256)
+    grad = operators.whole_rows(grad)
+    m = grad.shape[0]
+    programs = operators.programs(grad, rows=16, per_multiprocessor=8)
+    values = grad.new_empty((m, 256), dtype=torch.float8_e4m3fn)
+    scale = grad.new_empty((m, 1), dtype=torch.float32)
+    largest = grad.new_empty((programs,), dtype=torch.float32)
+    dweight = grad.new_empty((programs, 256), dtype=torch.float32)
+    dbias = grad.new_empty((programs, 256), dtype=torch.float32)
+    dadd = grad.new_empty((programs, 256), dtype=torch.float32)
+    _add_layer_norm_silu_backward_e4m3_256[(programs,)](
+        grad,
+        x.contiguous(),
+        add.contiguous(),
+        weight.contiguous(),
+        bias.contiguous(),
+        mean,
+        rstd,
+        values,
+        scale,
+        largest,
+        dweight,
+        dbias,
+        dadd,
+        grad.stride(0),
+        m,
+        num_warps=2,
+    )
+    return values, scale, largest, dweight, dbias, dadd
+
+
+@triton.jit(do_not_specialize=["m"])
+def _add_layer_norm_silu_e4m3_256(
+    x_ptr, add_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, largest_ptr, mean_ptr, rstd_ptr, x_stride, m
+):
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row of x (m, 256)."""
+    columns = tl.arange(0, 256)
+    add = tl.load(add_ptr + columns).to(tl.float32)
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    bias = tl.load(bias_ptr + columns).to(tl.float32)
+    largest = 0.0
+    for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
+        row = first + tl.arange(0, 4)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
+        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
+        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        x = x + add[None, :]
+        mean = tl.sum(x, 1) / 256
+        x = x - mean[:, None]
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / 256 + 1e-05)
+        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
+        tl.store(mean_ptr + row, mean, mask=valid)
+        tl.store(rstd_ptr + row, rstd, mask=valid)
+        y = y * tl.sigmoid(y)
+        # Non-finite values have no say in the scale, and become NaN.
+        finite = tl.abs(y) < float("inf")
+        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
+        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
+        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
+        scale = bits.to(tl.float32, bitcast=True)
+        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+        values = tl.where(finite, y * reciprocal[:, None], float("nan"))
+        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
+        tl.store(scale_ptr + row, scale, mask=valid)
+        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
+    tl.store(largest_ptr + tl.program_id(0), largest)
+
+
+def add_layer_norm_silu_e4m3_256(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row.
+
+    x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), largest (P,), mean (M,), rstd
+    (M,).
+    """
+    operators.check_rows(x, 256)
+    x = operators.whole_rows(x)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=4, per_multiprocessor=16)
+    values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
+    scale = x.new_empty((m, 1), dtype=torch.float32)
+    largest = x.new_empty((programs,), dtype=torch.float32)
+    mean = x.new_empty((m,), dtype=torch.float32)
+    rstd = x.new_empty((m,), dtype=torch.float32)
+    _add_layer_norm_silu_e4m3_256[(programs,)](
+        x,
+        add.contiguous(),
+        weight.contiguous(),
+        bias.contiguous(),
+        values,
+        scale,
+        largest,
+        mean,
+        rstd,
+        x.stride(0),
+        m,
+        num_warps=1,
+    )
+    return values, scale, largest, mean, rstd
+
+
+@triton.jit(do_not_specialize=["m"])
+def _add_layer_norm_silu_e4m3_256_unsaved(
+    x_ptr, add_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m
+):
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row of x (m, 256)."""
+    columns = tl.arange(0, 256)
+    add = tl.load(add_ptr + columns).to(tl.float32)
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    bias = tl.load(bias_ptr + columns).to(tl.float32)
+    largest = 0.0
+    for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
+        row = first + tl.arange(0, 4)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
+        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
+        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        x = x + add[None, :]
+        mean = tl.sum(x, 1) / 256
+        x = x - mean[:, None]
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / 256 + 1e-05)
+        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
+        y = y * tl.sigmoid(y)
+        # Non-finite values have no say in the scale, and become NaN.
+        finite = tl.abs(y) < float("inf")
+        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
+        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
+        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
+        scale = bits.to(tl.float32, bitcast=True)
+        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+        values = tl.where(finite, y * reciprocal[:, None], float("nan"))
+        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
+        tl.store(scale_ptr + row, scale, mask=valid)
+        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
+    tl.store(largest_ptr + tl.program_id(0), largest)
+
+
+def add_layer_norm_silu_e4m3_256_unsaved(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row.
+
+    x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), largest (P,).
+    """
+    operators.check_rows(x, 256)
+    x = operators.whole_rows(x)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=4, per_multiprocessor=16)
+    values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
+    scale = x.new_empty((m, 1), dtype=torch.float32)
+    largest = x.new_empty((programs,), dtype=torch.float32)
+    _add_layer_norm_silu_e4m3_256_unsaved[(programs,)](
+        x, add.contiguous(), weight.contiguous(), bias.contiguous(), values, scale, largest, x.stride(0), m, num_warps=1
+    )
+    return values, scale, largest
+
+
+@triton.jit(do_not_specialize=["m"])
+def _join_2_residual_layer_norm_32(
+    part_0_ptr, part_1_ptr, residual_ptr, weight_ptr, bias_ptr, out_ptr, mean_ptr, rstd_ptr, n_0, n_1, n, m
+):
+    """2 parts joined, a residual added -> LayerNorm (eps 1e-05): rows (m, 32), n of them a sample."""
+    columns = tl.arange(0, 32)[None, :]
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    bias = tl.load(bias_ptr + columns).to(tl.float32)
+    for first in range(tl.program_id(0) * 128, m, tl.num_programs(0) * 128):
+        row = first + tl.arange(0, 128)
+        valid = row < m
+        mask = valid[:, None]
+        offsets = row[:, None].to(tl.int64) * 32 + columns
+        sample, place = (row // n).to(tl.int64), row % n
+        own = (place >= 0) & (place < n_0)
+        part = part_0_ptr + (sample * n_0 + place)[:, None] * 32 + columns
+        s = tl.load(part, mask=mask & own[:, None], other=0.0).to(tl.float32)
+        place -= n_0
+        own = (place >= 0) & (place < n_1)
+        part = part_1_ptr + (sample * n_1 + place)[:, None] * 32 + columns
+        s += tl.load(part, mask=mask & own[:, None], other=0.0).to(tl.float32)
+        s += tl.load(residual_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        mean = tl.sum(s, 1) / 32
+        s = s - mean[:, None]
+        tl.store(mean_ptr + row, mean, mask=valid)
+        rstd = tl.rsqrt(tl.sum(s * s, 1) / 32 + 1e-05)
+        tl.store(rstd_ptr + row, rstd, mask=valid)
+        y = s * rstd[:, None] * weight + bias
+        tl.store(out_ptr + offsets, y, mask=mask)
+
+
+def join_2_residual_layer_norm_32(
+    part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """2 parts joined, a residual added -> LayerNorm (eps 1e-05).
+
+    part_0 (B, n_0, 32), part_1 (B, n_1, 32), residual (B, n, 32), weight (32,), bias (32,) -> out (B, n, 32), mean (B *
+    n,), rstd (B * n,).
+    """
+    operators.check_joined(part_0, part_1, width=32)
+    shape = residual.shape
+    m = shape[0] * shape[1]
+    programs = operators.programs_for(m, part_0.device, rows=128, per_multiprocessor=4)
+    out = part_0.new_empty(shape, dtype=dtype)
+    mean = part_0.new_empty((m,), dtype=torch.float32)
+    rstd = part_0.new_empty((m,), dtype=torch.float32)
+    _join_2_residual_layer_norm_32[(programs,)](
+        part_0.contiguous(),
+        part_1.contiguous(),
+        residual.contiguous(),
+        weight.contiguous(),
+        bias.contiguous(),
+        out,
+        mean,
+        rstd,
+        part_0.shape[1],
+        part_1.shape[1],
+        shape[1],
+        m,
+        num_warps=8,
+    )
+    return out, mean, rstd
+
+
+@triton.jit(do_not_specialize=["m"])
+def _join_2_residual_layer_norm_backward_32(
+    grad_ptr,
+    part_0_ptr,
+    part_1_ptr,
+    residual_ptr,
+    weight_ptr,
+    mean_ptr,
+    rstd_ptr,
+    dx_ptr,
+    dweight_ptr,
+    dbias_ptr,
+    n_0,
+    n_1,
+    n,
+    m,
+):
+    """Gradient of 2 parts joined, a residual added -> LayerNorm: rows (m, 32), n of them a sample."""
+    columns = tl.arange(0, 32)[None, :]
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    dweight = tl.zeros([64, 32], tl.float32)
+    dbias = tl.zeros([64, 32], tl.float32)
+    for first in range(tl.program_id(0) * 64, m, tl.num_programs(0) * 64):
+        row = first + tl.arange(0, 64)
+        valid = row < m
+        mask = valid[:, None]
+        offsets = row[:, None].to(tl.int64) * 32 + columns
+        sample, place = (row // n).to(tl.int64), row % n
+        own = (place >= 0) & (place < n_0)
+        part = part_0_ptr + (sample * n_0 + place)[:, None] * 32 + columns
+        s = tl.load(part, mask=mask & own[:, None], other=0.0).to(tl.float32)
+        place -= n_0
+        own = (place >= 0) & (place < n_1)
+        part = part_1_ptr + (sample * n_1 + place)[:, None] * 32 + columns
+        s += tl.load(part, mask=mask & own[:, None], other=0.0).to(tl.float32)
+        s += tl.load(residual_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        grad = tl.load(grad_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        mean = tl.load(mean_ptr + row, mask=valid, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=valid, other=0.0)
+        normed = (s - mean[:, None]) * rstd[:, None]
+        dweight += grad * normed
+        dbias += grad
+        grad = grad * weight
+        mean_grad = tl.sum(grad, 1) / 32
+        mean_grad_normed = tl.sum(grad * normed, 1) / 32
+        dx = grad - mean_grad[:, None] - normed * mean_grad_normed[:, None]
+        tl.store(dx_ptr + offsets, dx * rstd[:, None], mask=mask)
+    total = tl.program_id(0).to(tl.int64) * 32 + tl.arange(0, 32)
+    tl.store(dweight_ptr + total, tl.sum(dweight, 0))
+    tl.store(dbias_ptr + total, tl.sum(dbias, 0))
+
+
+def join_2_residual_layer_norm_backward_32(
+    grad: Tensor, part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient of 2 parts joined, a residual added -> LayerNorm.
+
+    grad (B, n, 32), part_0 (B, n_0, 32), part_1 (B, n_1, 32), residual (B, n, 32), weight (32,), mean (B * n,), rstd (B
+    * n,) -> dx (B, n, 32), dweight (P, 32), dbias (P, 32).
+    """
+    operators.check_joined(part_0, part_1, width=32)
+    shape = residual.shape
+    m = shape[0] * shape[1]
+    programs = operators.programs_for(m, part_0.device, rows=64, per_multiprocessor=16)
+    dx = part_0.new_empty(shape, dtype=torch.promote_types(part_0.dtype, residual.dtype))
+    dweight = part_0.new_empty((programs, 32), dtype=torch.float32)
+    dbias = part_0.new_empty((programs, 32), dtype=torch.float32)
+    _join_2_residual_layer_norm_backward_32[(programs,)](
+        grad.contiguous(),
+        part_0.contiguous(),
+        part_1.contiguous(),
+        residual.contiguous(),
+        weight.contiguous(),
+        mean,
+        rstd,
+        dx,
+        dweight,
+        dbias,
+        part_0.shape[1],
+        part_1.shape[1],
+        shape[1],
+        m,
+        num_warps=2,
+    )
+    return dx, dweight, dbias
+
+
+@triton.jit(do_not_specialize=["m"])
+def _layer_norm_backward_128(
+    grad_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dweight_ptr, dbias_ptr, grad_stride, m
+):
+    """Gradient of LayerNorm for grad (m, 128)."""
+    columns = tl.arange(0, 128)
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    dweight = tl.zeros([8, 128], tl.float32)
+    dbias = tl.zeros([8, 128], tl.float32)
+    for first in range(tl.program_id(0) * 8, m, tl.num_programs(0) * 8):
+        row = first + tl.arange(0, 8)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * 128 + columns[None, :]
+        grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
+        grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        mean = tl.load(mean_ptr + row, mask=valid, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=valid, other=0.0)
+        n = (x - mean[:, None]) * rstd[:, None]
+        dweight += grad * n
+        dbias += grad
+        dn = grad * weight[None, :]
+        mean_dn = tl.sum(dn, 1) / 128
+        mean_dn_n = tl.sum(dn * n, 1) / 128
+        dx = (dn - mean_dn[:, None] - n * mean_dn_n[:, None]) * rstd[:, None]
+        tl.store(dx_ptr + offsets, dx, mask=valid[:, None])
+    part = tl.program_id(0).to(tl.int64) * 128 + columns
+    tl.store(dweight_ptr + part, tl.sum(dweight, 0))
+    tl.store(dbias_ptr + part, tl.sum(dbias, 0))
+
+
+def layer_norm_backward_128(
+    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient of LayerNorm.
+
+    grad (M, 128), x (M, 128), weight (128,), mean (M,), rstd (M,) -> dx (M, 128), dweight (P, 128), dbias (P, 128).
+    """
+    operators.check_rows(grad, 128)
+    operators.check_rows(x, 128)
+    grad = operators.whole_rows(grad)
+    m = grad.shape[0]
+    programs = operators.programs(grad, rows=32, per_multiprocessor=8)
+    dx = grad.new_empty((m, 128))
+    dweight = grad.new_empty((programs, 128), dtype=torch.float32)
+    dbias = grad.new_empty((programs, 128), dtype=torch.float32)
+    _layer_norm_backward_128[(programs,)](
+        grad, x.contiguous(), weight.contiguous(), mean, rstd, dx, dweight, dbias, grad.stride(0), m, num_warps=2
+    )
+    return dx, dweight, dbias
+
+
+@triton.jit(do_not_specialize=["m"])
+def _layer_norm_e4m3_128(
+    x_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, largest_ptr, mean_ptr, rstd_ptr, x_stride, m
+):
+    """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row of x (m, 128)."""
+    columns = tl.arange(0, 128)
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    bias = tl.load(bias_ptr + columns).to(tl.float32)
+    largest = 0.0
+    for first in range(tl.program_id(0) * 8, m, tl.num_programs(0) * 8):
+        row = first + tl.arange(0, 8)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * 128 + columns[None, :]
+        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
+        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        mean = tl.sum(x, 1) / 128
+        x = x - mean[:, None]
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / 128 + 1e-05)
+        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
+        tl.store(mean_ptr + row, mean, mask=valid)
+        tl.store(rstd_ptr + row, rstd, mask=valid)
+        # Non-finite values have no say in the scale, and become NaN.
+        finite = tl.abs(y) < float("inf")
+        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
+        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
+        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
+        scale = bits.to(tl.float32, bitcast=True)
+        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+        values = tl.where(finite, y * reciprocal[:, None], float("nan"))
+        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
+        tl.store(scale_ptr + row, scale, mask=valid)
+        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
+    tl.store(largest_ptr + tl.program_id(0), largest)
+
+
+def layer_norm_e4m3_128(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
+
+    x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), largest (P,), mean (M,), rstd (M,).
+    """
+    operators.check_rows(x, 128)
+    x = operators.whole_rows(x)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=8, per_multiprocessor=16)
+    values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
+    scale = x.new_empty((m, 1), dtype=torch.float32)
+    largest = x.new_empty((programs,), dtype=torch.float32)
+    mean = x.new_empty((m,), dtype=torch.float32)
+    rstd = x.new_empty((m,), dtype=torch.float32)
+    _layer_norm_e4m3_128[(programs,)](
+        x, weight.contiguous(), bias.contiguous(), values, scale, largest, mean, rstd, x.stride(0), m, num_warps=1
+    )
+    return values, scale, largest, mean, rstd
+
+
+@triton.jit(do_not_specialize=["m"])
+def _layer_norm_e4m3_128_unsaved(x_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
+    """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row of x (m, 128)."""
+    columns = tl.arange(0, 128)
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    bias = tl.load(bias_ptr + columns).to(tl.float32)
+    largest = 0.0
+    for first in range(tl.program_id(0) * 8, m, tl.num_programs(0) * 8):
+        row = first + tl.arange(0, 8)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * 128 + columns[None, :]
+        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
+        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        mean = tl.sum(x, 1) / 128
+        x = x - mean[:, None]
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / 128 + 1e-05)
+        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
+        # Non-finite values have no say in the scale, and become NaN.
+        finite = tl.abs(y) < float("inf")
+        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
+        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
+        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
+        scale = bits.to(tl.float32, bitcast=True)
+        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+        values = tl.where(finite, y * reciprocal[:, None], float("nan"))
+        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
+        tl.store(scale_ptr + row, scale, mask=valid)
+        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
+    tl.store(largest_ptr + tl.program_id(0), largest)
+
+
+def layer_norm_e4m3_128_unsaved(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
+
+    x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), largest (P,).
+    """
+    operators.check_rows(x, 128)
+    x = operators.whole_rows(x)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=8, per_multiprocessor=16)
+    values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
+    scale = x.new_empty((m, 1), dtype=torch.float32)
+    largest = x.new_empty((programs,), dtype=torch.float32)
+    _layer_norm_e4m3_128_unsaved[(programs,)](
+        x, weight.contiguous(), bias.contiguous(), values, scale, largest, x.stride(0), m, num_warps=1
+    )
+    return values, scale, largest
+
+
+@triton.jit(do_not_specialize=["batch"])
+def _mix_16x32_to_8_8(x_ptr, rank_ptr, compress_ptr, products_ptr, compressed_ptr, batch):
+    """Pairwise products at rank 8 and 8 weighted sums: x (batch, 16, 32)."""
+    n, d = tl.arange(0, 16), tl.arange(0, 32)
+    r = tl.arange(0, 16)
+    r_in = r < 8
+    rank_t = tl.load(rank_ptr + n[None, :] * 8 + r[:, None], mask=r_in[:, None], other=0.0)
+    c = tl.arange(0, 16)
+    c_in = c < 8
+    compress = tl.load(compress_ptr + c[:, None] * 16 + n[None, :], mask=c_in[:, None], other=0.0)
+    for index in tl.range(tl.program_id(0), batch, tl.num_programs(0), num_stages=3):
+        sample = tl.cast(index, tl.int64)
+        x_at = sample * 512 + n[:, None] * 32 + d[None, :]
+        x = tl.load(x_ptr + x_at)
+        inner = tl.dot(rank_t, x).to(x.dtype)  # (x^T @ rank)^T
+        products = tl.dot(x, tl.trans(inner))
+        products_at = products_ptr + sample * 128 + n[:, None] * 8 + r[None, :]
+        tl.store(products_at, products, mask=r_in[None, :])
+        compressed = tl.dot(compress, x)
+        compressed_at = compressed_ptr + sample * 256 + c[:, None] * 32 + d[None, :]
+        tl.store(compressed_at, compressed, mask=c_in[:, None])
+
+
+def mix_16x32_to_8_8(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor]:
+    """Pairwise products at rank 8 and 8 weighted sums.
+
+    x (B, 16, 32), rank (16, 8), compress (8, 16) -> products (B, 16, 8), compressed (B, 8, 32).
+    """
+    operators.check_sample(x, 16, 32)
+    if x.dtype.itemsize != 2:  # tensor cores take 16 bits; more is for torch's own products
+        return mix_reference.mix_forward(x, rank, compress)
+    programs = operators.programs(x, rows=1, per_multiprocessor=2)
+    products = x.new_empty((x.shape[0], 16, 8))
+    compressed = x.new_empty((x.shape[0], 8, 32))
+    _mix_16x32_to_8_8[(programs,)](
+        x.contiguous(), rank.contiguous(), compress.contiguous(), products, compressed, x.shape[0], num_warps=4
+    )
+    return products, compressed
+
+
+@triton.jit(do_not_specialize=["batch"])
+def _mix_backward_16x32_to_8_8_passed(
+    dproducts_ptr,
+    dcompressed_ptr,
+    x_ptr,
+    rank_ptr,
+    compress_ptr,
+    passed_ptr,
+    dx_ptr,
+    drank_ptr,
+    dcompress_ptr,
+    dcompressed_stride,
+    passed_stride,
+    batch,
+):
+    """Gradients of pairwise products at rank 8 and 8 weighted sums, of x (batch, 16, 32); 32 columns at a step."""
+    n, r = tl.arange(0, 16), tl.arange(0, 16)
+    r_in = r < 8
+    rank = tl.load(rank_ptr + n[:, None] * 8 + r[None, :], mask=r_in[None, :], other=0.0)
+    drank = tl.zeros([16, 16], tl.float32)
+    c = tl.arange(0, 16)
+    c_in = c < 8
+    compress = tl.load(compress_ptr + c[:, None] * 16 + n[None, :], mask=c_in[:, None], other=0.0)
+    dcompress = tl.zeros([16, 16], tl.float32)
+    steps = batch
+    for step in tl.range(tl.program_id(0), steps, tl.num_programs(0), num_stages=3):
+        sample = tl.cast(step, tl.int64)
+        d = tl.arange(0, 32)
+        x_at = sample * 512 + n[:, None] * 32 + d[None, :]
+        x = tl.load(x_ptr + x_at)
+        dproducts_at = dproducts_ptr + sample * 128 + n[:, None] * 8 + r[None, :]
+        dproducts = tl.load(dproducts_at, mask=r_in[None, :], other=0.0)
+        passed_at = passed_ptr + sample * passed_stride + n[:, None] * 32 + d[None, :]
+        passed = tl.load(passed_at)
+        inner = tl.dot(tl.trans(rank), x).to(x.dtype)
+        dinner = tl.dot(tl.trans(dproducts), x).to(x.dtype)
+        dx = tl.dot(dproducts, inner, passed.to(tl.float32))
+        dx = tl.dot(rank, dinner, dx)
+        dcompressed_at = dcompressed_ptr + sample * dcompressed_stride + c[:, None] * 32 + d[None, :]
+        dcompressed = tl.load(dcompressed_at, mask=c_in[:, None], other=0.0)
+        dx = tl.dot(tl.trans(compress), dcompressed, dx)
+        dcompress = tl.dot(dcompressed, tl.trans(x), dcompress)
+        drank = tl.dot(x, tl.trans(dinner), drank)
+        tl.store(dx_ptr + x_at, dx)
+    part = tl.program_id(0)
+    tl.store(drank_ptr + part * 128 + n[:, None] * 8 + r[None, :], drank, mask=r_in[None, :])
+    tl.store(dcompress_ptr + part * 128 + c[:, None] * 16 + n[None, :], dcompress, mask=c_in[:, None])
+
+
+def mix_backward_16x32_to_8_8_passed(
+    dproducts: Tensor, dcompressed: Tensor, x: Tensor, rank: Tensor, compress: Tensor, passed: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of pairwise products at rank 8 and 8 weighted sums.
+
+    dproducts (B, 16, 8), dcompressed (B, 8, 32), x (B, 16, 32), rank (16, 8), compress (8, 16), passed (B, 16, 32) ->
+    dx (B, 16, 32), drank (P, 16 * 8), dcompress (P, 8 * 16).
+    """
+    operators.check_sample(x, 16, 32)
+    if x.dtype.itemsize != 2:  # tensor cores take 16 bits; more is for torch's own products
+        return mix_reference.mix_backward(dproducts, dcompressed, x, rank, compress, passed)
+    dcompressed = operators.whole_samples(dcompressed)
+    passed = operators.whole_samples(passed)
+    programs = operators.programs(x, rows=1, per_multiprocessor=2) if x.dtype.itemsize == 2 else 1
+    dx = x.new_empty((x.shape[0], 16, 32), dtype=passed.dtype)
+    drank = x.new_empty((programs, 128), dtype=torch.float32)
+    dcompress = x.new_empty((programs, 128), dtype=torch.float32)
+    _mix_backward_16x32_to_8_8_passed[(programs,)](
+        dproducts.contiguous(),
+        dcompressed,
+        x.contiguous(),
+        rank.contiguous(),
+        compress.contiguous(),
+        passed,
+        dx,
+        drank,
+        dcompress,
+        dcompressed.stride(0),
+        passed.stride(0),
+        x.shape[0],
+        num_warps=4,
+    )
+    return dx, drank, dcompress
+
+
+@triton.jit(do_not_specialize=["m"])
+def _quantise_e4m3_128(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
+    """To e4m3 with one power-of-two scale a row of x (m, 128)."""
+    columns = tl.arange(0, 128)
+    largest = 0.0
+    for first in range(tl.program_id(0) * 8, m, tl.num_programs(0) * 8):
+        row = first + tl.arange(0, 8)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * 128 + columns[None, :]
+        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
+        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        # Non-finite values have no say in the scale, and become NaN.
+        finite = tl.abs(x) < float("inf")
+        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
+        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
+        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
+        scale = bits.to(tl.float32, bitcast=True)
+        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+        values = tl.where(finite, x * reciprocal[:, None], float("nan"))
+        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
+        tl.store(scale_ptr + row, scale, mask=valid)
+        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
+    tl.store(largest_ptr + tl.program_id(0), largest)
+
+
+def quantise_e4m3_128(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """To e4m3 with one power-of-two scale a row.
+
+    x (M, 128) -> values (M, 128), scale (M, 1), largest (P,).
+    """
+    operators.check_rows(x, 128)
+    x = operators.whole_rows(x)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=8, per_multiprocessor=16)
+    values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
+    scale = x.new_empty((m, 1), dtype=torch.float32)
+    largest = x.new_empty((programs,), dtype=torch.float32)
+    _quantise_e4m3_128[(programs,)](x, values, scale, largest, x.stride(0), m, num_warps=1)
+    return values, scale, largest
+
+
+@triton.jit(do_not_specialize=["m"])
+def _quantise_e4m3_256(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
+    """To e4m3 with one power-of-two scale a row of x (m, 256)."""
+    columns = tl.arange(0, 256)
+    largest = 0.0
+    for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
+        row = first + tl.arange(0, 4)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
+        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
+        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        # Non-finite values have no say in the scale, and become NaN.
+        finite = tl.abs(x) < float("inf")
+        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
+        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
+        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
+        scale = bits.to(tl.float32, bitcast=True)
+        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+        values = tl.where(finite, x * reciprocal[:, None], float("nan"))
+        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
+        tl.store(scale_ptr + row, scale, mask=valid)
+        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
+    tl.store(largest_ptr + tl.program_id(0), largest)
+
+
+def quantise_e4m3_256(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """To e4m3 with one power-of-two scale a row.
+
+    x (M, 256) -> values (M, 256), scale (M, 1), largest (P,).
+    """
+    operators.check_rows(x, 256)
+    x = operators.whole_rows(x)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=4, per_multiprocessor=16)
+    values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
+    scale = x.new_empty((m, 1), dtype=torch.float32)
+    largest = x.new_empty((programs,), dtype=torch.float32)
+    _quantise_e4m3_256[(programs,)](x, values, scale, largest, x.stride(0), m, num_warps=1)
+    return values, scale, largest
+
+
+@triton.jit(do_not_specialize=["m"])
+def _quantise_e4m3_512(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
+    """To e4m3 with one power-of-two scale a row of x (m, 512)."""
+    columns = tl.arange(0, 512)
+    largest = 0.0
+    for row in range(tl.program_id(0), m, tl.num_programs(0)):
+        offsets = tl.cast(row, tl.int64) * 512 + columns
+        x_offsets = tl.cast(row, tl.int64) * x_stride + columns
+        x = tl.load(x_ptr + x_offsets).to(tl.float32)
+        # Non-finite values have no say in the scale, and become NaN.
+        finite = tl.abs(x) < float("inf")
+        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 0), 7.888609052210118e-31)  # 2**-100
+        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
+        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
+        scale = bits.to(tl.float32, bitcast=True)
+        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+        values = tl.where(finite, x * reciprocal, float("nan"))
+        tl.store(values_ptr + offsets, values.to(tl.float8e4nv))
+        tl.store(scale_ptr + row, scale)
+        largest = tl.maximum(largest, scale)
+    tl.store(largest_ptr + tl.program_id(0), largest)
+
+
+def quantise_e4m3_512(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """To e4m3 with one power-of-two scale a row.
+
+    x (M, 512) -> values (M, 512), scale (M, 1), largest (P,).
+    """
+    operators.check_rows(x, 512)
+    x = operators.whole_rows(x)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=1, per_multiprocessor=32)
+    values = x.new_empty((m, 512), dtype=torch.float8_e4m3fn)
+    scale = x.new_empty((m, 1), dtype=torch.float32)
+    largest = x.new_empty((programs,), dtype=torch.float32)
+    _quantise_e4m3_512[(programs,)](x, values, scale, largest, x.stride(0), m, num_warps=1)
+    return values, scale, largest
+
+
+@triton.jit(do_not_specialize=["m"])
+def _quantise_e4m3_64(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
+    """To e4m3 with one power-of-two scale a row of x (m, 64)."""
+    columns = tl.arange(0, 64)
+    largest = 0.0
+    for first in range(tl.program_id(0) * 16, m, tl.num_programs(0) * 16):
+        row = first + tl.arange(0, 16)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * 64 + columns[None, :]
+        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
+        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        # Non-finite values have no say in the scale, and become NaN.
+        finite = tl.abs(x) < float("inf")
+        amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
+        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
+        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
+        scale = bits.to(tl.float32, bitcast=True)
+        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+        values = tl.where(finite, x * reciprocal[:, None], float("nan"))
+        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
+        tl.store(scale_ptr + row, scale, mask=valid)
+        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
+    tl.store(largest_ptr + tl.program_id(0), largest)
+
+
+def quantise_e4m3_64(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """To e4m3 with one power-of-two scale a row.
+
+    x (M, 64) -> values (M, 64), scale (M, 1), largest (P,).
+    """
+    operators.check_rows(x, 64)
+    x = operators.whole_rows(x)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=16, per_multiprocessor=16)
+    values = x.new_empty((m, 64), dtype=torch.float8_e4m3fn)
+    scale = x.new_empty((m, 1), dtype=torch.float32)
+    largest = x.new_empty((programs,), dtype=torch.float32)
+    _quantise_e4m3_64[(programs,)](x, values, scale, largest, x.stride(0), m, num_warps=1)
+    return values, scale, largest
+
+
+@triton.jit
+def _reduce_1_columns(block, partial_ptr, total_ptr, p, n):
+    """Sums of 16 columns of partial (p, n), written to total (n,)."""
+    column = block * 16 + tl.arange(0, 16)
+    inside = column < n
+    total = tl.zeros([128, 16], tl.float32)
+    for first in range(0, p, 128):
+        row = first + tl.arange(0, 128)
+        mask = (row < p)[:, None] & inside[None, :]
+        total += tl.load(partial_ptr + row[:, None].to(tl.int64) * n + column[None, :], mask=mask, other=0.0)
+    tl.store(total_ptr + column, tl.sum(total, 0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["p"])
+def _reduce_1(partial_ptr, total_ptr, p, n):
+    """Column sums of a matrix."""
+    block = tl.program_id(0)
+    _reduce_1_columns(block, partial_ptr, total_ptr, p, n)
+
+
+def reduce_1(partial: Tensor, dtype: torch.dtype) -> Tensor:
+    """Column sums of a matrix.
+
+    partial (P, N) float32 -> total (N,) of dtype.
+    """
+    total = partial.new_empty((partial.shape[1],), dtype=dtype)
+    blocks = triton.cdiv(partial.shape[1], 16)
+    _reduce_1[(blocks,)](partial.contiguous(), total, *partial.shape, num_warps=8)
+    return total
+
+
+@triton.jit
+def _reduce_2_columns(block, partial_ptr, total_ptr, p, n):
+    """Sums of 16 columns of partial (p, n), written to total (n,)."""
+    column = block * 16 + tl.arange(0, 16)
+    inside = column < n
+    total = tl.zeros([128, 16], tl.float32)
+    for first in range(0, p, 128):
+        row = first + tl.arange(0, 128)
+        mask = (row < p)[:, None] & inside[None, :]
+        total += tl.load(partial_ptr + row[:, None].to(tl.int64) * n + column[None, :], mask=mask, other=0.0)
+    tl.store(total_ptr + column, tl.sum(total, 0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["p_0", "p_1"])
+def _reduce_2(partial_0_ptr, total_0_ptr, p_0, n_0, partial_1_ptr, total_1_ptr, p_1, n_1, blocks_0):
+    """Column sums of 2 matrices."""
+    block = tl.program_id(0)
+    if block < blocks_0:
+        _reduce_2_columns(block, partial_0_ptr, total_0_ptr, p_0, n_0)
+    else:
+        _reduce_2_columns(block - blocks_0, partial_1_ptr, total_1_ptr, p_1, n_1)
+
+
+def reduce_2(partial_0: Tensor, dtype_0: torch.dtype, partial_1: Tensor, dtype_1: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Column sums of 2 matrices.
+
+    partial_0 (P, N) float32 -> total_0 (N,) of dtype_0;
+    partial_1 (P, N) float32 -> total_1 (N,) of dtype_1.
+    """
+    total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
+    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
+    blocks_0 = triton.cdiv(partial_0.shape[1], 16)
+    blocks_1 = triton.cdiv(partial_1.shape[1], 16)
+    _reduce_2[(blocks_0 + blocks_1,)](
+        partial_0.contiguous(),
+        total_0,
+        *partial_0.shape,
+        partial_1.contiguous(),
+        total_1,
+        *partial_1.shape,
+        blocks_0,
+        num_warps=8,
+    )
+    return total_0, total_1
+
+
+@triton.jit
+def _reduce_3_columns(block, partial_ptr, total_ptr, p, n):
+    """Sums of 16 columns of partial (p, n), written to total (n,)."""
+    column = block * 16 + tl.arange(0, 16)
+    inside = column < n
+    total = tl.zeros([128, 16], tl.float32)
+    for first in range(0, p, 128):
+        row = first + tl.arange(0, 128)
+        mask = (row < p)[:, None] & inside[None, :]
+        total += tl.load(partial_ptr + row[:, None].to(tl.int64) * n + column[None, :], mask=mask, other=0.0)
+    tl.store(total_ptr + column, tl.sum(total, 0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["p_0", "p_1", "p_2"])
+def _reduce_3(
+    partial_0_ptr,
+    total_0_ptr,
+    p_0,
+    n_0,
+    partial_1_ptr,
+    total_1_ptr,
+    p_1,
+    n_1,
+    partial_2_ptr,
+    total_2_ptr,
+    p_2,
+    n_2,
+    blocks_0,
+    blocks_1,
+):
+    """Column sums of 3 matrices."""
+    block = tl.program_id(0)
+    if block < blocks_0:
+        _reduce_3_columns(block, partial_0_ptr, total_0_ptr, p_0, n_0)
+    elif block < blocks_0 + blocks_1:
+        _reduce_3_columns(block - blocks_0, partial_1_ptr, total_1_ptr, p_1, n_1)
+    else:
+        _reduce_3_columns(block - blocks_0 - blocks_1, partial_2_ptr, total_2_ptr, p_2, n_2)
+
+
+def reduce_3(
+    partial_0: Tensor,
+    dtype_0: torch.dtype,
+    partial_1: Tensor,
+    dtype_1: torch.dtype,
+    partial_2: Tensor,
+    dtype_2: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Column sums of 3 matrices.
+
+    partial_0 (P, N) float32 -> total_0 (N,) of dtype_0;
+    partial_1 (P, N) float32 -> total_1 (N,) of dtype_1;
+    partial_2 (P, N) float32 -> total_2 (N,) of dtype_2.
+    """
+    total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
+    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
+    total_2 = partial_2.new_empty((partial_2.shape[1],), dtype=dtype_2)
+    blocks_0 = triton.cdiv(partial_0.shape[1], 16)
+    blocks_1 = triton.cdiv(partial_1.shape[1], 16)
+    blocks_2 = triton.cdiv(partial_2.shape[1], 16)
+    _reduce_3[(blocks_0 + blocks_1 + blocks_2,)](
+        partial_0.contiguous(),
+        total_0,
+        *partial_0.shape,
+        partial_1.contiguous(),
+        total_1,
+        *partial_1.shape,
+        partial_2.contiguous(),
+        total_2,
+        *partial_2.shape,
+        blocks_0,
+        blocks_1,
+        num_warps=8,
+    )
+    return total_0, total_1, total_2
+
+
+@triton.jit
+def _reduce_6_columns(block, partial_ptr, total_ptr, p, n):
+    """Sums of 16 columns of partial (p, n), written to total (n,)."""
+    column = block * 16 + tl.arange(0, 16)
+    inside = column < n
+    total = tl.zeros([128, 16], tl.float32)
+    for first in range(0, p, 128):
+        row = first + tl.arange(0, 128)
+        mask = (row < p)[:, None] & inside[None, :]
+        total += tl.load(partial_ptr + row[:, None].to(tl.int64) * n + column[None, :], mask=mask, other=0.0)
+    tl.store(total_ptr + column, tl.sum(total, 0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["p_0", "p_1", "p_2", "p_3", "p_4", "p_5"])
+def _reduce_6(
+    partial_0_ptr,
+    total_0_ptr,
+    p_0,
+    n_0,
+    partial_1_ptr,
+    total_1_ptr,
+    p_1,
+    n_1,
+    partial_2_ptr,
+    total_2_ptr,
+    p_2,
+    n_2,
+    partial_3_ptr,
+    total_3_ptr,
+    p_3,
+    n_3,
+    partial_4_ptr,
+    total_4_ptr,
+    p_4,
+    n_4,
+    partial_5_ptr,
+    total_5_ptr,
+    p_5,
+    n_5,
+    blocks_0,
+    blocks_1,
+    blocks_2,
+    blocks_3,
+    blocks_4,
+):
+    """Column sums of 6 matrices."""
+    block = tl.program_id(0)
+    if block < blocks_0:
+        _reduce_6_columns(block, partial_0_ptr, total_0_ptr, p_0, n_0)
+    elif block < blocks_0 + blocks_1:
+        _reduce_6_columns(block - blocks_0, partial_1_ptr, total_1_ptr, p_1, n_1)
+    elif block < blocks_0 + blocks_1 + blocks_2:
+        _reduce_6_columns(block - blocks_0 - blocks_1, partial_2_ptr, total_2_ptr, p_2, n_2)
+    elif block < blocks_0 + blocks_1 + blocks_2 + blocks_3:
+        _reduce_6_columns(block - blocks_0 - blocks_1 - blocks_2, partial_3_ptr, total_3_ptr, p_3, n_3)
+    elif block < blocks_0 + blocks_1 + blocks_2 + blocks_3 + blocks_4:
+        _reduce_6_columns(block - blocks_0 - blocks_1 - blocks_2 - blocks_3, partial_4_ptr, total_4_ptr, p_4, n_4)
+    else:
+        _reduce_6_columns(
+            block - blocks_0 - blocks_1 - blocks_2 - blocks_3 - blocks_4, partial_5_ptr, total_5_ptr, p_5, n_5
+        )
+
+
+def reduce_6(
+    partial_0: Tensor,
+    dtype_0: torch.dtype,
+    partial_1: Tensor,
+    dtype_1: torch.dtype,
+    partial_2: Tensor,
+    dtype_2: torch.dtype,
+    partial_3: Tensor,
+    dtype_3: torch.dtype,
+    partial_4: Tensor,
+    dtype_4: torch.dtype,
+    partial_5: Tensor,
+    dtype_5: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Column sums of 6 matrices.
+
+    partial_0 (P, N) float32 -> total_0 (N,) of dtype_0;
+    partial_1 (P, N) float32 -> total_1 (N,) of dtype_1;
+    partial_2 (P, N) float32 -> total_2 (N,) of dtype_2;
+    partial_3 (P, N) float32 -> total_3 (N,) of dtype_3;
+    partial_4 (P, N) float32 -> total_4 (N,) of dtype_4;
+    partial_5 (P, N) float32 -> total_5 (N,) of dtype_5.
+    """
+    total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
+    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
+    total_2 = partial_2.new_empty((partial_2.shape[1],), dtype=dtype_2)
+    total_3 = partial_3.new_empty((partial_3.shape[1],), dtype=dtype_3)
+    total_4 = partial_4.new_empty((partial_4.shape[1],), dtype=dtype_4)
+    total_5 = partial_5.new_empty((partial_5.shape[1],), dtype=dtype_5)
+    blocks_0 = triton.cdiv(partial_0.shape[1], 16)
+    blocks_1 = triton.cdiv(partial_1.shape[1], 16)
+    blocks_2 = triton.cdiv(partial_2.shape[1], 16)
+    blocks_3 = triton.cdiv(partial_3.shape[1], 16)
+    blocks_4 = triton.cdiv(partial_4.shape[1], 16)
+    blocks_5 = triton.cdiv(partial_5.shape[1], 16)
+    _reduce_6[(blocks_0 + blocks_1 + blocks_2 + blocks_3 + blocks_4 + blocks_5,)](
+        partial_0.contiguous(),
+        total_0,
+        *partial_0.shape,
+        partial_1.contiguous(),
+        total_1,
+        *partial_1.shape,
+        partial_2.contiguous(),
+        total_2,
+        *partial_2.shape,
+        partial_3.contiguous(),
+        total_3,
+        *partial_3.shape,
+        partial_4.contiguous(),
+        total_4,
+        *partial_4.shape,
+        partial_5.contiguous(),
+        total_5,
+        *partial_5.shape,
+        blocks_0,
+        blocks_1,
+        blocks_2,
+        blocks_3,
+        blocks_4,
+        num_warps=8,
+    )
+    return total_0, total_1, total_2, total_3, total_4, total_5
+
+
+@triton.jit
+def _turn_2_tile(tile, values_ptr, scale_ptr, largest_ptr, turned_ptr, spread_ptr, m, n, parts):
+    """One tile of 128 x 128 of values (m, n), written to turned (n, m); the first ones fill spread (n,)."""
+    # The largest of the scales; 2**-108 is that of a zero row, the smallest there is.
+    largest = tl.full([1024], 3.0814879110195774e-33, tl.float32)
+    for first in range(0, parts, 1024):
+        part = first + tl.arange(0, 1024)
+        largest = tl.maximum(largest, tl.load(largest_ptr + part, mask=part < parts, other=0.0))
+    bits = tl.max(largest, 0).to(tl.int32, bitcast=True)
+    reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+    across = tl.maximum(tl.cdiv(n, 128), 1)
+    row = tile // across * 128 + tl.arange(0, 128)
+    column = tile % across * 128 + tl.arange(0, 128)
+    mask = (row < m)[:, None] & (column < n)[None, :]
+    values = tl.load(values_ptr + row[:, None].to(tl.int64) * n + column[None, :], mask=mask, other=0.0)
+    ratio = tl.load(scale_ptr + row, mask=row < m, other=0.0) * reciprocal
+    turned = tl.trans((values.to(tl.float32) * ratio[:, None]).to(tl.float8e4nv))
+    tl.store(turned_ptr + column[:, None].to(tl.int64) * m + row[None, :], turned, mask=tl.trans(mask))
+    if tile < across:
+        spread = tl.zeros([128], tl.float32) + bits.to(tl.float32, bitcast=True)
+        tl.store(spread_ptr + column, spread, mask=column < n)
+
+
+@triton.jit(do_not_specialize=["parts_0", "parts_1", "tiles_0"])
+def _turn_2(
+    values_0_ptr,
+    scale_0_ptr,
+    largest_0_ptr,
+    turned_0_ptr,
+    spread_0_ptr,
+    m_0,
+    n_0,
+    parts_0,
+    values_1_ptr,
+    scale_1_ptr,
+    largest_1_ptr,
+    turned_1_ptr,
+    spread_1_ptr,
+    m_1,
+    n_1,
+    parts_1,
+    tiles_0,
+):
+    """Transposed copies of 2 e4m3 matrices."""
+    tile = tl.program_id(0)
+    if tile < tiles_0:
+        _turn_2_tile(tile, values_0_ptr, scale_0_ptr, largest_0_ptr, turned_0_ptr, spread_0_ptr, m_0, n_0, parts_0)
+    else:
+        _turn_2_tile(
+            tile - tiles_0, values_1_ptr, scale_1_ptr, largest_1_ptr, turned_1_ptr, spread_1_ptr, m_1, n_1, parts_1
+        )
+
+
+def turn_2(
+    values_0: Tensor, scale_0: Tensor, largest_0: Tensor, values_1: Tensor, scale_1: Tensor, largest_1: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Transposed copies of 2 e4m3 matrices.
+
+    values_0 (R, C) e4m3, scale_0 (R, 1), largest_0 (P,) -> turned_0 (C, R), spread_0 (C, 1);
+    values_1 (R, C) e4m3, scale_1 (R, 1), largest_1 (P,) -> turned_1 (C, R), spread_1 (C, 1).
+    """
+    m_0, n_0 = values_0.shape
+    turned_0 = values_0.new_empty((n_0, m_0))
+    spread_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
+    m_1, n_1 = values_1.shape
+    turned_1 = values_1.new_empty((n_1, m_1))
+    spread_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
+    tiles_0 = max(triton.cdiv(m_0, 128), 1) * max(triton.cdiv(n_0, 128), 1)
+    tiles_1 = max(triton.cdiv(m_1, 128), 1) * max(triton.cdiv(n_1, 128), 1)
+    _turn_2[(tiles_0 + tiles_1,)](
+        values_0.contiguous(),
+        scale_0,
+        largest_0,
+        turned_0,
+        spread_0,
+        m_0,
+        n_0,
+        largest_0.shape[0],
+        values_1.contiguous(),
+        scale_1,
+        largest_1,
+        turned_1,
+        spread_1,
+        m_1,
+        n_1,
+        largest_1.shape[0],
+        tiles_0,
+        num_warps=4,
+    )
+    return turned_0, spread_0, turned_1, spread_1
+
+
+@triton.jit
+def _turn_3_tile(tile, values_ptr, scale_ptr, largest_ptr, turned_ptr, spread_ptr, m, n, parts):
+    """One tile of 128 x 128 of values (m, n), written to turned (n, m); the first ones fill spread (n,)."""
+    # The largest of the scales; 2**-108 is that of a zero row, the smallest there is.
+    largest = tl.full([1024], 3.0814879110195774e-33, tl.float32)
+    for first in range(0, parts, 1024):
+        part = first + tl.arange(0, 1024)
+        largest = tl.maximum(largest, tl.load(largest_ptr + part, mask=part < parts, other=0.0))
+    bits = tl.max(largest, 0).to(tl.int32, bitcast=True)
+    reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+    across = tl.maximum(tl.cdiv(n, 128), 1)
+    row = tile // across * 128 + tl.arange(0, 128)
+    column = tile % across * 128 + tl.arange(0, 128)
+    mask = (row < m)[:, None] & (column < n)[None, :]
+    values = tl.load(values_ptr + row[:, None].to(tl.int64) * n + column[None, :], mask=mask, other=0.0)
+    ratio = tl.load(scale_ptr + row, mask=row < m, other=0.0) * reciprocal
+    turned = tl.trans((values.to(tl.float32) * ratio[:, None]).to(tl.float8e4nv))
+    tl.store(turned_ptr + column[:, None].to(tl.int64) * m + row[None, :], turned, mask=tl.trans(mask))
+    if tile < across:
+        spread = tl.zeros([128], tl.float32) + bits.to(tl.float32, bitcast=True)
+        tl.store(spread_ptr + column, spread, mask=column < n)
+
+
+@triton.jit(do_not_specialize=["parts_0", "parts_1", "parts_2", "tiles_0", "tiles_1"])
+def _turn_3(
+    values_0_ptr,
+    scale_0_ptr,
+    largest_0_ptr,
+    turned_0_ptr,
+    spread_0_ptr,
+    m_0,
+    n_0,
+    parts_0,
+    values_1_ptr,
+    scale_1_ptr,
+    largest_1_ptr,
+    turned_1_ptr,
+    spread_1_ptr,
+    m_1,
+    n_1,
+    parts_1,
+    values_2_ptr,
+    scale_2_ptr,
+    largest_2_ptr,
+    turned_2_ptr,
+    spread_2_ptr,
+    m_2,
+    n_2,
+    parts_2,
+    tiles_0,
+    tiles_1,
+):
+    """Transposed copies of 3 e4m3 matrices."""
+    tile = tl.program_id(0)
+    if tile < tiles_0:
+        _turn_3_tile(tile, values_0_ptr, scale_0_ptr, largest_0_ptr, turned_0_ptr, spread_0_ptr, m_0, n_0, parts_0)
+    elif tile < tiles_0 + tiles_1:
+        _turn_3_tile(
+            tile - tiles_0, values_1_ptr, scale_1_ptr, largest_1_ptr, turned_1_ptr, spread_1_ptr, m_1, n_1, parts_1
+        )
+    else:
+        _turn_3_tile(
+            tile - tiles_0 - tiles_1,
+            values_2_ptr,
+            scale_2_ptr,
+            largest_2_ptr,
+            turned_2_ptr,
+            spread_2_ptr,
+            m_2,
+            n_2,
+            parts_2,
+        )
+
+
+def turn_3(
+    values_0: Tensor,
+    scale_0: Tensor,
+    largest_0: Tensor,
+    values_1: Tensor,
+    scale_1: Tensor,
+    largest_1: Tensor,
+    values_2: Tensor,
+    scale_2: Tensor,
+    largest_2: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Transposed copies of 3 e4m3 matrices.
+
+    values_0 (R, C) e4m3, scale_0 (R, 1), largest_0 (P,) -> turned_0 (C, R), spread_0 (C, 1);
+    values_1 (R, C) e4m3, scale_1 (R, 1), largest_1 (P,) -> turned_1 (C, R), spread_1 (C, 1);
+    values_2 (R, C) e4m3, scale_2 (R, 1), largest_2 (P,) -> turned_2 (C, R), spread_2 (C, 1).
+    """
+    m_0, n_0 = values_0.shape
+    turned_0 = values_0.new_empty((n_0, m_0))
+    spread_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
+    m_1, n_1 = values_1.shape
+    turned_1 = values_1.new_empty((n_1, m_1))
+    spread_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
+    m_2, n_2 = values_2.shape
+    turned_2 = values_2.new_empty((n_2, m_2))
+    spread_2 = values_2.new_empty((n_2, 1), dtype=torch.float32)
+    tiles_0 = max(triton.cdiv(m_0, 128), 1) * max(triton.cdiv(n_0, 128), 1)
+    tiles_1 = max(triton.cdiv(m_1, 128), 1) * max(triton.cdiv(n_1, 128), 1)
+    tiles_2 = max(triton.cdiv(m_2, 128), 1) * max(triton.cdiv(n_2, 128), 1)
+    _turn_3[(tiles_0 + tiles_1 + tiles_2,)](
+        values_0.contiguous(),
+        scale_0,
+        largest_0,
+        turned_0,
+        spread_0,
+        m_0,
+        n_0,
+        largest_0.shape[0],
+        values_1.contiguous(),
+        scale_1,
+        largest_1,
+        turned_1,
+        spread_1,
+        m_1,
+        n_1,
+        largest_1.shape[0],
+        values_2.contiguous(),
+        scale_2,
+        largest_2,
+        turned_2,
+        spread_2,
+        m_2,
+        n_2,
+        largest_2.shape[0],
+        tiles_0,
+        tiles_1,
+        num_warps=4,
+    )
+    return turned_0, spread_0, turned_1, spread_1, turned_2, spread_2

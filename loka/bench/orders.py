@@ -1,0 +1,160 @@
+"""What `loka bench` does with recorded parts: recording them, exporting, the crossover map, regret, and Dispatch."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from loka.bench import crossover, regret
+from loka.bench.comparison import Progress
+from loka.bench.crossover_plot import plot
+from loka.bench.dispatch_cases import HOWS, SHAPES
+from loka.bench.dispatch_run import run_dispatch
+from loka.bench.dispatch_table import VARIANTS, to_markdown
+from loka.bench.machine import require_gpu
+from loka.bench.record_book import FileBook
+from loka.bench.record_run import libraries, parts_of, run_record
+from loka.bench.regions import parse_shape
+from loka.bench.regret_sites import site_problems
+from loka.bench.results import usable_folder, write_text
+from loka.bench.variants import choose
+from loka.errors import InputError
+from loka.kernels.catalogue import KERNELS
+from loka.kernels.measurements import Measurements, Recording, Versions, export
+
+MAP, REGRET, DISPATCH = "crossover", "regret", "dispatch"
+WHAT = (MAP, REGRET, DISPATCH)
+LINES = "dispatch.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a person asks for, as it was typed."""
+
+    what: str  # kernels, crossover or regret
+    names: tuple[str, ...] = ()  # files of measurements; for dispatch one, and regions as M,N,K
+    record: Path | None = None  # file that measurements are written into
+    parts: str | None = None  # kinds of parts, comma-separated
+    policy: Path | None = None  # whose sites' parts are recorded, in place of those that ship
+    seconds: float = math.inf  # after which recording stops, to go on another time
+    jobs: int = 0  # processes that compile, by the CPUs where 0
+    export: Path | None = None  # file that measurements are written into as text
+    target: str = "h100"  # whose measurements are exported, mapped or compared
+    variants: str | None = None  # of dispatch
+    out: Path = Path("docs/results")
+
+    @property
+    def of_records(self) -> bool:
+        """Whether it is one of those here, and no comparison of `loka.bench.request`."""
+        return self.what in WHAT or any(each is not None for each in (self.record, self.export, self.policy))
+
+    def command(self) -> str:
+        """As it is typed again."""
+        parts = ["loka", "bench", self.what, *self.names]
+        options = {"--record": self.record, "--parts": self.parts, "--policy": self.policy, "--export": self.export}
+        for option, value in options.items():
+            parts += [option, str(value)] if value is not None else []
+        return shlex.join(parts)
+
+
+def carry_out(order: Order, progress: Progress) -> str:
+    """Do what is asked; gives what is to be printed.
+
+    Raises InputError where the order is not right, a file is missing or wrong, or there is no GPU to record on.
+    """
+    if order.what == MAP:
+        return draw_map(order)
+    if order.what == REGRET:
+        return compare(order)
+    if order.what == DISPATCH:
+        return dispatch(order, progress)
+    if order.policy is not None and order.record is None:
+        raise InputError("loka bench kernels: --policy says what is recorded; name the file with --record")
+    if order.what != "kernels":
+        raise InputError(f"loka bench {order.what}: --record and --export are for `loka bench kernels`; leave them out")
+    lines = []
+    if order.record is not None:
+        if order.names:
+            raise InputError(f"loka bench kernels --record: name kinds of parts with --parts, not {order.names[0]!r}")
+        lines.append(record(order, order.record, progress))
+    if order.export is not None:
+        lines.append(export_text(order, order.export))
+    return "\n".join(lines)
+
+
+def record(order: Order, file: Path, progress: Progress) -> str:
+    """Measure what the file has not got."""
+    works = tuple(filter(None, (order.parts or "").split(",")))
+    known = libraries()
+    parts = parts_of(works, order.policy)
+    require_gpu()
+    with Recording(file, lambda kernel: Versions.here(known.get(kernel, ""))) as recording:
+        tally = run_record(FileBook(recording), parts, progress, order.seconds, order.jobs)
+        if tally.measured + tally.known + tally.failed < len(set(parts)):
+            recording.stopped_early()
+    return f"{file}: {tally}"
+
+
+def export_text(order: Order, text: Path) -> str:
+    """Write a file's measurements as text, of the file just recorded or the one that is named."""
+    if order.record is None and len(order.names) != 1:
+        raise InputError("loka bench kernels --export: name the one file of measurements that is to be exported")
+    source = order.record if order.record is not None else Path(order.names[0])
+    measured = export(source, text, order.target, order.command())
+    return f"wrote {text}: {len(measured.measurements)} measurements on {measured.machine}"
+
+
+def draw_map(order: Order) -> str:
+    """Write the crossover map's page and plot."""
+    if len(order.names) != 1:
+        raise InputError("loka bench crossover: name one file of measurements")
+    known = Measurements.open(order.names[0], order.target)
+    found = crossover.crossover(known)
+    if not any(found.values()):
+        raise InputError(
+            f"{order.names[0]}: no GEMM was measured in FP8 and in BF16; record them with --parts gemm,quantise,turn"
+        )
+    usable_folder(order.out)
+    page, picture = (order.out / f"crossover-{known.date[:10]}.{suffix}" for suffix in ("md", "svg"))
+    source = f"From {known.name}, measured until {known.date}, by `{order.command()}`"
+    write_text(page, crossover.to_markdown(found, str(known.machine), source))
+    lines = [f"{crossover.TITLES[view]}: {crossover.summary(ratios)}" for view, ratios in found.items()]
+    plot(found, known.machine.device, picture)
+    return "\n".join([*lines, f"wrote {page} and {picture}"])
+
+
+def compare(order: Order) -> str:
+    """Regret between two files."""
+    if len(order.names) != 2:
+        raise InputError("loka bench regret: name two files of measurements: one to decide by, one to judge by")
+    first, second = (Measurements.open(name, order.target) for name in order.names)
+    parts = first.parts
+    both = {part.kernel for part in parts} & {part.kernel for part in second.parts}
+    kernels = [kernel.name for kernel in KERNELS if kernel.operator is not None and kernel.name in both]
+    summaries = [regret.summarise("GEMMs, all kernels and recipes", regret.gemm_problems(parts), first, second)]
+    for how in HOWS:
+        title = f"sites, {how.value} accumulation"
+        with contextlib.suppress(InputError):  # of producers nothing was recorded
+            summaries.append(regret.summarise(title, site_problems(kernels, how), first, second))
+    return regret.to_text(summaries, regret.drift(parts, first, second))
+
+
+def dispatch(order: Order, progress: Progress) -> str:
+    """Plan the regions by measurements, measure what is not in the file of lines yet, and write the table."""
+    end = time.monotonic() + order.seconds
+    if not order.names:
+        raise InputError("loka bench dispatch: name a file of measurements, and then regions as M,N,K, or none for all")
+    shapes = tuple(map(parse_shape, order.names[1:])) or SHAPES
+    variants = choose(order.variants, VARIANTS)
+    known = Measurements.open(order.names[0], order.target)
+    require_gpu()
+    usable_folder(order.out)
+    lines = run_dispatch(order.out / LINES, known, shapes, variants, progress, lambda: time.monotonic() > end)
+    source = f"By {known.name}, measured until {known.date}"
+    page = to_markdown(lines, str(known.machine), source)
+    write_text(order.out / "dispatch.md", page)
+    return f"{page}\nwrote {order.out / LINES} and {order.out / 'dispatch.md'}"

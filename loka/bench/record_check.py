@@ -1,0 +1,70 @@
+"""Whether a kernel's numbers are right: looked at before it is timed, for the fastest kernel may be a wrong one.
+
+A product is compared on up to 512 rows and 512 columns, evenly spaced, so that up to sizes of 65536 every tile of
+128 x 128 is met, with float64: of the operands before they were quantised, which gives the error that is recorded, and
+of the operands that the kernel was given, which tells a kernel that is wrong from one that is imprecise: by the energy
+of the difference, and by single elements that are much further off than others are, as in one tile of thousands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from loka.numerics.metrics import mere, sqnr
+
+SPACED = 512  # rows and columns of a product that are looked at
+LEAST_DB = 40.0  # of a product against its own operands; rounding it to bfloat16 leaves 53 to 56
+LEAST_FAST_DB = 15.0  # the same where the tensor core keeps about 14 bits of a long sum
+OUTLIER = 60.0  # times the median error, from which an element is wrong; rounding to bfloat16 gives up to 20
+LEAST_PRODUCER_DB = 30.0  # of another kernel against its reference: single values may be rounded to the FP8 one beside
+LEAST_SUM_DB = 30.0  # of sums over rows: a float32 sum of values that cancel
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What a kernel's numbers are worth. `wrong` says why they are not right, "" where they are."""
+
+    mere: float | None = None
+    sqnr_db: float | None = None
+    wrong: str = ""
+
+
+def spaced(size: int, most: int = SPACED) -> Tensor:
+    """Up to `most` indices from 0 to size - 1, evenly spaced, first and last among them."""
+    if size <= most:
+        return torch.arange(size)
+    return torch.linspace(0, size - 1, most, dtype=torch.float64).round().long()
+
+
+def check_product(found: Tensor, exact: Tensor, own: Tensor, fast: bool) -> Check:
+    """A product's sample against float64 products: `exact` of what was quantised, `own` of the kernel's operands."""
+    if not bool(found.isfinite().all()):
+        return Check(wrong="its product is not finite where its operands are")
+    least = LEAST_FAST_DB if fast else LEAST_DB
+    close, worst = sqnr(found, own), outlier(found, own)
+    wrong = ""
+    if close < least:
+        wrong = f"{close:.1f} dB against a float64 product of its operands, {least:g} is the least"
+    elif worst > OUTLIER:
+        wrong = f"one element is {worst:.0f} times as far off as half of them are, {OUTLIER:g} is the most"
+    return Check(mere(found, exact).value, sqnr(found, exact), wrong)
+
+
+def outlier(found: Tensor, own: Tensor) -> float:
+    """The largest error over the median one; 0 where half of the elements have none."""
+    error = (found.double() - own.double()).abs()
+    median = float(error.median())
+    return float(error.max()) / median if median > 0 else 0.0
+
+
+def check_values(what: str, found: Tensor, expected: Tensor, least: float = LEAST_PRODUCER_DB) -> str:
+    """Why a kernel's result is wrong beside its reference's, or ""."""
+    if found.shape != expected.shape:
+        return f"{what} has shape {tuple(found.shape)}, its reference {tuple(expected.shape)}"
+    if not bool(found.isfinite().all()):
+        return f"{what} is not finite where its reference is"
+    close = sqnr(found, expected)
+    return "" if close >= least else f"{what}: {close:.1f} dB against its reference, {least:g} is the least"

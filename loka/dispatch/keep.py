@@ -1,0 +1,41 @@
+"""Which modules of a patch go back to their own forward when sites are named."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from loka.dispatch.errors import BindError
+
+
+def chosen_modules(
+    package: str, patterns: Sequence[str], modules: Sequence[tuple[str, ...]], known: Sequence[str]
+) -> list[int]:
+    """The numbers of the modules all of whose sites the patterns name; `modules` holds each one's sites.
+
+    `known` are all site names of the patch, those that were sent back before too. A pattern is a site's name, or a glob
+    whose `*` crosses dots. Raises BindError for a pattern that matches nothing, and for one that names some of the
+    sites of a module but not all: they share its forward, so that one cannot go back without the others.
+    """
+    if not patterns:
+        raise BindError(f"{package}: keep takes the names of sites, or globs over them")
+    for pattern in patterns:
+        if not any(fnmatchcase(site, pattern) for site in known):
+            close = difflib.get_close_matches(pattern, known, n=2, cutoff=0.4)
+            hint = f" (nearest: {', '.join(close)})" if close else f" (there are {len(known)}: see patch.sites)"
+            raise BindError(f"{package}: no site of this patch matches {pattern!r}{hint}")
+    found, problems = [], []
+    for number, sites in enumerate(modules):
+        named = [site for site in sites if any(fnmatchcase(site, pattern) for pattern in patterns)]
+        others = [site for site in sites if site not in named]
+        if named and others:
+            problems.append(
+                f"{', '.join(named)}: shares one generated forward with {', '.join(others)}: name these too, or write "
+                "`compute: keep` for it in the policy and run loka generate"
+            )
+        elif named:
+            found.append(number)
+    if problems:
+        raise BindError(f"{package}: not all of these sites can go back alone; nothing was changed:", problems)
+    return found

@@ -1,0 +1,139 @@
+"""Measurements as text: one line for each, for review and for the sets that ship with the package.
+
+Line 1 is about the file: format, version, command, and the sha256 of all other lines; line 2 about the machine. Then
+each kind of part has a line, and under it each measurement: rows, columns, contraction (0 but for a GEMM),
+microseconds, spread, runs, MERE, SQNR in dB, and why it is wrong where it is. Equal measurements make equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from loka.errors import InputError
+from loka.kernels.measurement_file import nothing_for, read_file
+from loka.kernels.measurement_rows import Kind, MeasuredSet, Measurement, digest
+from loka.kernels.parts import Part, Work
+from loka.kernels.versions import Versions
+
+FORMAT = "loka.measurements"
+VERSION = 1
+DATA = Path(__file__).parent / "data"  # the sets that ship, one file a target
+_START = f'{{"format": "{FORMAT}"'
+_AGAIN = "take it from where it was kept, or export it again"
+
+
+def export(sqlite: str | os.PathLike[str], text: str | os.PathLike[str], target: str, command: str) -> MeasuredSet:
+    """Write what an SQLite file has for a target as text; `command` says how it was measured. Gives what was written.
+
+    Raises InputError as `measurement_file.read_file` does, and where the text cannot be written.
+    """
+    measured = read_file(Path(sqlite), target)
+    path = Path(text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            temporary.write_text(to_text(measured, command), encoding="utf-8", newline="\n")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}; choose another place") from error
+    return measured
+
+
+def to_text(measured: MeasuredSet, command: str) -> str:
+    """A set as text."""
+    lines = list(lines_of(measured))
+    head = {"format": FORMAT, "version": VERSION, "command": command, "sha256": digest(lines)}
+    return "\n".join([json.dumps(head), *lines, ""])
+
+
+def lines_of(measured: MeasuredSet) -> Iterator[str]:
+    """All lines of a set but the first."""
+    yield json.dumps(
+        {"machine": asdict(measured.machine), "libraries": dict(measured.libraries), "date": measured.date}
+    )
+    kind = None
+    for each in measured.measurements:
+        if kind != Kind.of(each.part):
+            kind = Kind.of(each.part)
+            yield json.dumps(asdict(kind))
+        part = each.part
+        figures = [each.us, each.spread, each.runs, _written(each.mere), _written(each.sqnr_db)]
+        wrong = [each.wrong] if each.wrong else []
+        yield json.dumps([part.rows, part.columns, part.contraction, *figures, *wrong], separators=(",", ":"))
+
+
+def is_text(path: Path) -> bool:
+    """Whether a file begins as these do. Raises OSError where it cannot be read."""
+    with path.open("rb") as file:
+        return file.read(len(_START)) == _START.encode()
+
+
+def read_text(path: Path, target: str) -> MeasuredSet:
+    """The set in a text. Raises InputError where it is damaged, edited, of a newer LoKA, or not for the target."""
+    try:
+        head, _, body = path.read_text(encoding="utf-8").partition("\n")
+        first = json.loads(head)
+        version, sha256 = int(first["version"]), first["sha256"]
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{path}: damaged in line 1: {error}; {_AGAIN}") from error
+    if version > VERSION:
+        raise InputError(
+            f"{path}: written by a newer LoKA (version {version}, this one reads {VERSION}); install that LoKA, or "
+            "name another file"
+        )
+    lines = body.splitlines()
+    if digest(lines) != sha256:
+        raise InputError(f"{path}: cut short or edited: its lines are not those that were exported; {_AGAIN}")
+    try:
+        measured = _set(json.loads(f"[{','.join(lines)}]"))
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, InputError) as error:
+        raise InputError(f"{path}: damaged: {error}; {_AGAIN}") from error
+    if not measured.machine.is_of(target):
+        raise InputError(f"{path}: {nothing_for(target, [measured.machine.device])}")
+    return measured
+
+
+def shipped_file(target: str) -> Path:
+    """Where the set of a target is, if it ships."""
+    return DATA / f"{target}.jsonl"
+
+
+def _set(rows: Sequence[Any]) -> MeasuredSet:
+    about, measurements, kind = rows[0], [], None
+    for row in rows[1:]:
+        if isinstance(row, dict):
+            kind = Kind(**{**row, "work": Work(row["work"])})
+        elif kind is None:
+            raise ValueError("a measurement stands before any kind of part")
+        else:
+            measurements.append(_measurement(kind, row))
+    machine = Versions(**about["machine"])
+    return MeasuredSet.of(machine, about["libraries"].items(), about["date"], measurements)
+
+
+def _measurement(kind: Kind, row: Sequence[Any]) -> Measurement:
+    rows, columns, contraction, us, spread, runs, mere, sqnr_db, *wrong = row
+    part = Part(kind.work, kind.kernel, rows, columns, contraction, kind.dtype, kind.recipe, kind.around)
+    measurement = Measurement(part, us, spread, runs, _read(mere), _read(sqnr_db), *wrong)
+    measurement.check()
+    return measurement
+
+
+def _written(figure: float | None) -> float | str | None:
+    """JSON has no infinity."""
+    return figure if figure is None or math.isfinite(figure) else str(figure)
+
+
+def _read(figure: float | str | None) -> float | None:
+    return None if figure is None else float(figure)

@@ -1,0 +1,199 @@
+"""What parts cost and how they err on a target, looked up in what was measured: `Costs` for the resolver.
+
+Measurements come from a file that a policy names, or from the set that ships for the target, always those of one
+machine (`measurement_choice`). A part that was not measured itself is answered from measured ones of its kind: the same
+work, kernel, dtype, recipe, and norm or activation. The rules:
+
+- GEMMs: between measured neighbours by rows, columns and contraction, linear in the logarithms of sizes and time.
+  Works bound by memory: between neighbours by rows and columns, linear in sizes, and so in bytes.
+  Neighbours lie within a factor of four on either side. INTERPOLATED; never outside the times of the neighbours.
+- Where a side has no such neighbour, outside of what was measured or in a gap: the nearest measured place, its time
+  scaled by the ratio of the bounds of both (`part_bounds`): bytes at the device's bandwidth or FLOPs at its peak,
+  whichever takes longer, and a kernel's start. ESTIMATED.
+- Sizes that are no multiples of 16 along memory have other kernels, or are padded: they and aligned ones do not speak
+  for each other between neighbours. Where only the others were measured, their time is taken, as ESTIMATED.
+- The spread is the largest of the times that were used.
+- A kernel whose numbers were wrong at a part has no time there, nor where such a part is the nearest measured one, and
+  its times count nowhere.
+- Nothing of the kind was measured: None.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from loka.errors import InputError
+from loka.kernels.measured_times import Table, axes_of, is_aligned
+from loka.kernels.measurement_file import Recording, head_of, read_file
+from loka.kernels.measurement_rows import Kind, MeasuredSet, Measurement, digest, size_words
+from loka.kernels.measurement_text import export, is_text, lines_of, read_text, shipped_file
+from loka.kernels.part_bounds import bound_us
+from loka.kernels.parts import Costs, Part, Source, Timed
+from loka.kernels.versions import Versions, difference
+
+__all__ = ["Measurement", "Measurements", "Recording", "Versions", "export"]
+
+
+@dataclass(slots=True)
+class _Known:
+    """The measurements of one kind, those with right numbers and those with wrong ones, by alignment."""
+
+    right: dict[bool, list[Measurement]] = field(default_factory=dict)
+    wrong: dict[bool, list[Measurement]] = field(default_factory=dict)
+    tables: dict[tuple[bool, bool], Table] = field(default_factory=dict)  # by (right, aligned), made when first asked
+
+    def table(self, right: bool, aligned: bool) -> Table | None:
+        """The table of one sort, None where there is none."""
+        found = (self.right if right else self.wrong).get(aligned)
+        if found is None:
+            return None
+        if (right, aligned) not in self.tables:
+            self.tables[right, aligned] = Table.of(found)
+        return self.tables[right, aligned]
+
+    def right_table(self, part: Part) -> Table | None:
+        """Right ones that speak for a part: of its alignment, else the others."""
+        aligned = is_aligned(part)
+        return self.table(True, aligned) or self.table(True, not aligned)
+
+    def alignment(self, part: Part) -> bool:
+        """That of the measured ones that speak for a part, right or wrong: its own, where any were measured."""
+        aligned = is_aligned(part)
+        return aligned if aligned in self.right or aligned in self.wrong else not aligned
+
+
+class Measurements(Costs):
+    """Measured parts of one machine, in memory, read-only."""
+
+    def __init__(self, measured: MeasuredSet, name: str) -> None:
+        """From a set that was read."""
+        self.name = name  # of the file, as the plan names it
+        self._set = measured
+        self.machine = measured.machine
+        self.libraries = dict(measured.libraries)
+        self.date = measured.date
+        self.others = measured.others
+        self._exact: dict[Part, Measurement] = {each.part: each for each in measured.measurements}
+        self._known: dict[Kind, _Known] = {}
+        self._times: dict[Part, Timed | None] = {}
+        for each in self._exact.values():
+            known = self._known.setdefault(Kind.of(each.part), _Known())
+            side = known.wrong if each.wrong else known.right
+            side.setdefault(is_aligned(each.part), []).append(each)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], target: str, name: str | None = None) -> Measurements:
+        """The measurements for a target in a file of `loka bench kernels`: SQLite, or the text exported from it.
+
+        `name` is what a plan calls the file; left out, its last part.
+
+        Raises InputError where it is missing, damaged, something else, of a newer LoKA, or has nothing for the target.
+        """
+        path = Path(path)
+        try:
+            text = is_text(path)
+        except OSError:
+            text = False  # `head_of` says what is wrong
+        if text:
+            return cls(read_text(path, target), name or path.name)
+        if not head_of(path):
+            raise InputError(f"{path}: empty; record measurements with `loka bench kernels --record {path}`")
+        return cls(read_file(path, target), name or path.name)
+
+    @classmethod
+    def shipped(cls, target: str) -> Measurements | None:
+        """The set that ships for a target, None where there is none. Raises InputError where it is damaged."""
+        path = shipped_file(target)
+        return cls(read_text(path, target), f"{path.name} of LoKA") if path.is_file() else None
+
+    @classmethod
+    def of(cls, measurements: Iterable[Measurement], machine: Versions, name: str = "measurements") -> Measurements:
+        """From measurements at hand. Raises InputError where a figure makes no sense."""
+        kept = []
+        for each in measurements:
+            each.check()
+            kept.append(each.rounded())
+        return cls(MeasuredSet.of(machine, (), "", kept), name)
+
+    @property
+    def measured(self) -> tuple[Measurement, ...]:
+        """All measurements, in the order of their kinds and sizes."""
+        return self._set.measurements
+
+    def __len__(self) -> int:
+        return len(self._exact)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of its measurements: the same for an SQLite file and the text exported from it."""
+        return digest(lines_of(self._set))
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What was measured, with right numbers or wrong ones."""
+        return tuple(self._exact)
+
+    def time(self, part: Part) -> Timed | None:
+        """A part's time by the rules above; None where nothing of its kind was measured, or its numbers are wrong."""
+        if part not in self._times:
+            self._times[part] = self._time(part)
+        return self._times[part]
+
+    def error(self, part: Part) -> tuple[float, float] | None:
+        """MERE and SQNR (dB) of the nearest measured part of a GEMM's kernel and recipe, None where there is none."""
+        nearest = self._exact.get(part)
+        if nearest is None or nearest.wrong:
+            known = self._known.get(Kind.of(part))
+            table = known.right_table(part) if known is not None else None
+            nearest = table.nearest(axes_of(part))[1] if table is not None else None
+        if nearest is None or nearest.mere is None or nearest.sqnr_db is None:
+            return None
+        return nearest.mere, nearest.sqnr_db
+
+    def why_wrong(self, part: Part) -> str:
+        """Why the numbers of a part's kernel were refused, there or at the nearest measured part; else ""."""
+        exact = self._exact.get(part)
+        if exact is not None:
+            return exact.wrong
+        known = self._known.get(Kind.of(part))
+        if known is None:
+            return ""
+        right, wrong = (known.table(each, known.alignment(part)) for each in (True, False))
+        if wrong is None:
+            return ""
+        axes = axes_of(part)
+        distance, nearest = wrong.nearest(axes)
+        if right is not None and right.nearest(axes)[0] < distance:
+            return ""
+        return f"{nearest.wrong} (at {size_words(nearest.part)}, the nearest measured)"
+
+    def stale(self, here: Versions, libraries: Mapping[str, str] | None = None) -> tuple[str, ...]:
+        """A line for each difference between the machine that measured and this one.
+
+        `libraries`: the versions here of kernels' own libraries, by the kernel's name, where they are to be compared.
+        """
+        lines = list(self.machine.differences(here))
+        for kernel, found in sorted((libraries or {}).items()):
+            measured = self.libraries.get(kernel, found)
+            if measured != found:
+                lines.append(difference(kernel, measured, found))
+        return tuple(lines)
+
+    def _time(self, part: Part) -> Timed | None:
+        exact = self._exact.get(part)
+        if exact is not None:
+            return None if exact.wrong else Timed(exact.us, exact.spread, Source.MEASURED)
+        known = self._known.get(Kind.of(part))
+        table = known.right_table(part) if known is not None else None
+        if known is None or table is None or (known.wrong and self.why_wrong(part)):
+            return None
+        axes = axes_of(part)
+        between = table.inside(axes) if is_aligned(part) in known.right else None
+        if between is not None:
+            return Timed(*between, Source.INTERPOLATED)
+        share, spread = table.share(axes)
+        return Timed(share * bound_us(part), spread, Source.ESTIMATED)

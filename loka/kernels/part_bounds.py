@@ -1,0 +1,37 @@
+"""A bound on the time of a part from its bytes and FLOPs: for scaling a measured time to sizes that nobody measured.
+
+Only ratios of bounds of one kind of part are used, so that what a device reaches of its peaks cancels.
+"""
+
+from __future__ import annotations
+
+from loka.kernels.parts import Part, Work
+
+# Measured on an H100: a copy of 1 GiB; products of 8192 x 8192 x 8192, in TF32 of 8192 x 2048 x 2048 (docs/bench.md).
+BANDWIDTH = 2.43e12  # bytes a second
+FP8_FLOPS = 1277e12
+FLOPS = {"bfloat16": 732e12, "float16": 732e12, "float32": 344e12}
+# What a kernel takes however little it does. An assumption: the smallest GEMMs measured in graphs take 3.2 us in all.
+START_US = 2.0
+
+# Passes over a matrix in the model's dtype, and in FP8, of the works that are bound by memory.
+_PASSES = {
+    Work.QUANTISE: (1, 1),
+    Work.TURN: (0, 2),
+    Work.FORWARD: (2, 0),
+    Work.BACKWARD: (3, 0),
+    Work.COPY: (2, 0),
+}
+
+
+def bound_us(part: Part) -> float:
+    """Microseconds below which a part hardly goes; it grows with each of its sizes."""
+    element = 4 if part.dtype == "float32" else 2
+    if part.work is not Work.GEMM:
+        plain, quantised = _PASSES[part.work]
+        return START_US + 1e6 * part.rows * part.columns * (plain * element + quantised) / BANDWIDTH
+    operand = 1 if part.recipe else element
+    moved = operand * part.contraction * (part.rows + part.columns) + element * part.rows * part.columns
+    peak = FP8_FLOPS if part.recipe else FLOPS.get(part.dtype, FLOPS["bfloat16"])
+    flops = 2 * part.rows * part.columns * part.contraction
+    return START_US + 1e6 * max(moved / BANDWIDTH, flops / peak)

@@ -1,0 +1,135 @@
+"""Which machine a kernel was measured on: the device and the versions that its time and numbers hang on."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import astuple, dataclass, fields, replace
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from loka.errors import InputError
+
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+MAPS_FILE = Path("/proc/self/maps")  # the libraries that this process has loaded
+_DRIVER_TEXT = 96  # bytes that NVML wants for a driver's version, its end included
+_WORDS = {"cuda": "CUDA", "cublas": "cuBLAS", "triton": "Triton"}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Versions:
+    """A machine as a key: times measured under one are not those of another. "" where a version is not known."""
+
+    device: str  # "NVIDIA H100 80GB HBM3"
+    capability: str  # "9.0"
+    driver: str
+    cuda: str  # that torch was built with
+    cublas: str  # of the library that torch has loaded
+    torch: str
+    triton: str
+    library: str  # of the kernel's own library; "" for torch's, Triton's and our own
+
+    @classmethod
+    def here(cls, library: str = "") -> Versions:
+        """Of the current CUDA device. Raises InputError where there is none."""
+        if not torch.cuda.is_available():
+            raise InputError(
+                "no CUDA device is visible, so there is nothing to measure on; record on a machine with an H100 or "
+                "H200 and a CUDA build of torch (loka doctor shows what this one has)"
+            )
+        major, minor = torch.cuda.get_device_capability()
+        return cls(
+            device=torch.cuda.get_device_name(),
+            capability=f"{major}.{minor}",
+            driver=_driver(),
+            cuda=torch.version.cuda or "",
+            cublas=_cublas(),
+            torch=str(torch.__version__),
+            triton=_installed("triton", "pytorch-triton"),
+            library=library,
+        )
+
+    @property
+    def machine(self) -> Versions:
+        """The same without the kernel's own library: what all kernels of one recording share."""
+        return replace(self, library="")
+
+    def is_of(self, target: str) -> bool:
+        """Whether a target of policies ("h100") means this device. A part of a partitioned GPU is another device."""
+        return (
+            re.search(rf"\b{re.escape(target)}\b", self.device, re.IGNORECASE) is not None and "MIG" not in self.device
+        )
+
+    def differences(self, here: Versions) -> tuple[str, ...]:
+        """A line for each field, the library left out, in which `here` is not what was measured with."""
+        pairs = ((field.name, getattr(self, field.name), getattr(here, field.name)) for field in fields(self)[:-1])
+        return tuple(difference(_WORDS.get(name, name), mine, theirs) for name, mine, theirs in pairs if mine != theirs)
+
+    def __str__(self) -> str:
+        named = (("driver", self.driver), ("CUDA", self.cuda), ("cuBLAS", self.cublas), ("torch", self.torch))
+        parts = [f"{word} {version}" for word, version in (*named, ("Triton", self.triton)) if version]
+        return ", ".join([self.device, *parts])
+
+    def as_row(self) -> tuple[str, ...]:
+        """The fields in their order."""
+        return astuple(self)
+
+
+def difference(what: str, measured: str, here: str) -> str:
+    """`driver: measured with 575.57.08, this machine has 580.65.06`."""
+    return f"{what}: measured with {measured or 'an unknown one'}, this machine has {here or 'none that is known'}"
+
+
+def _installed(*names: str) -> str:
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def _driver() -> str:
+    """The driver's version by NVML, which every driver brings along, else as the kernel module says it."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        text = ctypes.create_string_buffer(_DRIVER_TEXT)
+        if nvml.nvmlInit_v2() == 0:
+            try:
+                if nvml.nvmlSystemGetDriverVersion(text, ctypes.c_uint(_DRIVER_TEXT)) == 0:
+                    return text.value.decode("ascii", "replace")
+            finally:
+                nvml.nvmlShutdown()
+    except (OSError, AttributeError):  # no library, or one without these functions
+        pass
+    try:
+        return driver_in(DRIVER_FILE.read_text(encoding="utf-8"))
+    except OSError:
+        return ""
+
+
+def driver_in(text: str) -> str:
+    """The version in /proc/driver/nvidia/version, "" where there is none."""
+    found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", text)
+    return found.group(1) if found else ""
+
+
+def _cublas() -> str:
+    """The version of the cuBLASLt that this process has loaded, as it says it itself."""
+    try:
+        maps = MAPS_FILE.read_text(encoding="utf-8", errors="replace")
+        found = re.search(r"(/\S*libcublasLt\.so\S*)", maps)
+        if found is None:
+            return ""
+        ask = ctypes.CDLL(found.group(1)).cublasLtGetVersion
+    except (OSError, AttributeError):
+        return ""
+    ask.restype = ctypes.c_size_t
+    return cublas_words(int(ask()))
+
+
+def cublas_words(number: int) -> str:
+    """130101 as "13.1.1"."""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"

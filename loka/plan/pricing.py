@@ -1,0 +1,121 @@
+"""Times of parts, looked up once each, and their sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import hypot, sqrt
+from typing import Protocol, runtime_checkable
+
+from loka.kernels.part_bounds import bound_us
+from loka.kernels.parts import Costs, Part, Source, Timed, Work
+from loka.numerics.names import Format
+
+_STAND_IN = "layer_norm"  # a norm or activation that was not measured moves the bytes of this one
+_LESS_SURE = (Source.MEASURED, Source.INTERPOLATED, Source.ESTIMATED)
+
+
+@runtime_checkable
+class Judges(Protocol):
+    """Costs that also know of errors: a set of measurements (`loka.kernels.measurements`)."""
+
+    def error(self, part: Part) -> tuple[float, float] | None:
+        """MERE and SQNR (dB) of the nearest measured part of a GEMM's kernel and recipe."""
+        ...
+
+    def why_wrong(self, part: Part) -> str:
+        """Why a kernel's numbers were refused, or ""."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """A time with its noise, both in microseconds: half of the distance between the quartiles."""
+
+    us: float
+    noise: float
+    source: Source
+
+    def __add__(self, other: Price) -> Price:
+        return Price(self.us + other.us, hypot(self.noise, other.noise), less_sure(self.source, other.source))
+
+    def ties_with(self, other: Price) -> bool:
+        """Whether the two cannot be told apart: their difference lies inside the noise of both together."""
+        return abs(self.us - other.us) <= hypot(self.noise, other.noise)
+
+
+NOTHING = Price(0.0, 0.0, Source.MEASURED)
+
+
+def less_sure(first: Source, second: Source) -> Source:
+    """The source of a sum: that of its least certain part."""
+    return max(first, second, key=_LESS_SURE.index)
+
+
+class Pricer:
+    """Looks parts up in `costs`, each once.
+
+    A part other than a GEMM that was not measured takes the time of its stand-in, scaled by the bytes of both: a
+    LayerNorm for another norm or activation, e4m3 rowwise for another recipe, a quantiser for another kind of work. It
+    counts as estimated. A GEMM that was not measured has no time.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self._known: dict[Part, Price | None] = {}
+
+    def part(self, part: Part) -> Price | None:
+        """A part's time; None where nothing tells it."""
+        if part not in self._known:
+            self._known[part] = self._look_up(part)
+        return self._known[part]
+
+    def sum(self, parts: Iterable[Part]) -> Price | None:
+        """The time of several parts, one after the other; None where one of them has none."""
+        us, squares, source = 0.0, 0.0, Source.MEASURED
+        for part in parts:
+            price = self.part(part)
+            if price is None:
+                return None
+            us, squares, source = us + price.us, squares + price.noise**2, less_sure(source, price.source)
+        return Price(us, sqrt(squares), source)
+
+    def error(self, part: Part) -> tuple[float, float] | None:
+        """MERE and SQNR of a GEMM as they were measured, where the costs know them."""
+        return self._costs.error(part) if isinstance(self._costs, Judges) else None
+
+    def why_wrong(self, part: Part) -> str:
+        """Why a kernel's numbers were refused when they were measured, or ""."""
+        return self._costs.why_wrong(part) if isinstance(self._costs, Judges) else ""
+
+    def _look_up(self, part: Part) -> Price | None:
+        timed = self._costs.time(part)
+        if timed is not None:
+            return _price(timed)
+        if part.work is Work.GEMM:
+            return None
+        for other in _stand_ins(part):
+            timed = self._costs.time(other)
+            if timed is not None:
+                price = _price(timed)
+                scale = bound_us(part) / bound_us(other)
+                return Price(price.us * scale, price.noise * scale, Source.ESTIMATED)
+        return None
+
+
+def _price(timed: Timed) -> Price:
+    return Price(timed.us, timed.us * timed.spread, timed.source)
+
+
+def _stand_ins(part: Part) -> list[Part]:
+    """Parts that move like bytes, the nearest first."""
+    found = [replace(part, around=_STAND_IN)] if part.around else []
+    if _is_fp8(part):
+        found += [replace(each, recipe="e4m3 rowwise") for each in (part, *found)]
+    quantiser = replace(part, work=Work.QUANTISE, recipe="e4m3 rowwise", around="")
+    return [each for each in dict.fromkeys((*found, quantiser)) if each != part]
+
+
+def _is_fp8(part: Part) -> bool:
+    """Whether what a part writes is FP8."""
+    return part.recipe.split(" ")[0] in tuple(Format)

@@ -1,0 +1,238 @@
+"""Measuring parts one after another: resuming, failures, wrong numbers, and the order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from loka.bench.record import in_order, measure, record
+from loka.bench.record_check import Check
+from loka.bench.record_clock import MOST_SETS, Span, counts, span_of
+from loka.bench.record_gemms import Gemms, Prepared
+from loka.errors import InputError, LokaError
+from loka.kernels.parts import Part, Work
+
+SMALL = Part(Work.GEMM, "as-is", 64, 64, 64)
+LARGE = Part(Work.GEMM, "as-is", 128, 64, 64)
+PLAIN = Part(Work.FORWARD, "rendered", 64, 64, recipe="bfloat16", around="silu")
+
+
+@dataclass
+class FakeBook:
+    """Measurements in a dictionary."""
+
+    kept: dict[Part, tuple[Span, Check]] = field(default_factory=dict)
+
+    def has(self, part: Part) -> bool:
+        return part in self.kept
+
+    def add(self, part: Part, span: Span, check: Check) -> None:
+        self.kept[part] = span, check
+
+
+@dataclass
+class FakeBench:
+    """Parts that do nothing, but where something is to go wrong."""
+
+    failures: dict[Part, str] = field(default_factory=dict)
+    wrong: dict[Part, str] = field(default_factory=dict)
+    prepared: list[Part] = field(default_factory=list)
+
+    def prepare(self, part: Part) -> tuple[Prepared, ...]:
+        self.prepared.append(part)
+        if part in self.failures:
+            raise RuntimeError(self.failures[part])
+        return (Prepared(lambda: part.rows, (), lambda found: Check(wrong=self.wrong.get(part, ""))),)
+
+
+class FakeClock:
+    """As many microseconds as what is called gives back."""
+
+    def time(self, call: Any, arguments: Any) -> Span:
+        return Span(float(call(*arguments)), 0.01, 5)
+
+
+def run(parts: list[Part], book: FakeBook, bench: FakeBench, seconds: float = 60.0) -> tuple[str, list[str]]:
+    lines: list[str] = []
+    return str(record(parts, book, bench, FakeClock(), lines.append, seconds)), lines
+
+
+def test_each_part_is_measured_once_with_a_line_of_progress() -> None:
+    book = FakeBook()
+    tally, lines = run([LARGE, SMALL, PLAIN, SMALL], book, FakeBench())
+    assert {part: span.us for part, (span, _) in book.kept.items()} == {SMALL: 64.0, LARGE: 128.0, PLAIN: 64.0}
+    assert tally == "3 measured (0 with wrong numbers), 0 known before, 0 could not run"
+    assert lines[0] == "1/3 gemm as-is 64 x 64 x 64 bfloat16: 64.00 us (spread 1.0%, 5)"
+    assert len(lines) == 3
+
+
+def test_what_is_known_is_left_out() -> None:
+    book, bench = FakeBook({SMALL: (Span(1.0, 0.0, 5), Check())}), FakeBench()
+    tally, _ = run([SMALL, LARGE], book, bench)
+    assert bench.prepared == [LARGE]
+    assert tally == "1 measured (0 with wrong numbers), 1 known before, 0 could not run"
+
+
+def test_a_part_that_fails_stops_nothing_and_is_not_written_down() -> None:
+    book = FakeBook()
+    tally, lines = run([SMALL, LARGE], book, FakeBench(failures={SMALL: "no algorithm"}))
+    assert list(book.kept) == [LARGE]
+    assert "RuntimeError: no algorithm" in lines[0]
+    assert tally.endswith("1 could not run")
+
+
+def test_wrong_numbers_are_written_down_with_the_reason() -> None:
+    book = FakeBook()
+    tally, lines = run([SMALL], book, FakeBench(wrong={SMALL: "3.0 dB"}))
+    assert book.kept[SMALL][1].wrong == "3.0 dB"
+    assert "WRONG: 3.0 dB" in lines[0]
+    assert tally.startswith("1 measured (1 with wrong numbers)")
+
+
+def test_a_broken_device_ends_the_run() -> None:
+    book = FakeBook()
+    bench = FakeBench(failures={LARGE: "CUDA error: an illegal memory access was encountered"})
+    with pytest.raises(LokaError, match=r"has broken the device .* what was measured is kept"):
+        run([SMALL, LARGE, PLAIN], book, bench)
+    assert list(book.kept) == [SMALL]
+
+
+def test_when_the_time_is_over_the_rest_is_left_for_another_run() -> None:
+    book = FakeBook({SMALL: (Span(1.0, 0.0, 5), Check())})
+    _, lines = run([SMALL, LARGE, PLAIN], book, FakeBench(), seconds=-1.0)
+    assert lines == ["-1 s are over; 2 parts are left for the next run"]
+    assert list(book.kept) == [SMALL]
+
+
+def test_gemms_of_one_size_follow_each_other() -> None:
+    fast = Part(Work.GEMM, "torch.scaled_mm", 64, 64, 64, recipe="e4m3 rowwise, e4m3 rowwise, fast")
+    order = in_order([PLAIN, fast, LARGE, SMALL])
+    assert order == [SMALL, fast, LARGE, PLAIN]
+    assert in_order(list(reversed(order))) == order
+
+
+def test_the_numbers_are_looked_at_before_the_clock_runs() -> None:
+    seen: list[str] = []
+
+    class Bench:
+        def prepare(self, part: Part) -> tuple[Prepared, ...]:
+            return (Prepared(lambda: seen.append("called"), (), lambda found: seen.append("checked") or Check()),)
+
+    class Clock:
+        def time(self, call: Any, arguments: Any) -> Span:
+            seen.append("timed")
+            return Span(1.0, 0.0, 5)
+
+    measure(SMALL, Bench(), Clock())
+    assert seen == ["called", "checked", "timed"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "decibels"),
+    [("e4m3 rowwise, e4m3 rowwise, precise", 28.5), ("e4m3 tensorwise, e4m3 tensorwise, fast", 28.5)],
+)
+def test_a_product_is_compared_with_float64(recipe: str, decibels: float) -> None:
+    part = Part(Work.GEMM, "torch.scaled_mm", 128, 96, 256, recipe=recipe)
+    (prepared,) = Gemms("cpu").prepare(part)
+    check = prepared.check(prepared.call(*prepared.arguments))
+    assert check.wrong == ""
+    assert check.sqnr_db == pytest.approx(decibels, abs=1.0)
+    assert check.mere is not None
+    assert 0.1 < check.mere < 0.25
+
+
+def test_a_plain_product_errs_by_its_rounding_alone() -> None:
+    (prepared,) = Gemms("cpu").prepare(SMALL)
+    check = prepared.check(prepared.call(*prepared.arguments))
+    assert check.wrong == ""
+    assert check.sqnr_db is not None
+    assert check.sqnr_db > 50
+
+
+def test_float32_is_multiplied_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch, "mm", lambda a, b: seen.append(torch.get_float32_matmul_precision()) or a @ b)
+    before = torch.get_float32_matmul_precision()
+    (prepared,) = Gemms("cpu").prepare(Part(Work.GEMM, "as-is", 64, 64, 64, dtype="float32"))
+    prepared.call(*prepared.arguments)
+    assert seen == ["high"]
+    assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.parametrize("recipe", ["", "e4m3 rowwise, e4m3 rowwise, precise", "e4m3 rowwise, e4m3 rowwise, fast"])
+def test_a_wrong_tile_is_found(recipe: str) -> None:
+    """One tile of 128 x 128 in a product of 64 of them, far from its beginning, and a single element."""
+    kernel = "torch.scaled_mm" if recipe else "as-is"
+    (prepared,) = Gemms("cpu").prepare(Part(Work.GEMM, kernel, 1024, 1024, 64, recipe=recipe))
+    found: Tensor = prepared.call(*prepared.arguments).clone()
+    assert prepared.check(found).wrong == ""
+    found[640:768, 384:512] *= 4.0
+    assert "dB against a float64 product of its operands" in prepared.check(found).wrong
+    found[640:768, 384:512] /= 4.0
+    found[1023, 1023] += 20.0
+    assert "times as far off as half of them are" in prepared.check(found).wrong
+
+
+def test_a_product_that_is_not_finite_is_wrong() -> None:
+    (prepared,) = Gemms("cpu").prepare(SMALL)
+    found = prepared.call(*prepared.arguments)
+    found[3, 5] = torch.inf
+    assert prepared.check(found) == Check(wrong="its product is not finite where its operands are")
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (
+            Part(Work.GEMM, "cutlass", 64, 64, 64, recipe="e4m3 rowwise, e4m3 rowwise, fast"),
+            "there is no kernel 'cutlass'",
+        ),
+        (Part(Work.GEMM, "torch.scaled_mm", 64, 64, 64, recipe="e4m3"), "a GEMM has no recipe 'e4m3'"),
+        (Part(Work.GEMM, "as-is", 64, 64, 64, dtype="int8"), "no GEMM writes 'int8'"),
+        (
+            Part(Work.GEMM, "torch.scaled_mm", 64, 64, 64, recipe="e5m2 rowwise, e5m2 rowwise, fast"),
+            "multiplies no e5m2 x e5m2",
+        ),
+    ],
+)
+def test_gemms_that_cannot_be_measured_say_why(part: Part, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Gemms("cpu").prepare(part)
+
+
+def test_small_calls_have_many_sets_and_large_ones_few_launches() -> None:
+    assert counts(64 * 2**10) == (MOST_SETS, MOST_SETS)
+    assert counts(60 * 2**20) == (2, 8)
+    assert counts(2**30) == (2, 2)
+
+
+def test_the_spread_is_half_of_the_distance_of_the_quartiles() -> None:
+    assert span_of([10.0, 11.0, 12.0, 13.0, 14.0]) == Span(12.0, 1.0 / 12.0, 5)
+    with pytest.raises(InputError, match="two are needed"):
+        span_of([1.0])
+
+
+def test_a_call_that_does_several_parts_is_shared_by_them() -> None:
+    class Bench:
+        def prepare(self, part: Part) -> tuple[Prepared, ...]:
+            return (Prepared(lambda: 9.0, (), lambda found: Check(), parts=3),)
+
+    assert measure(SMALL, Bench(), FakeClock())[0].us == 3.0
+
+
+def test_of_several_ways_the_fastest_right_one_counts() -> None:
+    class Bench:
+        def prepare(self, part: Part) -> tuple[Prepared, ...]:
+            def failing() -> float:
+                raise RuntimeError("no room")
+
+            wrong = Prepared(lambda: 1.0, (), lambda found: Check(wrong="3.0 dB"))
+            slow, fast = (Prepared(lambda us=us: us, (), lambda found: Check()) for us in (3.0, 2.0))
+            return (wrong, Prepared(failing, (), lambda found: Check()), slow, fast)
+
+    span, check = measure(SMALL, Bench(), FakeClock())
+    assert (span.us, check.wrong) == (2.0, "")

@@ -1,0 +1,157 @@
+"""The parts of the set that ships, and how those that are no GEMMs are run."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from loka.bench.machine import HOPPER
+from loka.bench.record import AllParts, measure
+from loka.bench.record_check import Check
+from loka.bench.record_clock import GraphClock
+from loka.bench.record_gemms import TRITON, Gemms
+from loka.bench.record_grid import POWERS, WIDTHS, gemm_sizes, grid, kinds
+from loka.bench.record_kernels import PACKAGE, TILINGS, Kernels, product_of
+from loka.bench.record_producers import Producers
+from loka.bench.record_specs import parse_around, parse_written, specs_of
+from loka.errors import InputError
+from loka.kernels.parts import Part, Work
+
+WIDTH = 256
+SIZES = ((512, 512, 512), (2048, 512, 512))  # the second is one of our own products, too
+OTHERS = (Work.QUANTISE, Work.TURN, Work.FORWARD, Work.BACKWARD, Work.COPY)
+USUAL = tuple(
+    Part(work, "rendered", 96, WIDTH, recipe=recipe, around=around)
+    for work in OTHERS
+    for recipe, around in kinds(work, WIDTH)
+)
+PARTS = (
+    *USUAL,
+    Part(Work.FORWARD, "rendered", 96, WIDTH, dtype="float32", recipe="e4m3 rowwise", around="layer_norm"),
+    Part(Work.QUANTISE, "rendered", 96, WIDTH, recipe="e5m2 rowwise"),
+    Part(Work.COPY, "rendered", 96, WIDTH, dtype="float32", recipe="bfloat16"),
+)
+
+
+@pytest.fixture
+def producers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Producers:
+    """The parts' kernels as operators, which run their references on the CPU."""
+    Kernels(PARTS, tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.startswith(PACKAGE)]:
+        monkeypatch.delitem(sys.modules, name)
+
+    def operators() -> ModuleType:
+        return importlib.import_module(f"{PACKAGE}.fused")
+
+    return Producers(operators, "cpu")
+
+
+@pytest.mark.parametrize("part", PARTS, ids=str)
+def test_every_kind_of_part_can_be_run_and_agrees_with_its_reference(producers: Producers, part: Part) -> None:
+    (prepared,) = producers.prepare(part)
+    made = prepared.call(*prepared.arguments)
+    assert prepared.check(made) == Check()
+
+
+@pytest.mark.parametrize("part", [part for part in PARTS if part.work is not Work.COPY], ids=str)
+def test_wrong_rows_are_found(producers: Producers, part: Part) -> None:
+    (prepared,) = producers.prepare(part)
+    made = prepared.call(*prepared.arguments)
+    first = made[0] if isinstance(made, tuple | list) else made
+    first.copy_(first.roll(1, 0))
+    assert "dB against its reference" in prepared.check(made).wrong
+
+
+def test_wrong_sums_are_found(producers: Producers) -> None:
+    part = Part(Work.BACKWARD, "rendered", 96, WIDTH, recipe="bfloat16", around="layer_norm")
+    (prepared,) = producers.prepare(part)
+    made = prepared.call(*prepared.arguments)
+    made[1].mul_(1.5)
+    assert "dweight" in prepared.check(made).wrong
+
+
+def test_a_backward_is_timed_with_the_reduction_of_its_sums() -> None:
+    part = Part(Work.BACKWARD, "rendered", 96, WIDTH, recipe="e4m3 rowwise", around="layer_norm")
+    assert [spec.function for spec in specs_of(part)] == [f"layer_norm_backward_e4m3_{WIDTH}", "reduce_2"]
+    unweighted = Part(Work.BACKWARD, "rendered", 96, WIDTH, recipe="bfloat16", around="relu")
+    assert len(specs_of(unweighted)) == 1
+
+
+def test_one_scale_takes_two_launches() -> None:
+    part = Part(Work.QUANTISE, "rendered", 96, WIDTH, recipe="e4m3 tensorwise")
+    assert [spec.function for spec in specs_of(part)] == [
+        f"quantise_maximum_{WIDTH}",
+        f"quantise_e4m3_tensorwise_{WIDTH}",
+    ]
+
+
+@pytest.mark.parametrize("text", ["layer_norm rms_norm", "silu relu", "softmax", "layer_norm, silu"])
+def test_no_kernel_is_rendered_for_what_is_not_known(text: str) -> None:
+    with pytest.raises(InputError, match="what stands around a GEMM"):
+        parse_around(text)
+
+
+@pytest.mark.parametrize("recipe", ["", "e4m3", "int8", "e4m3 blockwise_128x128", "e3m4 rowwise"])
+def test_what_no_kernel_writes_is_refused(recipe: str) -> None:
+    with pytest.raises(InputError, match="no kernel writes"):
+        parse_written(recipe)
+
+
+def test_the_grid_holds_the_cube_of_the_crossover_map() -> None:
+    sizes = set(gemm_sizes())
+    assert {(m, n, k) for m in POWERS for n in POWERS for k in POWERS} <= sizes
+    assert (POWERS[0], POWERS[-1]) == (64, 8192)
+    assert {(2048, 256, 768), (2048, 1024, 123200)} <= sizes
+
+
+def test_every_part_of_the_grid_can_be_prepared_for() -> None:
+    parts = grid()
+    assert len(set(parts)) == len(parts)
+    for part in parts:
+        if part.work is not Work.GEMM:
+            assert specs_of(part) or part.work is Work.COPY
+        elif part.kernel == TRITON:
+            assert product_of(part).k == part.contraction
+    assert {part.columns for part in grid(("forward",))} == set(WIDTHS)
+
+
+def test_kinds_of_parts_can_be_chosen() -> None:
+    assert {part.work for part in grid(("turn", "copy"))} == {Work.TURN, Work.COPY}
+    assert any(part.kernel == "fbgemm.rowwise" for part in grid(("gemm",), ("fbgemm.rowwise",)))
+    with pytest.raises(InputError, match="no parts of the kind 'gemms'"):
+        grid(("gemms",))
+
+
+def test_products_are_rendered_in_several_tilings(tmp_path: Path) -> None:
+    part = Part(Work.GEMM, TRITON, 64, 256, 512, recipe="e4m3 rowwise, e4m3 rowwise, fast")
+    Kernels([part], tmp_path)
+    texts = [(tmp_path / f"{PACKAGE}_{index}" / "triton_kernels.py").read_text() for index in range(TILINGS)]
+    assert all(f"def {product_of(part).function}(" in text for text in texts)
+    assert len(set(texts)) == TILINGS
+    with pytest.raises(InputError, match="takes e4m3 and writes"):
+        product_of(replace(part, recipe="e5m2 rowwise, e4m3 rowwise, fast"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != HOPPER, reason="needs a Hopper GPU"
+)
+def test_parts_are_measured_on_a_gpu(tmp_path: Path) -> None:
+    parts = [*PARTS, *(part for part in grid(("gemm",)) if (part.rows, part.columns, part.contraction) in SIZES)]
+    kernels = Kernels(parts, tmp_path)
+    bench = AllParts(Gemms(rendered=kernels.products), Producers(kernels.module))
+    clock = GraphClock()
+    for part in parts:
+        span, check = measure(part, bench, clock)
+        assert check.wrong == "", part
+        assert 0.5 < span.us < 200, part
+        assert span.spread < 0.3, part
+    (single,) = bench.prepare(Part(Work.GEMM, "as-is", 4096, 4096, 4096, dtype="float32"))
+    assert clock.time(single.call, single.arguments).us < 1000  # 2700 us where it is not TF32

@@ -1,0 +1,122 @@
+"""Regret between two recordings whose times are made up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from loka.bench.record_grid import grid
+from loka.bench.regret import Problem, choose, drift, gemm_problems, judge, summarise, ties, to_text
+from loka.bench.regret_sites import candidates, site_problems
+from loka.errors import InputError
+from loka.kernels.parts import Part, Source, Timed, Work
+from loka.numerics.names import Accumulation
+from loka.plan.costs import Sizes
+
+FIRST, SECOND, THIRD = (Part(Work.GEMM, name, 64, 64, 64) for name in ("a", "b", "c"))
+PROBLEM = Problem("one", {"a": (FIRST,), "b": (SECOND,), "c": (THIRD,)})
+
+
+@dataclass(frozen=True)
+class Known:
+    """Times by part."""
+
+    times: dict[Part, float]
+    spread: float = 0.0
+    source: Source = Source.MEASURED
+
+    def time(self, part: Part) -> Timed | None:
+        us = self.times.get(part)
+        return None if us is None else Timed(us, self.spread, self.source)
+
+
+def of(*us: float, spread: float = 0.0) -> Known:
+    return Known(dict(zip((FIRST, SECOND, THIRD), us, strict=False)), spread)
+
+
+def test_what_the_first_chooses_is_timed_by_the_second() -> None:
+    outcome = judge(PROBLEM, of(1.0, 2.0, 3.0), of(3.0, 2.0, 4.0))
+    assert outcome is not None
+    assert (outcome.chosen, outcome.best, outcome.regret) == ("a", "b", 1.5)
+    assert outcome.flipped
+    assert outcome.outside
+
+
+def test_a_tie_takes_the_first_in_order() -> None:
+    times = {"a": Timed(1.02, 0.01, Source.MEASURED), "b": Timed(1.0, 0.02, Source.MEASURED)}
+    assert choose(times) == "a"
+    assert choose(dict(reversed(times.items()))) == "b"
+    assert ties(times["a"], times["b"])
+    assert not ties(Timed(1.0, 0.0, Source.MEASURED), Timed(1.001, 0.0, Source.MEASURED))
+
+
+def test_a_flip_that_one_set_does_not_tell_apart_is_inside_a_tie() -> None:
+    outcome = judge(PROBLEM, of(1.03, 1.0, 3.0, spread=0.03), of(1.2, 1.0, 4.0))
+    assert outcome is not None
+    assert (outcome.chosen, outcome.best) == ("a", "b")
+    assert outcome.flipped
+    assert not outcome.outside
+    assert outcome.regret == pytest.approx(1.2)
+
+
+def test_a_candidate_that_one_set_lacks_takes_no_part() -> None:
+    outcome = judge(PROBLEM, of(1.0, 2.0, 0.5), of(1.0, 2.0))
+    assert outcome is not None
+    assert outcome.chosen == "a"
+    assert judge(PROBLEM, of(1.0), of(1.0, 2.0)) is None
+    guessed = Known({FIRST: 1.0, SECOND: 2.0}, source=Source.INTERPOLATED)
+    assert judge(PROBLEM, guessed, of(1.0, 2.0)) is None
+
+
+def test_a_candidate_takes_the_time_of_all_of_its_parts() -> None:
+    problem = Problem("sum", {"both": (FIRST, SECOND), "one": (THIRD,)})
+    outcome = judge(problem, of(1.0, 1.0, 3.0), of(1.0, 1.0, 1.0))
+    assert outcome is not None
+    assert (outcome.chosen, outcome.best, outcome.regret) == ("both", "one", 2.0)
+
+
+def test_the_summary_has_the_geometric_mean_and_the_worst() -> None:
+    problems = [PROBLEM, Problem("other", {"b": (SECOND,), "c": (THIRD,)})]
+    found = summarise("made up", problems, of(1.0, 2.0, 3.0), of(4.0, 2.0, 1.0))
+    assert [outcome.regret for outcome in found.outcomes] == [4.0, 2.0]
+    assert found.mean == pytest.approx(8**0.5)
+    assert (found.worst, found.flips, found.outside) == (4.0, 2, 2)
+    text = to_text([found], drift([FIRST, SECOND, THIRD], of(1.0, 2.0, 3.0), of(4.0, 2.0, 1.0)))
+    assert "182.84 %" in text
+    assert "300.0 %" in text
+    assert "3 parts differ between the sets by (median, 95th percentile, most): 66.67 %, 300.00 %, 300.00 %" in text
+    with pytest.raises(InputError, match="no measurements in common"):
+        summarise("none", problems, of(), of())
+
+
+def test_kernels_of_one_size_compete_and_the_plain_one_is_last() -> None:
+    plain = Part(Work.GEMM, "as-is", 64, 64, 64)
+    fast = Part(Work.GEMM, "torch.scaled_mm", 64, 64, 64, recipe="e4m3 rowwise, e4m3 rowwise, fast")
+    other = Part(Work.GEMM, "as-is", 64, 64, 64, dtype="float32")
+    problems = gemm_problems([plain, fast, other, Part(Work.TURN, "rendered", 64, 64)])
+    assert [list(problem.candidates) for problem in problems] == [
+        ["torch.scaled_mm e4m3 rowwise, e4m3 rowwise, fast", "as-is"],
+        ["as-is"],
+    ]
+
+
+def test_sites_are_run_in_every_way_that_fits_together() -> None:
+    ways = candidates(Sizes(4096, 512, 1024), ("torch.scaled_mm", "fbgemm.rowwise"), Accumulation.FAST)
+    assert len(ways) == 4 + 4 + 2 + 1
+    assert list(ways)[-1] == "fprop as-is, dgrad as-is, wgrad as-is"
+    assert next(iter(ways)) == "fprop torch.scaled_mm, dgrad torch.scaled_mm, wgrad torch.scaled_mm"
+    plain = [part for part in ways["fprop as-is, dgrad as-is, wgrad as-is"] if part.work is Work.GEMM]
+    assert {(part.rows, part.columns, part.contraction) for part in plain} == {
+        (4096, 1024, 512), (4096, 512, 1024), (1024, 512, 4096),
+    }  # fmt: skip
+    turned = [part for part in next(iter(ways.values())) if part.work is Work.TURN]
+    assert len(turned) == 3
+
+
+def test_what_sites_are_made_of_is_measured_in_the_set_that_ships() -> None:
+    known = set(grid())
+    lacking = {part for problem in site_problems() for way in problem.candidates.values() for part in way} - known
+    assert {part.work for part in lacking} <= {Work.QUANTISE, Work.COPY}  # of transposed copies, 32768 wide
+    asked = {part.columns for part in lacking}
+    assert asked <= {32768}

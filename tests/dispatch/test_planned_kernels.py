@@ -1,0 +1,114 @@
+"""verify proves on which kernel a GEMM ran, and apply that it can run here."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import replace
+
+import dispatch_models as models
+import dispatch_sample as sample
+import pytest
+import torch
+
+from loka import dispatch
+from loka.dispatch import libraries
+from loka.kernels import ticks
+
+FBGEMM, TORCH = ("fbgemm.rowwise",), ("torch.scaled_mm",)
+
+
+def on(*kernels: tuple[str, ...], names=("0", "2")):
+    """Bindings whose plain linears are planned on these kernels: fprop, dgrad, wgrad."""
+    return (replace(sample.linears(*names), kernels=(kernels,)),)
+
+
+@pytest.fixture
+def model():
+    return models.mlp()
+
+
+def test_what_ran_on_another_kernel_than_planned_is_found(model):
+    patch = sample.apply(model, on(FBGEMM, TORCH, (*FBGEMM, *TORCH)))
+    models.step(model)
+    with pytest.raises(dispatch.VerifyError) as error:
+        patch.verify()
+    assert error.value.problems == (
+        "0: fprop ran on torch.scaled_mm, planned was fbgemm.rowwise",
+        "2: fprop ran on torch.scaled_mm, planned was fbgemm.rowwise",
+    )
+
+
+def test_one_of_a_tables_kernels_is_enough(model):
+    patch = sample.apply(model, on((*FBGEMM, *TORCH), TORCH, TORCH))
+    models.step(model)
+    patch.verify()
+    for number in model[0].loka.numbers:
+        ticks.tick(number, "triton.gemm")
+    with pytest.raises(dispatch.VerifyError, match=r"fprop ran on triton\.gemm, planned was fbgemm\.rowwise or"):
+        patch.verify()
+
+
+def test_reset_forgets_on_what_it_ran(model):
+    patch = sample.apply(model, on(TORCH, TORCH, TORCH))
+    ticks.tick(model[0].loka.tick(0), "fbgemm.rowwise")
+    models.step(model)
+    with pytest.raises(dispatch.VerifyError, match="ran on fbgemm"):
+        patch.verify()
+    patch.reset()
+    models.step(model)
+    patch.verify()
+
+
+def test_in_mode_infer_fprop_alone_is_asked_for(model):
+    patch = sample.apply(model, on(FBGEMM, TORCH, TORCH), mode="infer")
+    with torch.no_grad():
+        model(torch.randn(2, 32))
+    with pytest.raises(dispatch.VerifyError) as error:
+        patch.verify()
+    assert all("fprop ran on torch.scaled_mm" in problem for problem in error.value.problems)
+
+
+def through_pickle(model):
+    return pickle.loads(pickle.dumps(model))  # noqa: S301 (its own bytes)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, through_pickle])
+def test_copies_know_their_kernels(duplicate, model):
+    sample.apply(model, on(FBGEMM, TORCH, TORCH))
+    other = duplicate(model)
+    models.step(other)
+    with pytest.raises(dispatch.VerifyError, match=r"planned was fbgemm\.rowwise"):
+        dispatch.patch_of(other).verify()
+
+
+def test_a_missing_library_is_an_error_at_apply_and_the_model_is_left_alone(model, monkeypatch):
+    monkeypatch.setattr(libraries, "_on_fp8", lambda module: True)
+    with pytest.raises(dispatch.BindError) as error:
+        sample.apply(model, on(FBGEMM, TORCH, TORCH))
+    assert str(error.value).startswith("dispatch_sample cannot run on this machine; the model is left as it was:")
+    torchs, fbgemms = (
+        next(problem for problem in error.value.problems if name in problem) for name in (*TORCH, *FBGEMM)
+    )
+    assert "no CUDA device" in torchs
+    assert fbgemms == (
+        "kernel 'fbgemm.rowwise', planned for '0', '2': FBGEMM GenAI is not installed: pip install 'loka[fbgemm]'; or "
+        "write another `kernel` or `compute: keep` for these sites in the policy and run loka generate again"
+    )
+    assert all(type(module) in (torch.nn.Linear, torch.nn.ReLU) for module in model)
+
+
+def test_many_sites_are_counted(monkeypatch):
+    monkeypatch.setattr(libraries, "_on_fp8", lambda module: True)
+    layers = torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(5)])
+    with pytest.raises(dispatch.BindError, match="planned for '0', '1', '2' and 2 more: FBGEMM"):
+        sample.apply(layers, on(FBGEMM, FBGEMM, FBGEMM, names=("0", "1", "2", "3", "4")))
+
+
+def test_without_a_gpu_a_library_is_not_needed(model):
+    sample.apply(model, on(FBGEMM, FBGEMM, FBGEMM))
+
+
+def test_a_kernel_that_this_loka_does_not_have(model):
+    with pytest.raises(dispatch.BindError, match=r"there is no kernel 'deep\.gemm'.*; upgrade LoKA"):
+        sample.apply(model, on(("deep.gemm",), TORCH, TORCH))

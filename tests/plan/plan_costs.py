@@ -1,0 +1,61 @@
+"""Made-up measurements: bounds from bytes and FLOPs, by a factor for each kernel; and kernels that take anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from loka.kernels.part_bounds import bound_us
+from loka.kernels.parts import Part, Source, Timed, Work
+from loka.numerics.names import Gemm, Scaling
+from loka.plan.plan import AS_IS
+from loka.policy.settings import OperandRecipe
+
+SCALED_MM = "torch.scaled_mm"
+ROWS = OperandRecipe(power_of_two=True)
+TURNED = OperandRecipe(power_of_two=True, turned=True)
+TURNED_ONCE = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=True, turned=True)
+CHAIN = {Gemm.FPROP: (ROWS, ROWS), Gemm.DGRAD: (ROWS, TURNED), Gemm.WGRAD: (TURNED_ONCE, TURNED_ONCE)}
+
+Factor = Callable[[Part], float | None]
+
+
+@dataclass
+class MadeUp:
+    """Costs: each part takes its bound times a factor; a kernel that is not in `kernels` was never measured."""
+
+    kernels: Mapping[str, float] = field(default_factory=lambda: {AS_IS: 1.0, SCALED_MM: 1.0})
+    factor: Factor = lambda part: 1.0  # None: never measured
+    spread: float = 0.0
+    source: Source = Source.MEASURED
+    wrong: Mapping[str, str] = field(default_factory=dict)  # kernel -> why its numbers were refused
+    scale: float = 1.0
+    name: str = "made-up.jsonl"
+    sha256: str = "c" * 64
+    asked: int = 0
+
+    def time(self, part: Part) -> Timed | None:
+        self.asked += 1
+        factor = self.factor(part)
+        if factor is None or (part.work is Work.GEMM and part.kernel not in self.kernels):
+            return None
+        if part.work is Work.GEMM:
+            factor *= self.kernels[part.kernel]
+        return Timed(self.scale * factor * bound_us(part), self.spread, self.source)
+
+    def error(self, part: Part) -> tuple[float, float] | None:
+        return (0.12, 31.5) if part.recipe else None
+
+    def why_wrong(self, part: Part) -> str:
+        return self.wrong.get(part.kernel, "")
+
+
+@dataclass(frozen=True)
+class AnyGemm:
+    """A kernel that takes every GEMM, or refuses every one."""
+
+    name: str
+    refusal: str | None = None
+
+    def why_not(self, *sizes: object, **more: object) -> str | None:
+        return self.refusal

@@ -1,0 +1,330 @@
+"""Decisions by time: which GEMMs of a site run in FP8, on which kernel, and the reasons that they carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from plan_costs import CHAIN, SCALED_MM, AnyGemm, MadeUp
+
+from loka.kernels.catalogue import SCALED_MM as CUBLASLT
+from loka.kernels.parts import Part, Source, Work
+from loka.numerics.names import Compute, Fuse, Gemm
+from loka.plan.costs import Surroundings, Traced
+from loka.plan.evidence import Known
+from loka.plan.plan import AS_IS, GemmPlan, SitePlan, Target
+from loka.plan.resolve import Situation, resolve
+from loka.plan.words import decision_words
+from loka.policy.settings import Budget, GemmSettings, SiteSettings
+from loka.probe.profile import Estimate, Interval
+from loka.sites.site import Rows
+
+NAME = "layers.0.fmb.0"
+OTHER = AnyGemm("zz.other")
+KERNELS = {AS_IS: 1.0, SCALED_MM: 1.0, OTHER.name: 1.0}
+
+Settings = Callable[..., SiteSettings]
+
+
+@pytest.fixture
+def wanted(make_settings) -> Settings:
+    """Settings of the turned recipe."""
+
+    def make(compute: Compute = Compute.AUTO, fuse: Fuse = Fuse.ALWAYS, min_speedup: float = 1.05, **more: Compute):
+        settings = make_settings(compute, **more)
+        gemms = {gemm: GemmSettings(each.compute, CHAIN[gemm]) for gemm, each in settings.gemms.items()}
+        return replace(settings, gemms=gemms, fuse=fuse, budget=Budget(min_speedup=min_speedup))
+
+    return make
+
+
+@pytest.fixture
+def safe(make_known) -> Callable[..., Known]:
+    """A profile in which the turned recipe is safe at some sites, except for some GEMMs."""
+
+    def make(*names: str, unsafe: tuple[Gemm, ...] = ()) -> Known:
+        estimates = tuple(
+            Estimate(gemm, CHAIN[gemm], Interval(mere, mere, mere), Interval(30, 29, 31), 16)
+            for gemm in Gemm
+            for mere in (0.5 if gemm in unsafe else 0.02,)
+        )
+        return make_known(dict.fromkeys(names or (NAME,), estimates))
+
+    return make
+
+
+@pytest.fixture
+def decide(make_site, safe):
+    """The plan of one site."""
+
+    def make(
+        settings: SiteSettings, costs: MadeUp | None, kernels=(CUBLASLT, OTHER), known=None, traced=None, **changes
+    ) -> SitePlan:
+        situation = Situation(Target.H100, 4096, kernels=tuple(kernels), known=known or safe(), costs=costs)
+        (plan,) = resolve([make_site(**changes)], [settings], situation, {}, traced)
+        return plan
+
+    return make
+
+
+def gemm_of(plan: SitePlan, gemm: Gemm) -> GemmPlan:
+    return next(each for each in plan.gemms if each.gemm is gemm)
+
+
+def only_gemms(part: Part) -> float | None:
+    """What is around GEMMs costs next to nothing."""
+    return 1.0 if part.work is Work.GEMM else 1e-6
+
+
+def slow(*recipes: str, by: float = 10.0) -> Callable[[Part], float | None]:
+    """Parts of some kinds of work, or GEMMs of some kernels, are slow."""
+    return lambda part: by if part.work.value in recipes or part.kernel in recipes else 1.0
+
+
+def test_a_large_site_runs_in_fp8_and_says_what_it_gains(decide, wanted) -> None:
+    plan = decide(wanted(), MadeUp(KERNELS), k=4096, n=4096)
+    assert all(gemm.fp8 for gemm in plan.gemms)
+    assert {gemm.reason for gemm in plan.gemms} == {"safe by evidence and faster, auto by p.yaml:14"}
+    assert plan.timing is not None
+    assert plan.timing.speedup > 1.2
+    assert plan.timing.chosen.source is Source.MEASURED
+    assert not plan.timing.kept
+
+
+def test_a_small_site_is_kept_with_both_times(decide, wanted) -> None:
+    plan = decide(wanted(), MadeUp(KERNELS), k=64, n=64)
+    assert not plan.fp8
+    assert plan.timing is not None
+    assert plan.timing.kept
+    assert plan.timing.chosen == plan.timing.as_is
+    for gemm in plan.gemms:
+        assert (gemm.kernel, gemm.operands, gemm.accumulation) == (AS_IS, None, None)
+        assert gemm.reason.startswith("kept: BF16 is faster here: ")
+        assert gemm.reason.endswith(" us (measured)")
+        assert [each.kernel for each in gemm.rejected] == [SCALED_MM, OTHER.name]
+
+
+def test_too_small_a_gain_is_named_with_the_budget(decide, wanted) -> None:
+    plan = decide(wanted(min_speedup=3.0), MadeUp(KERNELS), k=4096, n=4096)
+    assert not plan.fp8
+    reasons = {gemm.reason for gemm in plan.gemms}
+    assert all("x is under min_speedup 3: " in reason for reason in reasons)
+
+
+def test_what_the_policy_forces_stays_and_says_that_it_is_slower(decide, wanted) -> None:
+    plan = decide(wanted(Compute.FP8), MadeUp(KERNELS), k=64, n=64)
+    assert all(gemm.fp8 for gemm in plan.gemms)
+    assert {gemm.reason for gemm in plan.gemms} == {"fp8 by p.yaml:14, slower than BF16 here"}
+    fast = decide(wanted(Compute.FP8), MadeUp(KERNELS), k=4096, n=4096)
+    assert {gemm.reason for gemm in fast.gemms} == {"fp8 by p.yaml:14"}
+
+
+def test_each_gemm_has_the_fastest_kernel_and_the_other_says_why_it_lost(decide, wanted) -> None:
+    def factor(part: Part) -> float:
+        return 0.8 if part.kernel == OTHER.name and part.contraction == 4096 else 1.0
+
+    plan = decide(wanted(Compute.FP8), MadeUp(KERNELS, factor), k=2048, n=1024)
+    assert [gemm.kernel for gemm in plan.gemms] == [SCALED_MM, SCALED_MM, OTHER.name]
+    (lost,) = gemm_of(plan, Gemm.WGRAD).rejected
+    assert lost.kernel == SCALED_MM
+    assert lost.reason.startswith("slower than zz.other: ")
+    assert [each.kernel for each in gemm_of(plan, Gemm.FPROP).times] == [SCALED_MM, OTHER.name, AS_IS]
+    assert gemm_of(plan, Gemm.FPROP).times[0].sqnr_db == 31.5
+
+
+def test_what_cannot_be_told_apart_goes_by_the_catalogue(decide, wanted) -> None:
+    faster = {**KERNELS, OTHER.name: 0.99}
+    plan = decide(wanted(Compute.FP8), MadeUp(faster, spread=0.02))
+    assert {gemm.kernel for gemm in plan.gemms} == {SCALED_MM}
+    assert "no faster than torch.scaled_mm beyond the noise" in gemm_of(plan, Gemm.FPROP).rejected[0].reason
+    exact = decide(wanted(Compute.FP8), MadeUp(faster, spread=0.001))
+    assert {gemm.kernel for gemm in exact.gemms} == {OTHER.name}
+    names = ("aa.other", "zz.other")
+    unknown = [AnyGemm(name) for name in reversed(names)]
+    plan = decide(wanted(Compute.FP8), MadeUp({AS_IS: 1.0, **dict.fromkeys(names, 1.0)}), kernels=unknown)
+    assert {gemm.kernel for gemm in plan.gemms} == {"aa.other"}  # both unknown to the catalogue: by name
+
+
+def test_batches_of_other_sizes_have_the_kernel_that_is_fastest_there(decide, wanted) -> None:
+    def factor(part: Part) -> float:
+        rows = part.contraction if part.columns == 2048 and part.rows == 1024 else part.rows  # of the batch
+        return 0.8 if part.kernel == OTHER.name and rows <= 1024 else 1.0
+
+    plan = decide(wanted(Compute.FP8), MadeUp(KERNELS, factor), k=2048, n=1024)
+    for gemm in plan.gemms:
+        assert gemm.kernel == SCALED_MM
+        assert gemm.by_rows == ((1024, OTHER.name), (32768, SCALED_MM))
+        assert decision_words(plan, gemm.gemm).endswith(" by zz.other up to M 1024, torch.scaled_mm above")
+    noisy = decide(wanted(Compute.FP8), MadeUp(KERNELS, factor, spread=0.3), k=2048, n=1024)
+    assert {gemm.by_rows for gemm in noisy.gemms} == {()}
+    same = decide(wanted(Compute.FP8), MadeUp(KERNELS), k=2048, n=1024)
+    assert {gemm.by_rows for gemm in same.gemms} == {()}
+
+
+def test_a_small_batch_has_its_own_kernel_up_to_256_rows(decide, wanted) -> None:
+    costs = MadeUp(KERNELS, lambda part: 1.0 if part.kernel != OTHER.name else 0.8 if part.rows == 200 else 1.2)
+    plan = decide(wanted(Compute.FP8, dgrad=Compute.KEEP), costs, k=2048, n=1024, rows=Rows(0, 200), input_grad=False)
+    fprop = gemm_of(plan, Gemm.FPROP)
+    assert (fprop.kernel, fprop.by_rows) == (OTHER.name, ((256, OTHER.name), (1024, SCALED_MM)))
+
+
+def test_a_kernel_with_wrong_numbers_is_never_taken(decide, wanted) -> None:
+    costs = MadeUp({**KERNELS, OTHER.name: 0.1}, wrong={OTHER.name: "SQNR 3 dB"})
+    plan = decide(wanted(Compute.FP8), costs)
+    assert {gemm.kernel for gemm in plan.gemms} == {SCALED_MM}
+    assert gemm_of(plan, Gemm.FPROP).rejected[-1].reason == "its numbers were wrong when it was measured: SQNR 3 dB"
+    none_right = decide(wanted(Compute.FP8), costs, kernels=[OTHER])
+    assert not none_right.fp8
+    assert "its numbers were wrong" in gemm_of(none_right, Gemm.FPROP).reason
+
+
+def test_kernels_that_were_not_measured_lose_to_those_that_were(decide, wanted) -> None:
+    plan = decide(wanted(Compute.FP8), MadeUp({AS_IS: 1.0, OTHER.name: 5.0}))
+    assert {gemm.kernel for gemm in plan.gemms} == {OTHER.name}
+    assert gemm_of(plan, Gemm.FPROP).rejected[0].reason == ("never measured with e4m3 rowwise, e4m3 rowwise, precise")
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [
+        None,
+        MadeUp({}),
+        MadeUp({AS_IS: 1.0}),
+        MadeUp({SCALED_MM: 1.0}),
+        MadeUp(factor=lambda part: 1.0 if part.work is Work.GEMM else None),
+    ],
+)
+@pytest.mark.parametrize("compute", [Compute.AUTO, Compute.FP8])
+def test_without_enough_measurements_the_plan_is_that_without_any(costs, compute, decide, wanted) -> None:
+    bare = decide(wanted(compute), None)
+    plan = decide(wanted(compute), costs)
+    assert plan == bare
+    assert plan.timing is None
+    assert gemm_of(plan, Gemm.FPROP).rejected[0].reason == "torch.scaled_mm is preferred where no measurement decides"
+
+
+def test_evidence_and_time_both_have_to_agree(decide, wanted, safe) -> None:
+    costs = MadeUp(KERNELS)
+    unsafe = decide(wanted(), costs, known=safe(unsafe=tuple(Gemm)), k=4096, n=4096)
+    assert not unsafe.fp8
+    assert gemm_of(unsafe, Gemm.FPROP).reason.startswith("unsafe: MERE")
+    assert gemm_of(unsafe, Gemm.WGRAD).reason == "input is to be turned from fprop's, which stays as it is"
+    assert unsafe.timing is not None
+    assert not unsafe.timing.kept
+    half = decide(wanted(), costs, known=safe(unsafe=(Gemm.WGRAD,)), k=4096, n=4096)
+    assert [gemm.fp8 for gemm in half.gemms] == [True, True, False]
+    assert gemm_of(half, Gemm.WGRAD).reason.startswith("unsafe: MERE")
+
+
+def test_keep_is_kept_whatever_it_would_gain(decide, wanted) -> None:
+    plan = decide(wanted(Compute.KEEP), MadeUp(KERNELS), k=4096, n=4096)
+    assert not plan.fp8
+    assert {gemm.reason for gemm in plan.gemms} == {"keep by p.yaml:14"}
+    assert any(candidate.outcome.endswith("may not run in FP8") for candidate in plan.candidates)
+
+
+def test_gemms_are_chosen_together_since_they_share_what_is_quantised(decide, wanted) -> None:
+    """wgrad's FP8 product alone is faster, and loses to the transposed copies that it needs."""
+    plan = decide(wanted(), MadeUp(KERNELS, slow("turn", by=30.0)), k=4096, n=4096, input_grad=False)
+    assert [gemm.fp8 for gemm in plan.gemms] == [True, False]
+    reason = gemm_of(plan, Gemm.WGRAD).reason
+    assert reason.startswith("kept: BF16 is faster here: ")
+    products = {each.kernel: each.us for each in gemm_of(plan, Gemm.WGRAD).times}
+    assert products[SCALED_MM] < products[AS_IS]
+
+
+def test_a_forced_gemm_takes_what_it_is_turned_from_along(decide, wanted) -> None:
+    settings = wanted(Compute.AUTO, wgrad=Compute.FP8)
+    plan = decide(settings, MadeUp(KERNELS), k=64, n=64)
+    assert all(gemm.fp8 for gemm in plan.gemms)  # wgrad is turned from fprop's and dgrad's operands
+    assert gemm_of(plan, Gemm.FPROP).reason == "safe by evidence, auto by p.yaml:14, slower than BF16 here"
+
+
+def test_every_way_is_a_candidate_with_its_reason(decide, wanted) -> None:
+    plan = decide(wanted(), MadeUp(KERNELS), k=4096, n=4096)
+    kernels = [candidate.kernels for candidate in plan.candidates]
+    assert len(kernels) == len(set(kernels)) == 4  # with turned operands: none, fprop, fprop and dgrad, all
+    assert [candidate.outcome for candidate in plan.candidates].count("chosen") == 1
+    chosen = next(each for each in plan.candidates if each.outcome == "chosen")
+    assert plan.timing is not None
+    assert chosen.time == plan.timing.chosen
+    assert all(each.outcome.startswith("slower: ") for each in plan.candidates if each is not chosen)
+
+
+def test_a_chain_of_neighbours_is_decided_as_a_whole(make_site, wanted, safe) -> None:
+    """The second linear's input comes from the first's kernel: alone the first loses a little, together both gain."""
+    names = ("a", "b")
+    sites = [make_site("a", k=1024, n=4096), make_site("b", k=4096, n=1024)]
+    chain = Traced(
+        (names,),
+        {"a": Surroundings("", "layer_norm silu", True, False), "b": Surroundings("layer_norm silu", "", False, True)},
+    )
+    apart = Traced(tuple((name,) for name in names), chain.around)
+
+    def fp8(traced: Traced, min_speedup: float) -> list[bool]:
+        situation = Situation(Target.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS, slow("quantise", by=2.0)))
+        settings = wanted(min_speedup=min_speedup)
+        return [plan.fp8 for plan in resolve(sites, [settings] * 2, situation, {}, traced)]
+
+    floors = [1 + step / 100 for step in range(60)]
+    together = [fp8(chain, floor) for floor in floors]
+    alone = [fp8(apart, floor) for floor in floors]
+    assert [False, False] in together
+    assert all(joined >= single for joined, single in zip(together, alone, strict=True))
+    assert any(joined == [True, True] != single for joined, single in zip(together, alone, strict=True))
+
+
+def test_a_site_that_leaves_the_chain_costs_its_neighbour_a_pass(make_site, wanted, safe) -> None:
+    names = ("a", "b")
+    around = {"a": Surroundings("", "silu", True, False), "b": Surroundings("silu", "", False, True)}
+    sites = [make_site(name, k=4096, n=4096) for name in names]
+
+    def second(first: Compute) -> float:
+        situation = Situation(Target.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS))
+        plans = resolve(sites, [wanted(first), wanted(Compute.FP8)], situation, {}, Traced((names,), around))
+        assert plans[1].timing is not None
+        return plans[1].timing.chosen.forward
+
+    assert second(Compute.FP8) < second(Compute.KEEP)
+
+
+@pytest.mark.parametrize(("fuse", "gains"), [(Fuse.AUTO, True), (Fuse.NEVER, False), (Fuse.ALWAYS, False)])
+def test_fuse_auto_takes_neighbours_along_where_that_gains(fuse, gains, decide, wanted) -> None:
+    plan = decide(wanted(fuse=fuse), MadeUp(KERNELS), k=4096, n=4096)
+    assert plan.gains_by_fusing is gains
+    nothing = decide(wanted(fuse=fuse), MadeUp(KERNELS), k=4096, n=4096, fed_by=(), followed_by=())
+    assert not nothing.gains_by_fusing
+    alone = Traced(alone=frozenset({NAME}))
+    assert not decide(wanted(fuse=fuse), MadeUp(KERNELS), k=4096, n=4096, traced=alone).gains_by_fusing
+
+
+def test_fuse_auto_leaves_neighbours_where_the_kernel_around_is_slow(decide, wanted) -> None:
+    costs = MadeUp(KERNELS, lambda part: 4.0 if part.around and "e4m3" in part.recipe else 1.0)
+    assert not decide(wanted(fuse=Fuse.AUTO), costs, k=4096, n=4096).gains_by_fusing
+
+
+def test_a_blocked_site_is_not_timed(decide, wanted) -> None:
+    plan = decide(wanted(), MadeUp(KERNELS), blocked="generated weights")
+    assert (plan.timing, plan.candidates) == (None, ())
+    assert {gemm.reason for gemm in plan.gemms} == {"generated weights"}
+
+
+def test_auto_without_a_profile_stays_however_fast(make_site, wanted) -> None:
+    situation = Situation(Target.H100, 4096, costs=MadeUp(KERNELS))
+    (plan,) = resolve([make_site(k=4096, n=4096)], [wanted()], situation, {})
+    assert gemm_of(plan, Gemm.FPROP).reason == "no evidence: run loka probe"
+    assert not plan.fp8
+
+
+def test_sites_that_are_alike_share_their_decisions_and_lookups(make_site, wanted) -> None:
+    costs = MadeUp(KERNELS)
+    settings = wanted(Compute.FP8)
+    sites = [make_site(f"layers.{i}.fmb.0") for i in range(3)]
+    situation = Situation(Target.H100, 4096, costs=costs)
+    first, second, third = resolve(sites, [settings] * 3, situation, {})
+    assert first.gemms is second.gemms is third.gemms
+    assert first.candidates is third.candidates
+    asked = costs.asked
+    resolve(sites[:1], [settings], situation, {})
+    assert costs.asked == 2 * asked

@@ -1,0 +1,222 @@
+"""Which kernels a site's step is made of, for each way of running it: what generated code launches."""
+
+from __future__ import annotations
+
+import pytest
+from plan_costs import CHAIN, ROWS, TURNED, MadeUp
+
+from loka.kernels.parts import Part, Source, Work
+from loka.numerics.names import Accumulation, Format, Gemm, Range, Scaling
+from loka.plan.costs import (
+    Sizes,
+    Surroundings,
+    gemm_part,
+    has_form_of_chain,
+    keeps_wgrad_in_chain,
+    sheet_of,
+    surroundings_of,
+)
+from loka.plan.pricing import Pricer
+from loka.policy.settings import OperandRecipe
+
+SIZES = Sizes(4096, 512, 1024)
+AROUND = Surroundings("layer_norm", "layer_norm silu")
+AS_IS = dict.fromkeys(Gemm)
+PLAIN = dict.fromkeys(Gemm, (OperandRecipe(), OperandRecipe()))
+
+
+def words(parts: tuple[Part, ...]) -> list[str]:
+    return [
+        f"{part.work} {part.rows}x{part.columns} {part.around} -> {part.recipe}".replace("  ", " ") for part in parts
+    ]
+
+
+def test_as_it_is_a_site_has_its_norms_in_the_models_dtype() -> None:
+    sheet = sheet_of(SIZES, AS_IS, AROUND, False, False)
+    assert words(sheet.forward) == [
+        "forward 4096x512 layer_norm -> bfloat16",
+        "forward 4096x1024 layer_norm silu -> bfloat16",
+    ]
+    assert words(sheet.backward) == [
+        "backward 4096x1024 layer_norm silu -> bfloat16",
+        "backward 4096x512 layer_norm -> bfloat16",
+    ]
+
+
+def test_a_chain_writes_fp8_in_the_kernels_around_and_turns_the_rest() -> None:
+    sheet = sheet_of(SIZES, CHAIN, AROUND, True, False)
+    assert words(sheet.forward) == [
+        "forward 4096x512 layer_norm -> e4m3 rowwise",
+        "quantise 1024x512 -> e4m3 rowwise",
+        "forward 4096x1024 layer_norm silu -> bfloat16",
+    ]
+    assert words(sheet.backward) == [
+        "backward 4096x1024 layer_norm silu -> e4m3 rowwise",
+        "turn 4096x1024 -> e4m3 tensorwise",
+        "turn 4096x512 -> e4m3 tensorwise",
+        "turn 1024x512 -> e4m3 tensorwise",
+        "backward 4096x512 layer_norm -> bfloat16",
+    ]
+
+
+def test_a_chain_of_one_linear_alone_quantises_in_passes_of_their_own() -> None:
+    fused, alone = (sheet_of(SIZES, CHAIN, AROUND, taken, False) for taken in (True, False))
+    assert words(alone.forward)[:2] == ["forward 4096x512 layer_norm -> bfloat16", "quantise 4096x512 -> e4m3 rowwise"]
+    assert words(alone.backward)[:2] == [
+        "backward 4096x1024 layer_norm silu -> bfloat16",
+        "quantise 4096x1024 -> e4m3 rowwise",
+    ]
+    assert len(alone.forward) == len(fused.forward) + 1
+    assert len(alone.backward) == len(fused.backward) + 1
+
+
+def test_an_activation_before_is_taken_only_with_the_linear_that_it_follows() -> None:
+    around = Surroundings("layer_norm silu", "", first=False, takes_before=False)
+    joined, apart = (sheet_of(SIZES, CHAIN, around, True, joined) for joined in (True, False))
+    assert words(joined.forward)[0] == "forward 4096x512 layer_norm silu -> e4m3 rowwise"
+    assert words(apart.forward)[:2] == [
+        "forward 4096x512 layer_norm silu -> bfloat16",
+        "quantise 4096x512 -> e4m3 rowwise",
+    ]
+    assert joined.backward == apart.backward
+    assert not any(part.work is Work.BACKWARD for part in joined.backward)  # the linear before counts it
+
+
+def test_other_recipes_quantise_both_operands_of_each_gemm() -> None:
+    sheet = sheet_of(SIZES, PLAIN, Surroundings(), True, True)
+    assert words(sheet.forward) == ["quantise 4096x512 -> e4m3 rowwise", "quantise 1024x512 -> e4m3 rowwise"]
+    assert words(sheet.backward) == [
+        "quantise 4096x1024 -> e4m3 rowwise",
+        "copy 1024x512 -> bfloat16",
+        "quantise 512x1024 -> e4m3 rowwise",
+        "copy 4096x1024 -> bfloat16",
+        "quantise 1024x4096 -> e4m3 rowwise",
+        "copy 4096x512 -> bfloat16",
+        "quantise 512x4096 -> e4m3 rowwise",
+    ]
+
+
+def test_one_gemm_in_fp8_has_the_passes_of_that_one_alone() -> None:
+    sheet = sheet_of(SIZES, {**AS_IS, Gemm.FPROP: PLAIN[Gemm.FPROP]}, Surroundings(), False, False)
+    assert (len(sheet.forward), len(sheet.backward)) == (2, 0)
+    wgrad = sheet_of(SIZES, {**AS_IS, Gemm.WGRAD: CHAIN[Gemm.WGRAD]}, Surroundings(), False, False)
+    assert words(wgrad.backward) == [
+        "quantise 4096x1024 -> e4m3 rowwise",
+        "turn 4096x1024 -> e4m3 tensorwise",
+        "quantise 4096x512 -> e4m3 rowwise",
+        "turn 4096x512 -> e4m3 tensorwise",
+    ]
+
+
+def test_an_input_without_gradient_has_no_turned_weight_and_no_gradient_of_its_norm() -> None:
+    pairs = {gemm: CHAIN[gemm] for gemm in (Gemm.FPROP, Gemm.WGRAD)}
+    assert has_form_of_chain(pairs)
+    sheet = sheet_of(SIZES, pairs, AROUND, True, False)
+    assert [part.work for part in sheet.backward] == [Work.BACKWARD, Work.TURN, Work.TURN]
+
+
+def test_what_counts_as_a_chain() -> None:
+    assert has_form_of_chain(CHAIN)
+    assert not has_form_of_chain(PLAIN)
+    assert not has_form_of_chain({**CHAIN, Gemm.DGRAD: None})
+    assert not has_form_of_chain({**CHAIN, Gemm.FPROP: (OperandRecipe(), OperandRecipe())})
+    assert not has_form_of_chain({**CHAIN, Gemm.WGRAD: (TURNED, CHAIN[Gemm.WGRAD][1])})
+    e5m2 = OperandRecipe(Format.E5M2, power_of_two=True)
+    assert not has_form_of_chain({**CHAIN, Gemm.DGRAD: (e5m2, TURNED)})
+    kept = {**CHAIN, Gemm.WGRAD: None}
+    assert (has_form_of_chain(kept), keeps_wgrad_in_chain(kept)) == (False, True)
+    assert keeps_wgrad_in_chain({Gemm.FPROP: (ROWS, ROWS), Gemm.WGRAD: None})
+
+
+def test_known_scales_have_the_passes_of_a_chain() -> None:
+    known, weight = (
+        OperandRecipe(scaling=Scaling.TENSORWISE, range=Range.STATIC, amax=4.0),
+        OperandRecipe(scaling=Scaling.TENSORWISE),
+    )
+    pairs = {Gemm.FPROP: (known, weight), Gemm.DGRAD: (known, weight), Gemm.WGRAD: (known, known)}
+    assert has_form_of_chain(pairs)
+    assert keeps_wgrad_in_chain({**pairs, Gemm.WGRAD: None})
+    assert not has_form_of_chain({**pairs, Gemm.WGRAD: (known, weight)})
+    sheet, turned = (sheet_of(SIZES, each, AROUND, True, False) for each in (pairs, CHAIN))
+    assert sheet.backward == turned.backward
+    assert words(sheet.forward)[1] == "quantise 1024x512 -> e4m3 tensorwise"
+
+
+def test_rows_too_wide_for_a_kernel_run_as_without_a_chain() -> None:
+    wide = Sizes(4096, 123_200, 1024)
+    assert not any(
+        part.work is Work.FORWARD and "e4m3" in part.recipe
+        for part in sheet_of(wide, CHAIN, AROUND, True, True).forward
+    )
+
+
+@pytest.mark.parametrize(
+    ("fed_by", "followed_by", "expected"),
+    [
+        (("layer_norm",), ("layer_norm", "silu"), AROUND),
+        (
+            ("silu", "layer_norm", "linear"),
+            ("layer_norm", "linear"),
+            Surroundings("layer_norm silu", "layer_norm", False, False, False),
+        ),
+        (("add", "mul", "linear"), ("mul", "add", "linear"), Surroundings("", "", False, False, False)),
+        (("add", "layer_norm", "cat"), ("sigmoid",), Surroundings("layer_norm", "sigmoid")),
+        (("dropout", "layer_norm"), ("softmax",), Surroundings(takes_before=False)),
+        ((), (), Surroundings(takes_before=False)),
+    ],
+)
+def test_what_stands_around_a_site_by_the_models_own_operations(fed_by, followed_by, expected, make_site) -> None:
+    assert surroundings_of(make_site(fed_by=fed_by, followed_by=followed_by)) == expected
+
+
+def test_gemms_are_looked_up_by_their_own_sizes_and_recipe() -> None:
+    wgrad = gemm_part(Gemm.WGRAD, SIZES, "k", CHAIN[Gemm.WGRAD], Accumulation.FAST)
+    assert (wgrad.rows, wgrad.columns, wgrad.contraction) == (1024, 512, 4096)
+    assert wgrad.recipe == "e4m3 tensorwise, e4m3 tensorwise, fast"
+    mixed = (OperandRecipe(Format.E5M2, Scaling.TENSORWISE), OperandRecipe())
+    assert gemm_part(Gemm.DGRAD, SIZES, "k", mixed, None).recipe == "e5m2 tensorwise, e4m3 rowwise, precise"
+    assert gemm_part(Gemm.FPROP, SIZES, "as-is", None, None).recipe == ""
+
+
+def test_what_was_not_measured_takes_the_time_of_what_moves_like_it() -> None:
+    measured = {("", "e4m3 rowwise"), ("layer_norm", "bfloat16")}
+    costs = MadeUp(factor=lambda part: 1.0 if (part.around, part.recipe) in measured else None)
+    pricer = Pricer(costs)
+    norm = Part(Work.FORWARD, "rendered", 4096, 512, recipe="bfloat16", around="rms_norm silu")
+    known = pricer.part(Part(Work.FORWARD, "rendered", 4096, 512, recipe="bfloat16", around="layer_norm"))
+    found = pricer.part(norm)
+    assert found is not None
+    assert known is not None
+    assert (found.us, found.source, known.source) == (known.us, Source.ESTIMATED, Source.MEASURED)
+    turned = pricer.part(Part(Work.TURN, "rendered", 4096, 512, recipe="e4m3 tensorwise"))
+    quantised = pricer.part(Part(Work.QUANTISE, "rendered", 4096, 512, recipe="e4m3 rowwise"))
+    assert turned is not None
+    assert quantised is not None
+    assert 0 < turned.us < quantised.us
+    assert turned.source is Source.ESTIMATED
+    assert pricer.part(gemm_part(Gemm.FPROP, SIZES, "never", None, None)) is None
+
+
+def test_each_part_is_looked_up_once() -> None:
+    costs = MadeUp()
+    pricer = Pricer(costs)
+    sheet = sheet_of(SIZES, CHAIN, AROUND, True, False)
+    first = pricer.sum(sheet.backward)
+    asked = costs.asked
+    assert pricer.sum(sheet.backward) == first
+    assert costs.asked == asked
+
+
+def test_a_sum_is_as_sure_as_its_least_sure_part_and_noises_add_up_as_squares() -> None:
+    parts = (
+        Part(Work.QUANTISE, "rendered", 64, 64, recipe="e4m3 rowwise"),
+        Part(Work.COPY, "rendered", 64, 64, recipe="bfloat16"),
+    )
+    pricer = Pricer(MadeUp(spread=0.1, factor=lambda part: 1.0 if part.work is Work.QUANTISE else None))
+    found, first, second = pricer.sum(parts), pricer.part(parts[0]), pricer.part(parts[1])
+    assert found is not None
+    assert first is not None
+    assert second is not None
+    assert found.source is Source.ESTIMATED
+    assert found.us == pytest.approx(first.us + second.us)
+    assert found.noise == pytest.approx((first.noise**2 + second.noise**2) ** 0.5)
