@@ -12,6 +12,7 @@ from loka.codegen.gemm_calls import GemmRecipe, gemm_call, kernel_said, kernel_s
 from loka.codegen.layout import Code, call, lay_out
 from loka.codegen.names import Names
 from loka.codegen.prose import wrapped
+from loka.codegen.recipe_views import FrozenView, LinearView, QuantiserView
 from loka.errors import LokaError
 from loka.numerics.formats import FORMATS
 from loka.numerics.names import OPERANDS, Accumulation, Format, Gemm, Operand, Range, Scaling
@@ -242,45 +243,6 @@ def _class_of(function: str) -> str:
     return "".join(
         f"Block{part}" if part in ("1x128", "128x128") else part[0].upper() + part[1:] for part in function.split("_")
     )
-
-
-@dataclass(frozen=True, slots=True)
-class QuantiserView:
-    """One quantiser, as templates/quantiser.py.j2 reads it."""
-
-    name: str
-    format: str  # e4m3
-    dtype: str  # torch.float8_e4m3fn
-    maximum: str  # the constant that holds the format's largest finite value
-    scaling: str  # tensorwise | rowwise | 1x128 | 128x128
-    power_of_two: bool
-    amax: str | None  # the known maximum, as a Python number; None where it is measured
-    static_scale: str | None  # and the scale that follows from it
-
-
-@dataclass(frozen=True, slots=True)
-class LinearView:
-    """One linear: an autograd function and its wrapper, as templates/linear.py.j2 reads it.
-
-    fprop, dgrad and wgrad are lines of code; () stands for a plain matmul.
-    """
-
-    function: str  # LinearE4m3Rowwise
-    header: str
-    said: str
-    fprop: tuple[str, ...]
-    dgrad: tuple[str, ...]
-    wgrad: tuple[str, ...]
-    bias: str  # "always", "never", "sometimes": what the calls pass
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenView:
-    """The wrapper for a weight that was quantised once, as templates/linear_frozen.py.j2 reads it."""
-
-    header: str
-    fprop: tuple[str, ...]
-    bias: str
 
 
 class Recipes:
