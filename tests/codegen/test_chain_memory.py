@@ -16,6 +16,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from loka.codegen import render_package
+from loka.zoo.blocknorm import BlockNorm
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
 
@@ -33,6 +34,12 @@ def make(tmp_path: Path) -> Iterator[Make]:
         return plans.import_package(render_package(chains.chain_plan(body, recipe)), tmp_path, name)
 
     return one
+
+
+def blocks() -> nn.Module:
+    """What kernels under known scales write both ways."""
+    layers = [nn.Linear(48, 512, bias=False), BlockNorm(256), nn.Hardswish(), nn.Linear(512, 256), nn.GELU()]
+    return nn.Sequential(*layers, nn.Linear(256, 128))
 
 
 def step(model: nn.Module, x: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
@@ -54,9 +61,10 @@ def inputs(model: nn.Module) -> tuple[Tensor, Tensor]:
         (lambda: sums.Crosses(layers=3), chains.known_chain(), 1.0),
         (chains.Tower, chains.CHAIN, 0.8),
         (chains.Tower, chains.known_chain(), 0.8),
+        (blocks, chains.known_chain(), 0.34),
         (chains.Tower, chains.AS_IS, 0.8),
     ],
-    ids=["crosses", "more crosses", "known crosses", "tower", "known tower", "plain tower"],
+    ids=["crosses", "more crosses", "known crosses", "tower", "known tower", "known blocks", "plain tower"],
 )
 def test_a_step_holds_no_more_than_the_model_alone(
     make: Make, body: Callable[[], nn.Module], recipe: dict[str, object], most: float
