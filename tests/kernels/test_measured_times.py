@@ -233,12 +233,12 @@ def test_thirty_thousand_look_ups_take_no_time_to_speak_of():
         Part(Work.GEMM, "torch.scaled_mm", *(16 * drawn.randint(2, 600) for _ in range(3)), recipe=FP8)
         for _ in range(30_000)
     ]
-    start = time.perf_counter()
+    start = time.process_time()
     for part in parts:
         found.time(part)
         found.why_wrong(part)
-    assert time.perf_counter() - start < 3.0  # 0.6 s on a quiet core, none of the parts asked for twice
-    start = time.perf_counter()
+    assert time.process_time() - start < 3.0  # 0.6 s on a quiet core, none of the parts asked for twice
+    start = time.process_time()
     for part in parts:
         found.time(part)
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
