@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from loka.kernels.measurement_rows import Measurement
-from loka.kernels.part_bounds import bound_us
+from loka.kernels.part_bounds import bound_us, element_bytes
 from loka.kernels.parts import Part, Work
 
 REACH = 4  # a neighbour has at least a quarter, and at most four times, of the size in question
-ALIGNMENT = 16  # elements: kernels for sizes that are no multiples of it are others, or pad
+ALIGNMENT = 16  # bytes: kernels for rows of other lengths are others, or pad
 
 Axes = tuple[int, ...]
 
@@ -31,8 +31,9 @@ def axes_of(part: Part) -> Axes:
 
 
 def is_aligned(part: Part) -> bool:
-    """Whether the sizes that lie along memory are multiples of ALIGNMENT."""
-    return part.columns % ALIGNMENT == 0 and part.contraction % ALIGNMENT == 0
+    """Whether rows begin at multiples of ALIGNMENT: those of a GEMM's operands, as FP8 or in the dtype, and result."""
+    element = 1 if part.work is Work.GEMM and part.recipe else element_bytes(part.dtype)
+    return part.columns * element % ALIGNMENT == 0 and part.contraction * element % ALIGNMENT == 0
 
 
 class Near(NamedTuple):

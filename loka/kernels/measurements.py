@@ -12,8 +12,9 @@ work, kernel, dtype, recipe, and norm or activation. The rules:
   `bench.held_out_times`): between what the start rules and what FLOPs rule they bend upwards, and the bound with them.
 - Where a side has no such neighbour, outside of what was measured or in a gap: the same with the multiple at the
   nearest place within what was measured. ESTIMATED.
-- Sizes that are no multiples of 16 along memory have other kernels, or are padded: they and aligned ones do not speak
-  for each other between neighbours. Where only the others were measured, their time is taken, as ESTIMATED.
+- Sizes whose rows are no multiples of 16 bytes have other kernels, or are padded: they and aligned ones do not speak
+  for each other between neighbours (on an H100, 8192 x 1024 x 479 in BF16 takes 69 us, x 480 18 us). Where only the
+  others were measured, their time is taken, as ESTIMATED.
 - The spread is the largest of the times that were used.
 - A kernel whose numbers were wrong at a part has no time there, nor where such a part is the nearest measured one, and
   its times count nowhere.

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loka.errors import InputError
+from loka.kernels.measured_times import is_aligned
 from loka.kernels.measurements import Measurements
 from loka.kernels.part_bounds import bound_us
 from loka.kernels.parts import Part, Source, Work
@@ -150,6 +151,24 @@ def test_sizes_off_the_grain_of_memory_do_not_speak_for_aligned_ones():
     assert found.time(gemm(256, 256, 480)) == MEASURED.time(gemm(256, 256, 480))
     assert found.time(gemm(512, 256, 479)).us == pytest.approx(500.0)
     assert found.time(gemm(512, 256, 479)).source is Source.INTERPOLATED
+
+
+@pytest.mark.parametrize(
+    ("part", "aligned"),
+    [
+        (gemm(63, 64, 480), True),
+        (gemm(64, 64, 488), False),
+        (gemm(64, 24, 64), False),
+        (gemm(64, 64, 488, "as-is", ""), True),
+        (gemm(64, 24, 64, "as-is", ""), True),
+        (gemm(64, 64, 484, "as-is", ""), False),
+        (replace(gemm(64, 64, 484, "as-is", ""), dtype="float32"), True),
+        (quantise(64, 24), True),
+        (quantise(64, 13), False),
+    ],
+)
+def test_the_grain_of_memory_is_16_bytes(part, aligned):
+    assert is_aligned(part) == aligned
 
 
 def test_where_only_aligned_sizes_were_measured_others_are_estimated():
