@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from loka.bench.comparison import Progress, describe
@@ -114,7 +114,8 @@ def measure(part: Part, bench: Bench, clock: Clock) -> tuple[Span, Check]:
     for prepared in bench.prepare(part):
         try:
             check = prepared.check(prepared.call(*prepared.arguments))
-            found.append((clock.time(prepared.call, prepared.arguments), check))
+            span = clock.time(prepared.call, prepared.arguments)
+            found.append((replace(span, us=span.us / prepared.parts), check))
         except Exception as error:  # noqa: BLE001  (of one way: it counts where no other can be run)
             failure = error
     if not found:

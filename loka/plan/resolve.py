@@ -215,12 +215,12 @@ class _Resolver:
         site, wanted = draft.site, draft.wanted
         if self._pricer is None:
             return None
-        around = traced.around.get(site.name)
-        if around is None:
-            key: tuple[object, ...] = (site.fed_by, site.followed_by)
-            if key not in self._around:
-                self._around[key] = surroundings_of(site)
-            around = self._around[key]
+        key: tuple[object, ...] = (site.fed_by, site.followed_by)
+        if key not in self._around:
+            self._around[key] = surroundings_of(site)
+        around = self._around[key]
+        if site.name in traced.around:
+            around = around.in_chain(traced.around[site.name])
         fuse = Fuse.NEVER if site.name in traced.alone else wanted.fuse
         key = (id(wanted), site.rows, site.k, site.n, site.input_grad, around, fuse)
         if key not in self._menus:
@@ -237,7 +237,7 @@ class _Resolver:
             asked = replace(asked, operands=operands)
             able, _ = self._kernels(draft.site, plan.gemm, draft.wanted, asked)
             if able:
-                offers[plan.gemm] = Offer(asked.operands, asked.accumulation, able)
+                offers[plan.gemm] = Offer(asked.operands, asked.accumulation, able, asked.padding)
         return offers
 
 

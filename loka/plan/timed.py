@@ -57,7 +57,8 @@ def revise(problem: Problem, gemms: Sequence[GemmPlan], chosen: Chosen) -> Timed
                 reason = reason.replace(SAFE, f"{SAFE} and faster", 1)
             elif slower:
                 reason = f"{reason}, slower than BF16 here"
-            plan = replace(plan, kernel=choice.kernel, reason=reason, rejected=_once((*choice.lost, *unable)))
+            rejected = _once((*choice.lost, *unable))
+            plan = replace(plan, kernel=choice.kernel, reason=reason, rejected=rejected, by_rows=choice.by_rows)
         elif plan.fp8:
             plan = _kept(plan, problem, chosen)
         revised.append(replace(plan, times=menu.times(plan.gemm)))

@@ -41,9 +41,16 @@ def decision_words(plan: SitePlan, gemm: Gemm) -> str:
     """What one GEMM of a site runs in, or `-` where the site has no such GEMM; the kernel where it is not the usual."""
     for decision in plan.gemms:
         if decision.gemm is gemm:
-            words = gemm_words(decision)
-            return words if decision.kernel in (AS_IS, USUAL) else f"{words} by {decision.kernel}"
+            return f"{gemm_words(decision)}{_kernel_words(decision)}"
     return "-"
+
+
+def _kernel_words(decision: GemmPlan) -> str:
+    """The kernels that do not go without saying: ` by fbgemm.rowwise`, ` by fbgemm.rowwise up to M 1024, ...`."""
+    if decision.by_rows:
+        *below, (_, above) = decision.by_rows
+        return " by " + ", ".join([*(f"{kernel} up to M {rows}" for rows, kernel in below), f"{above} above"])
+    return "" if decision.kernel in (AS_IS, USUAL) else f" by {decision.kernel}"
 
 
 def reason_words(plan: SitePlan) -> str:

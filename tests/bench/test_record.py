@@ -153,6 +153,16 @@ def test_a_plain_product_errs_by_its_rounding_alone() -> None:
     assert check.sqnr_db > 50
 
 
+def test_float32_is_multiplied_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch, "mm", lambda a, b: seen.append(torch.get_float32_matmul_precision()) or a @ b)
+    before = torch.get_float32_matmul_precision()
+    (prepared,) = Gemms("cpu").prepare(Part(Work.GEMM, "as-is", 64, 64, 64, dtype="float32"))
+    prepared.call(*prepared.arguments)
+    assert seen == ["high"]
+    assert torch.get_float32_matmul_precision() == before
+
+
 @pytest.mark.parametrize("recipe", ["", "e4m3 rowwise, e4m3 rowwise, precise", "e4m3 rowwise, e4m3 rowwise, fast"])
 def test_a_wrong_tile_is_found(recipe: str) -> None:
     """One tile of 128 x 128 in a product of 64 of them, far from its beginning, and a single element."""
@@ -204,6 +214,14 @@ def test_the_spread_is_half_of_the_distance_of_the_quartiles() -> None:
     assert span_of([10.0, 11.0, 12.0, 13.0, 14.0]) == Span(12.0, 1.0 / 12.0, 5)
     with pytest.raises(InputError, match="two are needed"):
         span_of([1.0])
+
+
+def test_a_call_that_does_several_parts_is_shared_by_them() -> None:
+    class Bench:
+        def prepare(self, part: Part) -> tuple[Prepared, ...]:
+            return (Prepared(lambda: 9.0, (), lambda found: Check(), parts=3),)
+
+    assert measure(SMALL, Bench(), FakeClock())[0].us == 3.0
 
 
 def test_of_several_ways_the_fastest_right_one_counts() -> None:

@@ -153,3 +153,5 @@ def test_parts_are_measured_on_a_gpu(tmp_path: Path) -> None:
         assert check.wrong == "", part
         assert 0.5 < span.us < 200, part
         assert span.spread < 0.3, part
+    (single,) = bench.prepare(Part(Work.GEMM, "as-is", 4096, 4096, 4096, dtype="float32"))
+    assert clock.time(single.call, single.arguments).us < 1000  # 2700 us where it is not TF32

@@ -12,6 +12,7 @@ import codegen_plans as plans
 import pytest
 import torch
 
+import loka
 from loka import dispatch
 from loka.codegen import render_package
 from loka.errors import InputError
@@ -100,6 +101,19 @@ def test_a_new_kernel_is_planned_generated_applied_and_verified(
     assert [set(ticks.counts(first + offset)) for offset in range(3)] == [
         {registered.NAME}, {registered.NAME}, {"torch.scaled_mm"},
     ]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")
+def test_the_probe_learns_of_sites_on_it(registered: ModuleType, make: Make, tmp_path: Path) -> None:
+    files = render_package(make("defaults: {compute: fp8, kernel: sample.dequantised}\n"))
+    model = sys.modules["pinned_model"].build()
+    plans.import_package(files, tmp_path, "gen_probed").apply(model)
+    with loka.Probe(model, "policy.yaml", every=1, rows=1_000_000) as probe:
+        model(torch.randn(20, 48)).square().sum().backward()
+        probe.step()
+        found = {site.name: site for site in probe.stats()}
+    for name in ("0", "2"):
+        assert (found[name].input.rows, found[name].grad_output.rows) == (20, 20)
 
 
 def test_what_it_refuses_stays_with_its_reason(registered: ModuleType, make: Make) -> None:
