@@ -11,16 +11,16 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from loka.kernels.measurement_rows import Measurement
-from loka.kernels.part_bounds import bound_us
+from loka.kernels.part_bounds import bound_us, element_bytes
 from loka.kernels.parts import Part, Work
 
 REACH = 4  # a neighbour has at least a quarter, and at most four times, of the size in question
-ALIGNMENT = 16  # elements: kernels for sizes that are no multiples of it are others, or pad
+ALIGNMENT = 16  # bytes: kernels for rows of other lengths are others, or pad
 
 Axes = tuple[int, ...]
-Time = tuple[float, float]  # microseconds, or a share of a bound; and spread
 
 
 def axes_of(part: Part) -> Axes:
@@ -31,8 +31,18 @@ def axes_of(part: Part) -> Axes:
 
 
 def is_aligned(part: Part) -> bool:
-    """Whether the sizes that lie along memory are multiples of ALIGNMENT."""
-    return part.columns % ALIGNMENT == 0 and part.contraction % ALIGNMENT == 0
+    """Whether rows begin at multiples of ALIGNMENT: those of a GEMM's operands, as FP8 or in the dtype, and result."""
+    element = 1 if part.work is Work.GEMM and part.recipe else element_bytes(part.dtype)
+    return part.columns * element % ALIGNMENT == 0 and part.contraction * element % ALIGNMENT == 0
+
+
+class Near(NamedTuple):
+    """What measured parts say of a place: the share of time and bound, the spread, and the least and largest time."""
+
+    share: float
+    spread: float
+    least: float  # microseconds
+    most: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +50,13 @@ class Point:
     """One measured part."""
 
     measurement: Measurement
-    share: float  # of its time and its bound
+    near: Near
 
 
 @dataclass(slots=True)
 class Table:
     """Measured parts by one axis. Below the last axis stand points, above it tables."""
 
-    linear: bool  # whether times are interpolated linearly in sizes, that is in bytes, and not in the logarithms
     values: list[int] = field(default_factory=list)
     logs: list[float] = field(default_factory=list)
     below: list[Table | Point] = field(default_factory=list)
@@ -55,20 +64,18 @@ class Table:
     @classmethod
     def of(cls, measurements: Sequence[Measurement]) -> Table:
         """A table of measurements of one kind; there is at least one."""
-        points = sorted((axes_of(each.part), index) for index, each in enumerate(measurements))
-        linear = measurements[0].part.work is not Work.GEMM
-        root = cls(linear)
-        for axes, index in points:
+        root = cls()
+        for axes, index in sorted((axes_of(each.part), index) for index, each in enumerate(measurements)):
             each = measurements[index]
             table = root
             for value in axes[:-1]:
                 table = table._child(value)
-            table._put(axes[-1], Point(each, each.us / bound_us(each.part)))
+            table._put(axes[-1], Point(each, Near(each.us / bound_us(each.part), each.spread, each.us, each.us)))
         return root
 
     def _child(self, value: int) -> Table:
         if not self.values or self.values[-1] != value:
-            self._put(value, Table(self.linear))
+            self._put(value, Table())
         child = self.below[-1]
         if not isinstance(child, Table):
             raise TypeError("a table stands above points")
@@ -79,60 +86,55 @@ class Table:
         self.logs.append(math.log(value))
         self.below.append(below)
 
-    def inside(self, axes: Axes) -> Time | None:
-        """Microseconds between measured neighbours on every axis, None where some axis has none within REACH."""
+    def between(self, axes: Axes) -> Near | None:
+        """Between measured neighbours on every axis, None where some axis has none within REACH."""
         size = axes[0]
         index = bisect_left(self.values, size)
         if index < len(self.values) and self.values[index] == size:
-            at = self._inside(index, axes)
+            at = self._between(index, axes)
             if at is not None:
                 return at
         low = self._first(range(index - 1, -1, -1), axes)
         high = self._first(range(index, len(self.values)), axes) if low is not None else None
         if low is None or high is None:
             return None
-        first, second = low[0], high[0]
-        if self.linear:
-            weight = (size - self.values[first]) / (self.values[second] - self.values[first])
-            return _mean(low[1], high[1], weight)
-        weight = (math.log(size) - self.logs[first]) / (self.logs[second] - self.logs[first])
-        return _geometric(low[1], high[1], weight)
+        return _mean(low[1], high[1], self._weight(low[0], high[0], size))
 
-    def _inside(self, index: int, axes: Axes) -> Time | None:
+    def _between(self, index: int, axes: Axes) -> Near | None:
         below = self.below[index]
-        if isinstance(below, Table):
-            return below.inside(axes[1:])
-        return below.measurement.us, below.measurement.spread
+        return below.between(axes[1:]) if isinstance(below, Table) else below.near
 
-    def _first(self, indices: range, axes: Axes) -> tuple[int, Time] | None:
-        """The first of some values, from near to far, that has a time at the other axes."""
+    def _first(self, indices: range, axes: Axes) -> tuple[int, Near] | None:
+        """The first of some values, from near to far, that has neighbours on the other axes."""
         for index in indices:
             value = self.values[index]
             if value == axes[0]:
                 continue
             if value * REACH < axes[0] or value > axes[0] * REACH:
                 return None
-            time = self._inside(index, axes)
-            if time is not None:
-                return index, time
+            near = self._between(index, axes)
+            if near is not None:
+                return index, near
         return None
 
-    def share(self, axes: Axes) -> Time:
-        """The share of time and bound at the nearest place that was measured, between neighbours where there are."""
+    def beside(self, axes: Axes) -> Near:
+        """At the nearest place within what was measured, however far its neighbours are."""
         size = axes[0]
         index = bisect_left(self.values, size)
         if index == len(self.values):
-            return self._share(index - 1, axes)
+            return self._beside(index - 1, axes)
         if index == 0 or self.values[index] == size:
-            return self._share(index, axes)
-        weight = (math.log(size) - self.logs[index - 1]) / (self.logs[index] - self.logs[index - 1])
-        return _geometric(self._share(index - 1, axes), self._share(index, axes), weight)
+            return self._beside(index, axes)
+        low, high = self._beside(index - 1, axes), self._beside(index, axes)
+        return _mean(low, high, self._weight(index - 1, index, size))
 
-    def _share(self, index: int, axes: Axes) -> Time:
+    def _beside(self, index: int, axes: Axes) -> Near:
         below = self.below[index]
-        if isinstance(below, Table):
-            return below.share(axes[1:])
-        return below.share, below.measurement.spread
+        return below.beside(axes[1:]) if isinstance(below, Table) else below.near
+
+    def _weight(self, low: int, high: int, size: int) -> float:
+        """How far a size is from one value to another, in the logarithms."""
+        return (math.log(size) - self.logs[low]) / (self.logs[high] - self.logs[low])
 
     def nearest(self, axes: Axes) -> tuple[float, Measurement]:
         """The measured part at the least distance in the logarithms of all axes, with the square of that distance."""
@@ -170,16 +172,7 @@ class Table:
                 high += 1
 
 
-def _mean(low: Time, high: Time, weight: float) -> Time:
-    us = low[0] + (high[0] - low[0]) * weight
-    return _held(us, low, high)
-
-
-def _geometric(low: Time, high: Time, weight: float) -> Time:
-    return _held(low[0] * (high[0] / low[0]) ** weight, low, high)
-
-
-def _held(us: float, low: Time, high: Time) -> Time:
-    """Between both times, whatever rounding did; with the larger spread."""
-    least, most = (low[0], high[0]) if low[0] <= high[0] else (high[0], low[0])
-    return min(max(us, least), most), max(low[1], high[1])
+def _mean(low: Near, high: Near, weight: float) -> Near:
+    """The geometric mean of shares; the larger spread."""
+    share = low.share * (high.share / low.share) ** weight
+    return Near(share, max(low.spread, high.spread), min(low.least, high.least), max(low.most, high.most))

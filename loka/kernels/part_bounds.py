@@ -24,9 +24,14 @@ _PASSES = {
 }
 
 
+def element_bytes(dtype: str) -> int:
+    """Of a number in a model's dtype."""
+    return 4 if dtype == "float32" else 2
+
+
 def bound_us(part: Part) -> float:
     """Microseconds below which a part hardly goes; it grows with each of its sizes."""
-    element = 4 if part.dtype == "float32" else 2
+    element = element_bytes(part.dtype)
     if part.work is not Work.GEMM:
         plain, quantised = _PASSES[part.work]
         return START_US + 1e6 * part.rows * part.columns * (plain * element + quantised) / BANDWIDTH
