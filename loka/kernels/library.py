@@ -52,7 +52,7 @@ class Library:
         """Why its module cannot be imported or lacks the operator, or None; imports it."""
         try:
             importlib.import_module(self.module)
-        except (ImportError, OSError, RuntimeError) as error:  # native parts that were built for another torch
+        except (ImportError, OSError, RuntimeError, AttributeError) as error:  # it was built for another torch
             return (
                 f"{self.name} {self.version() or ''} does not load beside torch {torch.__version__} ({error}): "
                 f"{self.install}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from plan_costs import MadeUp
 
 from loka.errors import InputError
 from loka.kernels.catalogue import KERNELS, SCALED_MM, kernel_named
@@ -109,3 +110,12 @@ def test_candidates():
     asked = GemmSettings(Compute.FP8, (TURNED, TURNED))
     assert candidates(asked, KERNELS) == KERNELS
     assert candidates(replace(asked, kernel="mslk.rowwise"), KERNELS) == (kernel_named("mslk.rowwise"),)
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_measurements_do_not_move_a_gemm_off_the_named_kernel(measured, make_site, make_settings):
+    kernels = {"torch.scaled_mm": 0.5, "as-is": 1.0} | ({"fbgemm.rowwise": 0.9} if measured else {})
+    situation = replace(HOPPER, costs=MadeUp(kernels=kernels))
+    plan = decide(make_site(), pinned(make_settings(), "fbgemm.rowwise", False, Gemm.FPROP), situation)
+    assert [gemm.kernel for gemm in plan.gemms] == ["fbgemm.rowwise", "torch.scaled_mm", "torch.scaled_mm"]
+    assert "torch.scaled_mm" not in [each.kernel for each in plan.gemms[0].rejected]
