@@ -37,11 +37,12 @@ class Cost:
 
     forward: Price
     backward: Price
+    total: Price  # of both
 
-    @property
-    def total(self) -> Price:
-        """Both together."""
-        return self.forward + self.backward
+    @classmethod
+    def of(cls, forward: Price, backward: Price) -> Cost:
+        """With the sum."""
+        return cls(forward, backward, forward + backward)
 
     def rounded(self) -> StepTime:
         """As a plan records it: to the nanosecond."""
@@ -247,11 +248,12 @@ def _way(
                 forward += price
             else:
                 backward += price
-        return Cost(forward, backward)
+        return Cost.of(forward, backward)
 
     chained = sizes.fits and has_form_of_chain(pairs)
     taken = chained and around.any and fuse is not Fuse.NEVER
-    apart, joined = cost(taken, False), cost(taken, True)
+    apart = cost(taken, False)
+    joined = cost(taken, True) if taken else apart
     if taken and fuse is Fuse.AUTO:
         alone = cost(False, False)
         if alone is not None and not _gains(apart, alone):

@@ -12,7 +12,7 @@ from loka.kernels.parts import Costs, Part, Source, Timed, Work
 from loka.numerics.names import Format
 
 _STAND_IN = "layer_norm"  # a norm or activation that was not measured moves the bytes of this one
-_LESS_SURE = (Source.MEASURED, Source.INTERPOLATED, Source.ESTIMATED)
+_DOUBT = {Source.MEASURED: 0, Source.INTERPOLATED: 1, Source.ESTIMATED: 2}
 
 
 @runtime_checkable
@@ -49,7 +49,7 @@ NOTHING = Price(0.0, 0.0, Source.MEASURED)
 
 def less_sure(first: Source, second: Source) -> Source:
     """The source of a sum: that of its least certain part."""
-    return max(first, second, key=_LESS_SURE.index)
+    return first if _DOUBT[first] >= _DOUBT[second] else second
 
 
 class Pricer:
@@ -62,6 +62,7 @@ class Pricer:
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
+        self._judges = costs if isinstance(costs, Judges) else None
         self._known: dict[Part, Price | None] = {}
 
     def part(self, part: Part) -> Price | None:
@@ -82,11 +83,11 @@ class Pricer:
 
     def error(self, part: Part) -> tuple[float, float] | None:
         """MERE and SQNR of a GEMM as they were measured, where the costs know them."""
-        return self._costs.error(part) if isinstance(self._costs, Judges) else None
+        return self._judges.error(part) if self._judges is not None else None
 
     def why_wrong(self, part: Part) -> str:
         """Why a kernel's numbers were refused when they were measured, or ""."""
-        return self._costs.why_wrong(part) if isinstance(self._costs, Judges) else ""
+        return self._judges.why_wrong(part) if self._judges is not None else ""
 
     def _look_up(self, part: Part) -> Price | None:
         timed = self._costs.time(part)
