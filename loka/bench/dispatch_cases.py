@@ -15,8 +15,8 @@ contract over the other dimension. Regions wider than a rendered kernel (16384) 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from loka.bench.packages import Workshop
 from loka.bench.record_gemms import AS_IS, FBGEMM, SCALED_MM
@@ -28,7 +28,8 @@ from loka.kernels.parts import Part, Timed, Work
 from loka.kernels.rendered_specs import LARGEST_WIDTH
 from loka.numerics.names import Accumulation, Gemm
 from loka.plan.make import Examined, examine, plan_of
-from loka.plan.plan import Plan
+from loka.plan.plan import Plan, SitePlan, Target
+from loka.plan.resolve import Situation, resolve
 from loka.policy.load import load_policy
 
 SHAPES = tuple(
@@ -85,22 +86,51 @@ class Only:
 Accumulations = Mapping[Gemm, Accumulation]
 
 
-def plans_of(shape: Shape, workshop: Workshop, costs: Measurements) -> dict[str, Plan]:
-    """The plans of a region by name. Raises InputError where planning fails."""
-    all_of = {how: dict.fromkeys(GEMMS, how) for how in HOWS}
-    examined = {how: examined_region(shape, workshop, all_of[how], how.value) for how in HOWS}
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What measurements decide for a region, before its forward is traced, which takes most of planning."""
+
+    examined: Examined
+    costs: Only
+    sites: tuple[SitePlan, ...]
+
+    @property
+    def runs(self) -> str:
+        """Its GEMMs in words: what is decided alike is one package."""
+        return gemm_words(self.sites)
+
+    @property
+    def predicted_us(self) -> float:
+        """What measurements say that it takes; infinite where they do not say it."""
+        return sum(site.timing.chosen.us if site.timing is not None else float("inf") for site in self.sites)
+
+    def plan(self) -> Plan:
+        """As `loka plan` makes it."""
+        return plan_of(self.examined, assumed_safe(self.examined), self.costs)
+
+
+def recorded_variants(costs: Measurements) -> tuple[str, ...]:
+    """What can be compared by these measurements: the singles of libraries that were measured."""
     known = {part.kernel for part in costs.parts if part.work is Work.GEMM}
-    found = {FUSED: _planned(examined[Accumulation.PRECISE], costs, frozenset())}
+    singles = (name for name in SINGLES if LIBRARIES[name.partition("-")[0]] in known)
+    return (COMPILED, FUSED, *singles, DISPATCH)
+
+
+def decisions(shape: Shape, workshop: Workshop, costs: Measurements) -> dict[str, Decided]:
+    """What is compared on a region, by name. Raises InputError where planning fails."""
+    examined = {how: examined_region(shape, workshop, dict.fromkeys(GEMMS, how), how.value) for how in HOWS}
+    known = {part.kernel for part in costs.parts if part.work is Work.GEMM}
+    found = {FUSED: _decided(examined[Accumulation.PRECISE], costs, frozenset())}
     for library, kernel in LIBRARIES.items():
         if kernel in known:
             for how in HOWS:
-                found[f"{library}-{how.value}"] = _planned(examined[how], costs, frozenset({kernel}))
+                found[f"{library}-{how.value}"] = _decided(examined[how], costs, frozenset({kernel}))
     kernels = frozenset(LIBRARIES.values()) & known
     mixed = examined_region(shape, workshop, fastest(shape, costs, kernels), "mixed")
     # a tie is broken by the order here: one library with precise sums comes before everything else
-    candidates = [*found.values(), _planned(mixed, costs, kernels)]
-    candidates += [_planned(examined[how], costs, kernels) for how in HOWS]
-    found[DISPATCH] = min(candidates, key=predicted_us)
+    candidates = [*found.values(), _decided(mixed, costs, kernels)]
+    candidates += [_decided(examined[how], costs, kernels) for how in HOWS]
+    found[DISPATCH] = min(candidates, key=lambda each: each.predicted_us)
     return found
 
 
@@ -136,20 +166,17 @@ def examined_region(shape: Shape, workshop: Workshop, accumulations: Accumulatio
     return examine(load_policy(str(workshop.write(f"{name}.yaml", text))))
 
 
-def _planned(examined: Examined, costs: Measurements, kernels: frozenset[str]) -> Plan:
-    return plan_of(examined, assumed_safe(examined), Only(costs, kernels))
+def _decided(examined: Examined, costs: Measurements, kernels: frozenset[str]) -> Decided:
+    only, policy = Only(costs, kernels), examined.policy
+    known = assumed_safe(examined)
+    situation = Situation(Target(policy.target), policy.model.batch_size, known=known, costs=only)
+    return Decided(examined, only, resolve(examined.sites, examined.settings, situation, {}))
 
 
-def predicted_us(plan: Plan) -> float:
-    """What measurements say that a plan takes; infinite where they do not say it."""
-    times = [site.timing.chosen.us if site.timing is not None else float("inf") for site in plan.sites]
-    return sum(times)
-
-
-def signature(plan: Plan) -> str:
-    """What a plan runs, in words: plans with one signature are one package."""
+def gemm_words(sites: Sequence[SitePlan]) -> str:
+    """The GEMMs of some sites in words."""
     words = []
-    for site in plan.sites:
+    for site in sites:
         for gemm in site.gemms:
             scaling = gemm.operands[0].scaling.value if gemm.operands is not None else ""
             how = gemm.accumulation.value if gemm.accumulation is not None else ""

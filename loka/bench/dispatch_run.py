@@ -18,15 +18,14 @@ import torch
 from loka.bench import roofline
 from loka.bench.comparison import Progress, describe
 from loka.bench.dispatch_bound import bound_us
-from loka.bench.dispatch_cases import COMPILED, is_rendered, plans_of, predicted_us, signature
+from loka.bench.dispatch_cases import COMPILED, Decided, decisions, gemm_words, is_rendered, recorded_variants
 from loka.bench.packages import Workshop
 from loka.bench.regions import Form, Shape, build
 from loka.bench.steps import SEED, Work, make_work, measure
 from loka.bench.timing import MEASURED_MS
 from loka.bench.variants import Precision, Variant
-from loka.errors import InputError
+from loka.errors import InputError, LokaError
 from loka.kernels.measurements import Measurements
-from loka.plan.plan import Plan
 
 AS_COMPILED = "the model as it is, compiled"  # what runs where nothing is replaced
 
@@ -55,9 +54,6 @@ class Line:
         return Shape(self.m, self.n, self.k)
 
 
-Measure = Callable[[Work, str, Plan | None, Workshop], tuple[float, float, float, float | None, float | None]]
-
-
 def run_dispatch(
     file: Path,
     costs: Measurements,
@@ -68,10 +64,12 @@ def run_dispatch(
 ) -> list[Line]:
     """Measure what the file of lines has not got, and give all of its lines. Raises InputError for a damaged file."""
     lines = read_lines(file)
+    possible = recorded_variants(costs)
+    variants = tuple(name for name in variants if name in possible)
     peaks = roofline.peaks_of(torch.cuda.get_device_name())
     with Workshop() as workshop, file.open("a", encoding="utf-8") as writing:
         for shape in shapes:
-            if all(any(line.shape == shape and line.variant == each for line in lines) for each in variants):
+            if set(variants) <= measured_variants(lines, shape):
                 continue
             if out_of_time():
                 progress(f"no time is left for {shape} and what follows; run it again")
@@ -86,6 +84,11 @@ def run_dispatch(
     return lines
 
 
+def measured_variants(lines: Sequence[Line], shape: Shape) -> set[str]:
+    """What was measured of a region; what failed is tried again by the next run."""
+    return {line.variant for line in lines if line.shape == shape and line.us is not None}
+
+
 def measured_lines(
     shape: Shape,
     costs: Measurements,
@@ -96,45 +99,44 @@ def measured_lines(
 ) -> Iterator[Line]:
     """The lines of a region that are not known yet, those of plans that run the same from one measurement."""
     by_runs = {line.runs: line for line in known if line.shape == shape and line.us is not None}
-    there = {line.variant for line in known if line.shape == shape}
-    plans: dict[str, Plan | None] = {COMPILED: None}
+    there = measured_variants(known, shape)
     try:
-        plans.update(plans_of(shape, workshop, costs))
+        found = decisions(shape, workshop, costs)
         work = _work(shape)
     except Exception as error:  # noqa: BLE001  (the planner, or a device without the memory: told for each variant)
         progress(f"{shape}: {describe(error)}")
-        for variant in variants:
-            if variant not in there:
-                yield _failed(shape, variant, "", describe(error))
+        yield from (_failed(shape, variant, "", describe(error)) for variant in variants if variant not in there)
         return
-    for variant, plan in plans.items():
+    for variant in (COMPILED, *found):
         if variant not in variants or variant in there:
             continue
-        runs = AS_COMPILED if plan is None or not plan.bindings else signature(plan)
-        predicted = predicted_us(plan) if plan is not None else None
+        decided = found.get(variant)
+        runs = decided.runs if decided is not None else AS_COMPILED
         if runs not in by_runs:
-            line = _measured(shape, variant, runs, plan if runs != AS_COMPILED else None, work, workshop)
+            line = _measured(shape, variant, runs, decided, work, workshop)
             progress(f"{shape} {variant} ({runs}): {line.failure or f'{line.us:.1f} us'}")
-            if line.us is not None:
-                by_runs[runs] = line
-            else:
+            if line.us is None:
                 yield line
                 continue
+            by_runs[runs] = line
+        predicted = decided.predicted_us if decided is not None else None
         finite = predicted if predicted is not None and predicted < float("inf") else None
         yield replace(by_runs[runs], variant=variant, predicted_us=finite)
 
 
-def _measured(shape: Shape, variant: str, runs: str, plan: Plan | None, work: Work, workshop: Workshop) -> Line:
+def _measured(shape: Shape, variant: str, runs: str, decided: Decided | None, work: Work, workshop: Workshop) -> Line:
     """One plan, or the model as it is; what goes wrong is its failure."""
     try:
-        if plan is None:
+        plan = decided.plan() if decided is not None else None
+        if plan is not None and gemm_words(plan.sites) != runs:
+            raise LokaError(f"traced, it is planned otherwise: {gemm_words(plan.sites)}")
+        if plan is None or not plan.bindings:  # nothing is replaced: the model as it is
             found = measure(work, Variant(variant, Precision.BF16), True, None)
         else:
-            name = f"{plan.name}_{variant.replace('-', '_')}"
-            package = workshop.package(replace(plan, name=name))
+            package = workshop.package(replace(plan, name=f"{plan.name}_{variant.replace('-', '_')}"))
             made = Variant(variant, Precision.BF16, defaults=runs)
             found = measure(work, made, True, package, compiled=not is_rendered(plan))
-    except Exception as error:  # noqa: BLE001  (the compiler and the device raise anything: it is told)
+    except Exception as error:  # noqa: BLE001  (the planner, the compiler and the device raise anything: it is told)
         return _failed(shape, variant, runs, describe(error))
     timing, errors = found.timing, found.errors
     output, gradient = (errors.output, errors.gradient) if errors is not None else (None, None)

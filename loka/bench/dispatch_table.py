@@ -28,7 +28,9 @@ def to_markdown(lines: Sequence[Line], machine: str, source: str) -> str:
         "What Dispatch chose:",
         markdown_table(choices(lines)),
     ]
-    failures = [f"- {line.shape} {line.variant}: {line.failure}" for line in lines if line.failure]
+    timed = {(line.shape, line.variant) for line in lines if line.us is not None}
+    failed = {(line.shape, line.variant): line.failure for line in lines if line.failure}
+    failures = [f"- {shape} {name}: {why}" for (shape, name), why in failed.items() if (shape, name) not in timed]
     return "\n\n".join([*parts, *(["Failed:\n\n" + "\n".join(failures)] if failures else [])]) + "\n"
 
 
@@ -46,7 +48,7 @@ def shapes_of(lines: Sequence[Line]) -> list[Shape]:
 
 def times(lines: Sequence[Line], names: Sequence[str]) -> Table:
     """A line for each region: times, the bound, and how much of it Dispatch reaches."""
-    found = {(line.shape, line.variant): line for line in lines}
+    found = {(line.shape, line.variant): line for line in lines if line.us is not None}
     rows = []
     for shape in shapes_of(lines):
         cells = [found.get((shape, name)) for name in names]

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shlex
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from loka.bench import crossover, regret
 from loka.bench.comparison import Progress
 from loka.bench.crossover_plot import plot
-from loka.bench.dispatch_cases import SHAPES
+from loka.bench.dispatch_cases import HOWS, SHAPES
 from loka.bench.dispatch_run import run_dispatch
 from loka.bench.dispatch_table import VARIANTS, to_markdown
 from loka.bench.machine import require_gpu
 from loka.bench.record_book import FileBook
 from loka.bench.record_run import libraries, parts_of, run_record
 from loka.bench.regions import parse_shape
+from loka.bench.regret_sites import site_problems
 from loka.bench.results import usable_folder, write_text
 from loka.bench.variants import choose
 from loka.errors import InputError
+from loka.kernels.catalogue import KERNELS
 from loka.kernels.measurements import Measurements, Recording, Versions, export
 
 MAP, REGRET, DISPATCH = "crossover", "regret", "dispatch"
@@ -92,6 +94,8 @@ def record(order: Order, file: Path, progress: Progress) -> str:
     require_gpu()
     with Recording(file, lambda kernel: Versions.here(known.get(kernel, ""))) as recording:
         tally = run_record(FileBook(recording), parts, progress, order.seconds, order.jobs)
+        if tally.measured + tally.known + tally.failed < len(set(parts)):
+            recording.stopped_early()
     return f"{file}: {tally}"
 
 
@@ -129,9 +133,13 @@ def compare(order: Order) -> str:
         raise InputError("loka bench regret: name two files of measurements: one to decide by, one to judge by")
     first, second = (Measurements.open(name, order.target) for name in order.names)
     parts = first.parts
-    summaries: Sequence[regret.Summary] = [
-        regret.summarise("GEMMs, all kernels and recipes", regret.gemm_problems(parts), first, second)
-    ]
+    both = {part.kernel for part in parts} & {part.kernel for part in second.parts}
+    kernels = [kernel.name for kernel in KERNELS if kernel.operator is not None and kernel.name in both]
+    summaries = [regret.summarise("GEMMs, all kernels and recipes", regret.gemm_problems(parts), first, second)]
+    for how in HOWS:
+        title = f"sites, {how.value} accumulation"
+        with contextlib.suppress(InputError):  # of producers nothing was recorded
+            summaries.append(regret.summarise(title, site_problems(kernels, how), first, second))
     return regret.to_text(summaries, regret.drift(parts, first, second))
 
 

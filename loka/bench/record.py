@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from loka.bench.comparison import Progress, describe
@@ -16,7 +16,7 @@ from loka.bench.record_check import Check
 from loka.bench.record_clock import Clock, Span
 from loka.bench.record_gemms import Gemms, Prepared, size_key
 from loka.bench.record_producers import Producers
-from loka.errors import LokaError
+from loka.errors import InputError, LokaError
 from loka.kernels.parts import Part, Work
 
 _BROKEN = ("illegal memory access", "unspecified launch failure", "device-side assert", "misaligned address")
@@ -25,8 +25,8 @@ _BROKEN = ("illegal memory access", "unspecified launch failure", "device-side a
 class Bench(Protocol):
     """Something that knows how to run parts."""
 
-    def prepare(self, part: Part) -> Prepared:
-        """A part's call, arguments and check."""
+    def prepare(self, part: Part) -> Sequence[Prepared]:
+        """A part's call, arguments and check; several where its kernel can be rendered in several ways."""
         ...
 
 
@@ -63,7 +63,7 @@ class AllParts:
     gemms: Gemms
     producers: Producers
 
-    def prepare(self, part: Part) -> Prepared:
+    def prepare(self, part: Part) -> Sequence[Prepared]:
         """Whichever it is."""
         return self.gemms.prepare(part) if part.work is Work.GEMM else self.producers.prepare(part)
 
@@ -105,10 +105,22 @@ def record(
 
 
 def measure(part: Part, bench: Bench, clock: Clock) -> tuple[Span, Check]:
-    """A part's numbers, looked at first, and its time. What its kernel raises passes through."""
-    prepared = bench.prepare(part)
-    check = prepared.check(prepared.call(*prepared.arguments))
-    return clock.time(prepared.call, prepared.arguments), check
+    """A part's numbers, looked at first, and its time: of several ways the fastest with right numbers.
+
+    What a kernel raises passes through, where no other way of the part can be run.
+    """
+    found: list[tuple[Span, Check]] = []
+    failure: Exception | None = None
+    for prepared in bench.prepare(part):
+        try:
+            check = prepared.check(prepared.call(*prepared.arguments))
+            span = clock.time(prepared.call, prepared.arguments)
+            found.append((replace(span, us=span.us / prepared.parts), check))
+        except Exception as error:  # noqa: BLE001  (of one way: it counts where no other can be run)
+            failure = error
+    if not found:
+        raise failure if failure is not None else InputError(f"{words(part)}: there is no way to run it")
+    return min(found, key=lambda each: (bool(each[1].wrong), each[0].us))
 
 
 def in_order(parts: Iterable[Part]) -> Sequence[Part]:

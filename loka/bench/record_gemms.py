@@ -6,26 +6,29 @@ for all parts of one size, which therefore should follow each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from loka.bench.library_gemms import fbgemm_rowwise
 from loka.bench.record_check import Check, check_product, spaced
-from loka.bench.steps import SEED
+from loka.bench.steps import SEED, float32_products
 from loka.errors import InputError
-from loka.kernels import limits, ticks
+from loka.kernels import ticks
+from loka.kernels.catalogue import kernel_named, operator_named
 from loka.kernels.parts import Part
-from loka.kernels.scaled_mm import scaled_mm
-from loka.numerics.names import Accumulation, Format, Scaling
+from loka.numerics.names import Accumulation, Format, Gemm, Scaling
 from loka.numerics.quantize import BLOCK, Quantized, quantize
+from loka.policy.settings import OperandRecipe
 
 SCALED_MM, AS_IS, FBGEMM, TRITON = "torch.scaled_mm", "as-is", "fbgemm.rowwise", "triton.gemm"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+Rendered = Callable[[Part], Sequence[Callable[..., Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class Prepared:
     call: Callable[..., Any]
     arguments: tuple[Any, ...]
     check: Callable[[Any], Check]
+    parts: int = 1  # equal ones that one call does: each takes its share of the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +127,25 @@ def size_key(part: Part) -> tuple[int, int, int, str]:
     return part.rows, part.columns, part.contraction, part.dtype
 
 
-class Gemms:
-    """Prepares GEMM parts of torch, cuBLASLt and FBGEMM."""
+@cache
+def why_not_here(kernel: str) -> str | None:
+    """Why a kernel cannot run on this machine, asked once."""
+    return kernel_named(kernel).why_not_here()
 
-    def __init__(self, device: str = "cuda") -> None:
+
+def no_calls(part: Part) -> Sequence[Callable[..., Any]]:
+    """Where nothing was rendered. Raises InputError."""
+    raise InputError(f"{part.kernel}: nothing was rendered for it")
+
+
+class Gemms:
+    """Prepares GEMM parts: the model's own, those of the catalogue that have an operator, and `rendered` ones."""
+
+    def __init__(self, device: str = "cuda", rendered: Rendered = no_calls, target: str = "h100") -> None:
+        """`rendered` gives the calls of a part of our own in Triton; `target` is what kernels are asked about."""
         self._device = device
+        self._target = target
+        self._rendered = rendered
         self._operands: Operands | None = None
         self._tick = ticks.new(1)
 
@@ -138,48 +156,45 @@ class Gemms:
             self._operands = Operands(part, self._device)
         return self._operands
 
-    def prepare(self, part: Part) -> Prepared:
-        """A part's call. Raises InputError where the kernel does not take it, and where a library is missing."""
+    def prepare(self, part: Part) -> tuple[Prepared, ...]:
+        """A part's call: several where a kernel can be rendered in several ways.
+
+        Raises InputError where the kernel does not take the part, or cannot run on this machine.
+        """
         if part.dtype not in DTYPES:
             raise InputError(f"no GEMM writes {part.dtype!r}; it can be {', '.join(DTYPES)}")
         if part.kernel == AS_IS:
             operands = self.operands(part)
-            return Prepared(plain_product, operands.plain, lambda found: operands.check(found, None))
+            return (Prepared(plain_product, operands.plain, lambda found: operands.check(found, None)),)
         recipe = parse_recipe(part.recipe)
-        if part.kernel == SCALED_MM:
-            return self._scaled_mm(part, recipe)
-        if part.kernel == FBGEMM:
-            return self._fbgemm(part, recipe)
-        raise InputError(
-            f"no kernel {part.kernel!r} is measured; there are {SCALED_MM}, {AS_IS}, {FBGEMM} and {TRITON}"
-        )
-
-    def _scaled_mm(self, part: Part, recipe: Recipe) -> Prepared:
-        refusal = limits.refuse_recipe(recipe.scalings, recipe.formats, recipe.accumulation)
-        if refusal is not None:
-            raise InputError(f"{part.kernel}: {refusal}")
+        calls = self._rendered(part) if part.kernel == TRITON else [self._of_catalogue(part, recipe)]
         operands = self.operands(part)
         a, b = operands.quantised(recipe)
-        names, dtype, tick = [scaling.value for scaling in recipe.scalings], DTYPES[part.dtype], self._tick
+        arguments = (a.values, a.scale, b.values, b.scale)
+        return tuple(Prepared(call, arguments, lambda found: operands.check(found, recipe)) for call in calls)
+
+    def _of_catalogue(self, part: Part, recipe: Recipe) -> Callable[..., Tensor]:
+        """The operator of a kernel, as generated code calls it."""
+        kernel = kernel_named(part.kernel)
+        formats = zip(recipe.formats, recipe.scalings, strict=True)
+        first, second = (OperandRecipe(format=format, scaling=scaling) for format, scaling in formats)
+        sizes = (part.rows, part.contraction, part.columns)
+        refusal = kernel.why_not(
+            Gemm.FPROP, (first, second), recipe.accumulation, True, *sizes, self._target, part.dtype
+        ) or (why_not_here(part.kernel) if self._device == "cuda" else None)
+        if refusal is not None:
+            raise InputError(f"{part.kernel}: {refusal}")
+        operator, tick = operator_named(part.kernel), self._tick
+        names, dtype = [scaling.value for scaling in recipe.scalings], DTYPES[part.dtype]
 
         def call(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor) -> Tensor:
-            return scaled_mm(a, scale_a, b, scale_b, names[0], names[1], dtype, recipe.fast, tick)
+            out: Tensor = operator(a, scale_a, b, scale_b, names[0], names[1], dtype, recipe.fast, tick)
+            return out
 
-        return Prepared(call, (a.values, a.scale, b.values, b.scale), lambda found: operands.check(found, recipe))
-
-    def _fbgemm(self, part: Part, recipe: Recipe) -> Prepared:
-        if recipe.scalings != (Scaling.ROWWISE, Scaling.ROWWISE) or part.dtype != "bfloat16":
-            raise InputError(f"{part.kernel} takes rowwise scales on both sides and writes bfloat16")
-        rowwise, operands, fast = fbgemm_rowwise(), self.operands(part), recipe.fast
-        a, b = operands.quantised(recipe)
-
-        def call(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor) -> Tensor:
-            return rowwise(a, b, scale_a, scale_b, use_fast_accum=fast)
-
-        arguments = (a.values, a.scale.reshape(-1), b.values, b.scale.reshape(-1))
-        return Prepared(call, arguments, lambda found: operands.check(found, recipe))
+        return call
 
 
 def plain_product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b.T."""
-    return torch.mm(a, b.t())
+    """a @ b.T, of float32 matrices in TF32."""
+    with float32_products("high"):
+        return torch.mm(a, b.t())

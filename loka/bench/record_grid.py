@@ -4,9 +4,9 @@ GEMM sizes are products of (rows, columns, contraction) from four families: a cu
 crossover map stands; long rows, as fprop and dgrad have; long contractions, as wgrad has; and the odd sizes of known
 recommenders. fprop, dgrad and wgrad of all sites share them: which of the three a GEMM is, its sizes do not say.
 
-Counted for an H100, at 10 to 25 ms a part: 1,050 GEMM sizes on seven kernels and recipes, some on a part of the sizes
-only, and 16 producers on 10 widths and 8 numbers of rows. The largest products take 12 ms in BF16, so that arithmetic
-is less than a tenth of it all.
+Counted for an H100, at 10 to 25 ms a part: 1,058 GEMM sizes on seven to eleven kernels and recipes, some on a part of
+the sizes only, and 16 producers on 10 widths and 8 to 11 numbers of rows. The largest products take 12 ms in BF16, so
+that arithmetic is a small part of it all.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from loka.bench.record_gemms import AS_IS, FBGEMM, SCALED_MM
+from loka.bench.record_gemms import AS_IS, SCALED_MM, TRITON
 from loka.errors import InputError
 from loka.kernels.parts import Part, Work
 from loka.kernels.rendered_specs import LARGEST_WIDTH
@@ -32,6 +32,8 @@ ODD_ROWS = (512, 2048, 8192, 32768, 65536)
 VAST = ((2048, 1024, 123200), (2048, 123200, 1024), (1024, 123200, 2048), (2048, 1024, 32768), (2048, 32768, 1024))
 SPARSE = (64, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)  # sides of what is measured less often
 
+RENDERED_SIDES, RENDERED_ROWS = (256, 512, 1024, 2048), (2048, 4096, 8192, 16384, 32768)
+
 ROWWISE_PRECISE = "e4m3 rowwise, e4m3 rowwise, precise"
 ROWWISE_FAST = "e4m3 rowwise, e4m3 rowwise, fast"
 DENSE_RECIPES = (
@@ -48,6 +50,7 @@ SPARSE_RECIPES = (
 
 WIDTHS = (64, 128, 256, 512, 1024, 2048, 3456, 4096, 8192, 16384)
 ROWS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+FEW_ROWS = (64, 128, 256)  # of weights; and the map has batches as small
 LARGEST_MATRIX = 2**28  # elements
 WRITTEN = ("bfloat16", "e4m3 rowwise")
 AROUNDS = ("layer_norm", "layer_norm silu", "rms_norm", "block_norm hardswish", "relu", "silu")
@@ -56,14 +59,17 @@ QUANTISED = ("e4m3 rowwise", "e4m3 tensorwise", "e4m3 blockwise_1x128", "e5m2 ro
 PARTS = tuple(work.value for work in Work)
 
 
-def grid(works: Sequence[str] = PARTS, fbgemm: bool = False) -> tuple[Part, ...]:
-    """The parts of these kinds of work; GEMMs of FBGEMM where it is there. Raises InputError for an unknown kind."""
+def grid(works: Sequence[str] = PARTS, others: Sequence[str] = ()) -> tuple[Part, ...]:
+    """The parts of these kinds of work; `others` are further FP8 kernels with rowwise scales, by their names.
+
+    Raises InputError for an unknown kind.
+    """
     for work in works:
         if work not in PARTS:
             raise InputError(f"there are no parts of the kind {work!r}; there are {', '.join(PARTS)}")
     found: list[Part] = []
     if Work.GEMM in works:
-        found += gemm_parts(fbgemm)
+        found += [*gemm_parts(others), *rendered_gemms()]
     for work in (Work.QUANTISE, Work.TURN, Work.FORWARD, Work.BACKWARD, Work.COPY):
         if work in works:
             found += producer_parts(work)
@@ -84,8 +90,8 @@ def gemm_sizes() -> tuple[Size, ...]:
     return tuple(sorted(cube | rows | contractions | odd | set(VAST)))
 
 
-def gemm_parts(fbgemm: bool) -> Iterator[Part]:
-    """All sizes in BF16, in cuBLASLt's FP8 and by FBGEMM; sparse ones also in TF32, blockwise and with e5m2."""
+def gemm_parts(others: Sequence[str]) -> Iterator[Part]:
+    """All sizes in BF16, in cuBLASLt's FP8 and on other kernels; sparse ones also in TF32, blockwise and with e5m2."""
     for rows, columns, contraction in gemm_sizes():
         for recipe in DENSE_RECIPES:
             yield Part(Work.GEMM, SCALED_MM, rows, columns, contraction, recipe=recipe)
@@ -94,14 +100,23 @@ def gemm_parts(fbgemm: bool) -> Iterator[Part]:
             yield Part(Work.GEMM, AS_IS, rows, columns, contraction, dtype="float32")
             for recipe in SPARSE_RECIPES:
                 yield Part(Work.GEMM, SCALED_MM, rows, columns, contraction, recipe=recipe)
-        if fbgemm:
+        for kernel in others:
             for recipe in (ROWWISE_PRECISE, ROWWISE_FAST):
-                yield Part(Work.GEMM, FBGEMM, rows, columns, contraction, recipe=recipe)
+                yield Part(Work.GEMM, kernel, rows, columns, contraction, recipe=recipe)
+
+
+def rendered_gemms() -> Iterator[Part]:
+    """Our own products, whose columns and contraction are in their text: few of these, for each is compiled."""
+    for columns, contraction in product(RENDERED_SIDES, RENDERED_SIDES):
+        for rows in RENDERED_ROWS:
+            for recipe in (ROWWISE_PRECISE, ROWWISE_FAST):
+                yield Part(Work.GEMM, TRITON, rows, columns, contraction, recipe=recipe)
 
 
 def producer_parts(work: Work) -> Iterator[Part]:
     """Every width and number of rows that a matrix of LARGEST_MATRIX elements has room for."""
-    sizes = [(rows, width) for width in WIDTHS for rows in ROWS if rows * width <= LARGEST_MATRIX]
+    heights = ROWS if work in (Work.FORWARD, Work.BACKWARD) else (*FEW_ROWS, *ROWS)
+    sizes = [(rows, width) for width in WIDTHS for rows in heights if rows * width <= LARGEST_MATRIX]
     if work is Work.TURN:  # columns are free there: the weights of the widest linears too
         sizes += [(1024, 123200), (2048, 123200), (1024, 32768), (2048, 32768)]
     for rows, width in sizes:

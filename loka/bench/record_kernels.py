@@ -8,49 +8,73 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
 from loka.bench.comparison import Progress, describe
+from loka.bench.record_gemms import TRITON, Gemms, parse_recipe
 from loka.bench.record_producers import Producers
 from loka.bench.record_specs import specs_of
-from loka.errors import LokaError
+from loka.errors import InputError, LokaError
+from loka.kernels.gemm_configs import candidates
+from loka.kernels.gemm_specs import FLOATS, Epilogue, Gemm
 from loka.kernels.parts import Part, Work
 from loka.kernels.rendered_specs import Spec
-from loka.kernels.rendering import KERNELS_FILE, load_kernel_templates, render, render_files
+from loka.kernels.rendering import KERNELS_FILE, Rendered, load_kernel_templates, render, render_files
+from loka.numerics.names import Format
 
 PACKAGE = "loka_record_kernels"
+TILINGS = 3  # in which a product is rendered, at most
 FEW_ROWS = 256  # of the first call
 
 
 class Kernels:
-    """The module of the kernels of these parts, in a folder that is there for the time of measuring."""
+    """The modules of the kernels of these parts, in a folder that is there for the time of measuring.
+
+    Products are rendered in up to TILINGS ways, each in a module of its own: `PACKAGE_0` has the first of each.
+    """
 
     def __init__(self, parts: Sequence[Part], folder: Path) -> None:
+        """Write them."""
         specs = list(dict.fromkeys(spec for part in parts for spec in _specs(part)))
         self._folder = folder
         self._parts = parts
-        package = folder / PACKAGE
-        package.mkdir()
         templates = load_kernel_templates()
-        files = render_files([render(spec, templates) for spec in specs], templates, "loka bench kernels")
-        for name, text in {**files, "__init__.py": ""}.items():
-            (package / name).write_text(text, encoding="utf-8")
+        self._write(PACKAGE, [render(spec, templates) for spec in specs])
+        products = list(dict.fromkeys(product_of(part) for part in parts if part.kernel == TRITON))
+        for index in range(TILINGS):
+            tiled = [(spec, tilings[index]) for spec in products if index < len(tilings := candidates(spec))]
+            self._write(f"{PACKAGE}_{index}", [render(spec, templates, tiling) for spec, tiling in tiled])
 
     def module(self) -> ModuleType:
-        """The kernels' host functions."""
+        """The host functions of the kernels that are no products."""
         return load(self._folder)
+
+    def products(self, part: Part) -> tuple[Callable[..., Any], ...]:
+        """The host functions of a part of our own product in Triton, one for each way."""
+        return products_in(self._folder, part)
+
+    def _write(self, name: str, kernels: Sequence[Rendered]) -> None:
+        package = self._folder / name
+        package.mkdir()
+        files = render_files(kernels, load_kernel_templates(), "loka bench kernels")
+        for file, text in {**files, "__init__.py": ""}.items():
+            (package / file).write_text(text, encoding="utf-8")
 
     def compile(self, jobs: int, progress: Progress) -> None:
         """Compile each kernel in one of `jobs` processes; what does not compile is told, and fails again later."""
         first: dict[tuple[object, ...], Part] = {}
         for part in self._parts:
-            if specs := _specs(part):
+            if part.kernel == TRITON:
+                first.setdefault((product_of(part),), part)
+            elif specs := _specs(part):
                 first.setdefault((specs, part.dtype), part)
         parts = list(first.values())
         if not parts or jobs < 1:
@@ -63,23 +87,41 @@ class Kernels:
                     progress(failure)
 
 
-def load(folder: Path) -> ModuleType:
-    """The kernels' module of a folder."""
+def product_of(part: Part) -> Gemm:
+    """What our own product is rendered for. Raises InputError where it cannot be."""
+    recipe = parse_recipe(part.recipe)
+    if part.dtype not in FLOATS or recipe.formats != (Format.E4M3, Format.E4M3):
+        raise InputError(f"{part.kernel}: takes e4m3 and writes {', '.join(FLOATS)}, not {part.recipe} to {part.dtype}")
+    first, second = recipe.scalings
+    epilogue = Epilogue(out=part.dtype)
+    return Gemm(part.columns, part.contraction, "e4m3", recipe.accumulation, first, second, epilogue)
+
+
+def products_in(folder: Path, part: Part) -> tuple[Callable[..., Any], ...]:
+    """The host functions of a part's product in a folder."""
+    spec = product_of(part)
+    ways = range(min(TILINGS, len(candidates(spec))))
+    return tuple(getattr(load(folder, f"{PACKAGE}_{index}"), spec.function) for index in ways)
+
+
+def load(folder: Path, package: str = PACKAGE) -> ModuleType:
+    """A module of kernels in a folder."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
-    return importlib.import_module(f"{PACKAGE}.{KERNELS_FILE.removesuffix('.py')}")
+    return importlib.import_module(f"{package}.{KERNELS_FILE.removesuffix('.py')}")
 
 
 def compile_parts(folder: str, parts: Sequence[Part]) -> list[str]:
     """Call each part's kernels once, in a process of its own; a line for each that cannot be."""
+    gemms = Gemms(rendered=lambda part: products_in(Path(folder), part))
     producers = Producers(lambda: load(Path(folder)))
     failures = []
     for part in parts:
-        few = Part(part.work, part.kernel, FEW_ROWS, part.columns, 0, part.dtype, part.recipe, part.around)
+        bench = gemms if part.work is Work.GEMM else producers
         try:
-            prepared = producers.prepare(few)
-            prepared.call(*prepared.arguments)
+            for prepared in bench.prepare(replace(part, rows=FEW_ROWS)):
+                prepared.call(*prepared.arguments)
             torch.cuda.synchronize()
         except Exception as error:  # noqa: BLE001  (a compiler's or a driver's: it is told, and the others are compiled)
             failures.append(f"{part}: {describe(error)}")

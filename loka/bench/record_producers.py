@@ -19,7 +19,7 @@ from torch import Tensor
 from loka.bench.kernels import norm_arguments, turn_arguments
 from loka.bench.record_check import LEAST_SUM_DB, Check, check_values, spaced
 from loka.bench.record_gemms import DTYPES, Prepared
-from loka.bench.record_specs import specs_of
+from loka.bench.record_specs import TURNED_AT_ONCE, specs_of
 from loka.bench.steps import SEED
 from loka.errors import InputError
 from loka.kernels.parts import Part, Work
@@ -43,8 +43,11 @@ class Producers:
     module: Module
     device: str = "cuda"
 
-    def prepare(self, part: Part) -> Prepared:
-        """A part's call. Raises InputError where no kernel is rendered for it."""
+    def prepare(self, part: Part) -> tuple[Prepared, ...]:
+        """A part's one call. Raises InputError where no kernel is rendered for it."""
+        return (self._prepared(part),)
+
+    def _prepared(self, part: Part) -> Prepared:
         torch.manual_seed(SEED)
         if part.dtype not in DTYPES:
             raise InputError(f"no kernel takes {part.dtype!r}; it can be {', '.join(DTYPES)}")
@@ -53,8 +56,8 @@ class Producers:
         specs = specs_of(part)
         launch = [self._launch(spec) for spec in specs]
         if part.work is Work.TURN:
-            arguments = turn_arguments((part.rows, part.columns), device=self.device)
-            return Prepared(launch[0], arguments, partial(_check_turned, arguments))
+            arguments = turn_arguments(*[(part.rows, part.columns)] * TURNED_AT_ONCE, device=self.device)
+            return Prepared(launch[0], arguments, partial(_check_turned, arguments), TURNED_AT_ONCE)
         first = specs[0]
         if not isinstance(first, NormForward | NormBackward):
             raise InputError(f"{part} has no arguments to be measured with")
@@ -141,14 +144,18 @@ def _check_tensorwise(x: Tensor, made: Any) -> Check:
     return Check(wrong=check_values("its result", values[places].float() * scale, right.values.float() * right.scale))
 
 
-def _check_turned(arguments: Sequence[Tensor], made: Any) -> Check:
-    values, scale = arguments[0], arguments[1]
-    right = turn(Quantized(values, scale))
-    reasons = (
-        check_values("its result", made[0].float(), right.values.float()),
-        check_values("its scale", made[1].float(), right.scale),
-    )
-    return Check(wrong="; ".join(reason for reason in reasons if reason))
+def _check_turned(arguments: Sequence[Tensor], made: Sequence[Tensor]) -> Check:
+    """Of each matrix: values, scales and largest among the arguments, values and scales among the results."""
+    reasons = []
+    for index in range(TURNED_AT_ONCE):
+        values, scale = arguments[3 * index : 3 * index + 2]
+        right = turn(Quantized(values, scale))
+        turned, spread = made[2 * index : 2 * index + 2]
+        reasons += [
+            check_values("its result", turned.float(), right.values.float()),
+            check_values("its scale", spread.float(), right.scale),
+        ]
+    return Check(wrong="; ".join(dict.fromkeys(reason for reason in reasons if reason)))
 
 
 def _transposed(x: Tensor) -> Tensor:

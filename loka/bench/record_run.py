@@ -9,35 +9,39 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from loka.bench.comparison import Progress
-from loka.bench.machine import environment, version_of
+from loka.bench.machine import environment
 from loka.bench.record import AllParts, Book, Tally, in_order, record
 from loka.bench.record_clock import GraphClock
-from loka.bench.record_gemms import FBGEMM, Gemms
+from loka.bench.record_gemms import Gemms
 from loka.bench.record_grid import PARTS, grid
 from loka.bench.record_kernels import Kernels
 from loka.bench.record_policy import parts_of_policy
 from loka.bench.record_producers import Producers
+from loka.kernels.catalogue import KERNELS
 from loka.kernels.parts import Part
 
 MOST_JOBS = 12
 
 
 def libraries() -> dict[str, str]:
-    """The version of each kernel's own library, where it is installed."""
-    found = version_of("fbgemm-gpu-genai", "fbgemm-gpu-genai-nightly")
-    return {FBGEMM: found} if found is not None else {}
+    """The version of each kernel's own library, by the kernel's name, where it is installed."""
+    found = {kernel.name: kernel.library.version() for kernel in KERNELS if kernel.library is not None}
+    return {kernel: version for kernel, version in found.items() if version is not None}
 
 
 def parts_of(works: Sequence[str], policy: Path | None = None) -> tuple[Part, ...]:
     """The parts of these kinds, of all where none is named: those that ship, or those that a policy's sites need.
 
-    Raises InputError for another kind, and as planning does.
+    Of kernels whose library is not installed there are none. Raises InputError for another kind, and as planning does.
     """
-    fbgemm = FBGEMM in libraries()
-    chosen = grid(works or PARTS, fbgemm)
+    known = libraries()
+    others = [kernel.name for kernel in KERNELS if kernel.operator is not None and kernel.name in known]
+    chosen = grid(works or PARTS, others)
     if policy is None:
         return chosen
-    return tuple(part for part in parts_of_policy(policy) if not works or part.work in works)
+    missing = {kernel.name for kernel in KERNELS if kernel.library is not None and kernel.name not in known}
+    wanted = (part for part in parts_of_policy(policy) if part.kernel not in missing)
+    return tuple(part for part in wanted if not works or part.work in works)
 
 
 def run_record(
@@ -54,7 +58,7 @@ def run_record(
         kernels = Kernels(left, Path(folder))
         kernels.compile(jobs or min(os.cpu_count() or 1, MOST_JOBS), progress)
         progress(f"compiled after {time.monotonic() - start:.0f} s")
-        bench = AllParts(Gemms(), Producers(kernels.module))
+        bench = AllParts(Gemms(rendered=kernels.products), Producers(kernels.module))
         tally = record(parts, book, bench, GraphClock(), progress, seconds - (time.monotonic() - start))
     progress(f"{tally}, in {time.monotonic() - start:.0f} s")
     return tally

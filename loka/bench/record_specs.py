@@ -4,7 +4,7 @@
 |---|---|---|---|
 | quantise | | `e4m3 rowwise`, `e4m3 blockwise_1x128`, the same with e5m2 | one |
 | quantise | | `e4m3 tensorwise` | one that finds the maximum, one that writes |
-| turn | | `e4m3 tensorwise` | one; its operand has scales by rows, what it writes one |
+| turn | | `e4m3 tensorwise` | a third of one that turns three such matrices, as generated packages do it |
 | forward | norm, activation | a dtype, or as of quantise | one, with the statistics that the backward needs |
 | backward | norm, activation | a dtype, or as of quantise but tensorwise | one, and one that adds up sums |
 | copy | | the dtype of `part.dtype`: transposed, contiguous; another dtype: converted | torch's |
@@ -34,6 +34,7 @@ from loka.numerics.names import Format, Scaling
 
 EPS = 1e-5
 TURNED = "e4m3 tensorwise"
+TURNED_AT_ONCE = 3  # matrices: in a generated package the output gradient, the input and the weight of a linear
 FLOATS = ("bfloat16", "float16", "float32")
 _MODES = {Scaling.ROWWISE: "rowwise", Scaling.TENSORWISE: "tensorwise", Scaling.BLOCKWISE_1X128: "blockwise"}
 
@@ -90,7 +91,7 @@ def specs_of(part: Part) -> tuple[Spec, ...]:
         case Work.TURN:
             if part.recipe != TURNED:
                 raise InputError(f"no kernel turns a matrix to {part.recipe!r}; it can be {TURNED!r}")
-            return (Turn(1),)
+            return (Turn(TURNED_AT_ONCE),)
         case Work.COPY:
             return ()
         case Work.QUANTISE:

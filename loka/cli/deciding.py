@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from loka.bench.record_run import libraries
 from loka.cli.environment import Item
 from loka.errors import InputError
-from loka.kernels.catalogue import HOPPER_TARGETS, REFERENCE_TARGET
+from loka.kernels.catalogue import HOPPER_TARGETS, KERNELS, REFERENCE_TARGET
 from loka.kernels.measurements import Measurements
 from loka.kernels.versions import Versions
 from loka.plan.evidence import check_sites, open_profile
@@ -41,7 +38,8 @@ def shipped_items(here: Versions | None) -> tuple[Item, ...]:
         if found is None:
             items.append(Item(name, "missing", "", f"none ship for {target}; a policy can name its own: {RECORD}"))
         elif here is not None and not here.is_of(target):
-            items.append(Item(name, "ok", described(found), f"for plans for {target}; this machine has {here.device}"))
+            note = f"measured on {found.machine}; for plans for {target}, this machine has {here.device}"
+            items.append(Item(name, "ok", described(found), note))
         else:
             items.append(fitting(name, found, here))
     return tuple(items)
@@ -56,21 +54,22 @@ def policy_items(path: str, here: Versions | None) -> tuple[Item, ...]:
 def fitting(name: str, found: Measurements, here: Versions | None) -> Item:
     """Measurements of a target against a machine that the target means, or that has no GPU."""
     if here is None:
-        return Item(name, "ok", described(found), _noted("no GPU here to compare with", found.others))
-    stale = found.stale(here, libraries())
+        return Item(name, "ok", described(found), _noted(found, "no GPU here to compare with"))
+    installed = {kernel.name: kernel.library.version() or "" for kernel in KERNELS if kernel.library is not None}
+    stale = found.stale(here, installed)
     if not stale:
-        return Item(name, "ok", described(found), _noted("made with what this machine has", found.others))
+        return Item(name, "ok", described(found), _noted(found, "with what this machine has"))
     advice = f"plans are the same as on any machine; to decide by this one: {RECORD}, and `measurements: FILE`"
-    return Item(name, "stale", described(found), _noted(f"{'; '.join(stale)}; {advice}", found.others))
+    return Item(name, "stale", described(found), _noted(found, *stale, advice))
 
 
 def described(found: Measurements) -> str:
-    """`13310 parts on NVIDIA H100 80GB HBM3, driver 575.57.08, ..., 2026-11-21`."""
-    return f"{len(found)} parts on {found.machine}, {found.date[:10]}"
+    """`11780 parts, 2026-11-21`."""
+    return f"{len(found)} parts, {found.date[:10]}"
 
 
-def _noted(note: str, others: Sequence[str]) -> str:
-    return "; ".join([note, *others])
+def _noted(found: Measurements, *notes: str) -> str:
+    return "; ".join([f"measured on {found.machine}", *notes, *found.others])
 
 
 def _target(policy: Policy, here: Versions | None) -> Item:
@@ -98,9 +97,9 @@ def _measurements(policy: Policy, here: Versions | None) -> Item:
         note = f"none named and none ship for {policy.target}: time decides nothing; {RECORD} on that device"
         return Item(name, "missing", "", note)
     if policy.measurements is None:
-        return Item(name, "ok", found.name, f"none named: the set that ships, {described(found)}")
+        return Item(name, "ok", described(found), f"none named: the set that ships, {found.name}")
     if here is not None and not here.is_of(policy.target):
-        return Item(name, "ok", described(found), f"{found.name}, for plans for {policy.target}")
+        return Item(name, "ok", described(found), f"{found.name}; measured on {found.machine}")
     item = fitting(name, found, here)
     return Item(item.name, item.status, item.found, f"{found.name}; {item.note}")
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from loka.bench import dispatch_run
 from loka.bench.dispatch_bound import bound_us
-from loka.bench.dispatch_cases import COMPILED, DISPATCH, FUSED, SHAPES, SINGLES, is_rendered, plans_of, signature
+from loka.bench.dispatch_cases import COMPILED, DISPATCH, FUSED, SHAPES, SINGLES, decisions, gemm_words, is_rendered
 from loka.bench.dispatch_run import AS_COMPILED, Line, read_lines, run_dispatch
 from loka.bench.dispatch_table import best_words, means, times, to_markdown, variants_of
 from loka.bench.packages import Workshop
@@ -29,8 +30,11 @@ SHAPE = Shape(8192, 2048, 1024)
 WIDE = Shape(256, 64, 20000)  # wider than a rendered kernel
 
 
-def known(fp8: float = 0.5, fast: float = 1.0, producers: float = 1.0) -> Measurements:
-    """Every part takes its bound, a GEMM in FP8 `fp8` of BF16's, with fast accumulation `fast` of that."""
+def known(fp8: float = 0.5, fast: float = 1.0, fbgemm: float = 0.0) -> Measurements:
+    """Every part takes its bound, a GEMM in FP8 `fp8` of BF16's, with fast accumulation `fast` of that.
+
+    Where `fbgemm` is not 0, FBGEMM takes that share of cuBLASLt's time.
+    """
     parts = []
     for m, k, n in ((8192, 1024, 2048), (256, 20000, 64)):
         for sizes in ((m, n, k), (m, k, n), (n, k, m)):
@@ -39,11 +43,13 @@ def known(fp8: float = 0.5, fast: float = 1.0, producers: float = 1.0) -> Measur
             for recipe in DENSE_RECIPES:
                 part = Part(Work.GEMM, "torch.scaled_mm", *sizes, recipe=recipe)
                 parts.append((part, part_us(own) * fp8 * (fast if "fast" in recipe else 1.0)))
+                if fbgemm and "rowwise" in recipe:
+                    parts.append((replace(part, kernel="fbgemm.rowwise"), fbgemm * parts[-1][1]))
         for rows, columns in ((m, k), (m, n), (n, k)):
             for work in (Work.QUANTISE, Work.TURN, Work.FORWARD, Work.BACKWARD, Work.COPY):
                 for recipe, around in kinds(work, 512):
                     part = Part(work, "rendered", rows, columns, recipe=recipe, around=around)
-                    parts.append((part, producers * part_us(part)))
+                    parts.append((part, part_us(part)))
     measured = {part: Measurement(part, us, 0.001, 9, None, None) for part, us in parts}
     return Measurements.of(measured.values(), MACHINE)
 
@@ -61,24 +67,36 @@ def test_there_are_27_regions_over_the_range() -> None:
 
 
 def test_plans_follow_the_measurements(workshop: Workshop) -> None:
-    plans = plans_of(SHAPE, workshop, known(fp8=0.3, fast=0.8))
+    plans = decisions(SHAPE, workshop, known(fp8=0.3, fast=0.8))
     assert set(plans) == {FUSED, "cublas-precise", "cublas-fast", DISPATCH}
     assert {gemm.kernel for gemm in plans[FUSED].sites[0].gemms} == {"as-is"}
-    assert signature(plans[FUSED]) == "fprop as-is, dgrad as-is, wgrad as-is"
+    assert plans[FUSED].runs == "fprop as-is, dgrad as-is, wgrad as-is"
     precise = "fprop torch.scaled_mm rowwise precise, dgrad torch.scaled_mm rowwise precise"
-    assert signature(plans["cublas-precise"]) == f"{precise}, wgrad torch.scaled_mm tensorwise precise"
-    assert signature(plans[DISPATCH]) == signature(plans["cublas-fast"])
-    assert all(map(is_rendered, plans.values()))
+    assert plans["cublas-precise"].runs == f"{precise}, wgrad torch.scaled_mm tensorwise precise"
+    assert plans[DISPATCH].runs == plans["cublas-fast"].runs
+    made = plans[DISPATCH].plan()
+    assert gemm_words(made.sites) == plans[DISPATCH].runs
+    assert is_rendered(made)
+
+
+def test_libraries_are_combined_for_each_gemm(workshop: Workshop) -> None:
+    plans = decisions(SHAPE, workshop, known(fp8=0.3, fbgemm=0.9))
+    assert set(plans) == {FUSED, *(name for name in SINGLES if not name.startswith("mslk")), DISPATCH}
+    chosen = {gemm.gemm.value: gemm.kernel for gemm in plans[DISPATCH].sites[0].gemms}
+    assert chosen == {"fprop": "fbgemm.rowwise", "dgrad": "fbgemm.rowwise", "wgrad": "torch.scaled_mm"}
+    alone = {gemm.kernel for gemm in plans["fbgemm-precise"].sites[0].gemms}
+    assert "torch.scaled_mm" not in alone
+    assert is_rendered(plans[DISPATCH].plan())
 
 
 def test_where_fp8_loses_everything_stays_in_bf16(workshop: Workshop) -> None:
-    plans = plans_of(SHAPE, workshop, known(fp8=1.5))
-    assert {signature(plan) for plan in plans.values()} == {"fprop as-is, dgrad as-is, wgrad as-is"}
+    plans = decisions(SHAPE, workshop, known(fp8=1.5))
+    assert {plan.runs for plan in plans.values()} == {"fprop as-is, dgrad as-is, wgrad as-is"}
 
 
 def test_wide_regions_need_the_compiler(workshop: Workshop) -> None:
-    plans = plans_of(WIDE, workshop, known(fp8=0.01))
-    assert not is_rendered(plans["cublas-precise"])
+    plans = decisions(WIDE, workshop, known(fp8=0.01))
+    assert not is_rendered(plans["cublas-precise"].plan())
 
 
 def test_the_bound_is_bytes_and_the_best_gemms() -> None:
@@ -130,6 +148,9 @@ def test_lines_are_written_and_read_again(tmp_path: Path, on_a_device: list[tupl
     again = run_dispatch(file, costs, [SHAPE], (COMPILED, FUSED), lambda line: None, lambda: False)
     assert again == lines
     assert len(on_a_device) == 4
+    retried = run_dispatch(file, costs, [SHAPE], variants, lambda line: None, lambda: False)
+    assert [each.variant for each in retried[len(lines) :]] == ["cublas-fast"]
+    assert len(on_a_device) == 5
 
 
 def test_no_region_is_begun_when_the_time_is_over(tmp_path: Path, on_a_device: list[tuple[str, bool]]) -> None:

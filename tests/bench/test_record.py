@@ -42,11 +42,11 @@ class FakeBench:
     wrong: dict[Part, str] = field(default_factory=dict)
     prepared: list[Part] = field(default_factory=list)
 
-    def prepare(self, part: Part) -> Prepared:
+    def prepare(self, part: Part) -> tuple[Prepared, ...]:
         self.prepared.append(part)
         if part in self.failures:
             raise RuntimeError(self.failures[part])
-        return Prepared(lambda: part.rows, (), lambda found: Check(wrong=self.wrong.get(part, "")))
+        return (Prepared(lambda: part.rows, (), lambda found: Check(wrong=self.wrong.get(part, ""))),)
 
 
 class FakeClock:
@@ -119,8 +119,8 @@ def test_the_numbers_are_looked_at_before_the_clock_runs() -> None:
     seen: list[str] = []
 
     class Bench:
-        def prepare(self, part: Part) -> Prepared:
-            return Prepared(lambda: seen.append("called"), (), lambda found: seen.append("checked") or Check())
+        def prepare(self, part: Part) -> tuple[Prepared, ...]:
+            return (Prepared(lambda: seen.append("called"), (), lambda found: seen.append("checked") or Check()),)
 
     class Clock:
         def time(self, call: Any, arguments: Any) -> Span:
@@ -137,7 +137,7 @@ def test_the_numbers_are_looked_at_before_the_clock_runs() -> None:
 )
 def test_a_product_is_compared_with_float64(recipe: str, decibels: float) -> None:
     part = Part(Work.GEMM, "torch.scaled_mm", 128, 96, 256, recipe=recipe)
-    prepared = Gemms("cpu").prepare(part)
+    (prepared,) = Gemms("cpu").prepare(part)
     check = prepared.check(prepared.call(*prepared.arguments))
     assert check.wrong == ""
     assert check.sqnr_db == pytest.approx(decibels, abs=1.0)
@@ -146,18 +146,28 @@ def test_a_product_is_compared_with_float64(recipe: str, decibels: float) -> Non
 
 
 def test_a_plain_product_errs_by_its_rounding_alone() -> None:
-    prepared = Gemms("cpu").prepare(SMALL)
+    (prepared,) = Gemms("cpu").prepare(SMALL)
     check = prepared.check(prepared.call(*prepared.arguments))
     assert check.wrong == ""
     assert check.sqnr_db is not None
     assert check.sqnr_db > 50
 
 
+def test_float32_is_multiplied_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch, "mm", lambda a, b: seen.append(torch.get_float32_matmul_precision()) or a @ b)
+    before = torch.get_float32_matmul_precision()
+    (prepared,) = Gemms("cpu").prepare(Part(Work.GEMM, "as-is", 64, 64, 64, dtype="float32"))
+    prepared.call(*prepared.arguments)
+    assert seen == ["high"]
+    assert torch.get_float32_matmul_precision() == before
+
+
 @pytest.mark.parametrize("recipe", ["", "e4m3 rowwise, e4m3 rowwise, precise", "e4m3 rowwise, e4m3 rowwise, fast"])
 def test_a_wrong_tile_is_found(recipe: str) -> None:
     """One tile of 128 x 128 in a product of 64 of them, far from its beginning, and a single element."""
     kernel = "torch.scaled_mm" if recipe else "as-is"
-    prepared = Gemms("cpu").prepare(Part(Work.GEMM, kernel, 1024, 1024, 64, recipe=recipe))
+    (prepared,) = Gemms("cpu").prepare(Part(Work.GEMM, kernel, 1024, 1024, 64, recipe=recipe))
     found: Tensor = prepared.call(*prepared.arguments).clone()
     assert prepared.check(found).wrong == ""
     found[640:768, 384:512] *= 4.0
@@ -168,7 +178,7 @@ def test_a_wrong_tile_is_found(recipe: str) -> None:
 
 
 def test_a_product_that_is_not_finite_is_wrong() -> None:
-    prepared = Gemms("cpu").prepare(SMALL)
+    (prepared,) = Gemms("cpu").prepare(SMALL)
     found = prepared.call(*prepared.arguments)
     found[3, 5] = torch.inf
     assert prepared.check(found) == Check(wrong="its product is not finite where its operands are")
@@ -177,7 +187,10 @@ def test_a_product_that_is_not_finite_is_wrong() -> None:
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (Part(Work.GEMM, "cutlass", 64, 64, 64, recipe="e4m3 rowwise, e4m3 rowwise, fast"), "no kernel 'cutlass'"),
+        (
+            Part(Work.GEMM, "cutlass", 64, 64, 64, recipe="e4m3 rowwise, e4m3 rowwise, fast"),
+            "there is no kernel 'cutlass'",
+        ),
         (Part(Work.GEMM, "torch.scaled_mm", 64, 64, 64, recipe="e4m3"), "a GEMM has no recipe 'e4m3'"),
         (Part(Work.GEMM, "as-is", 64, 64, 64, dtype="int8"), "no GEMM writes 'int8'"),
         (
@@ -201,3 +214,25 @@ def test_the_spread_is_half_of_the_distance_of_the_quartiles() -> None:
     assert span_of([10.0, 11.0, 12.0, 13.0, 14.0]) == Span(12.0, 1.0 / 12.0, 5)
     with pytest.raises(InputError, match="two are needed"):
         span_of([1.0])
+
+
+def test_a_call_that_does_several_parts_is_shared_by_them() -> None:
+    class Bench:
+        def prepare(self, part: Part) -> tuple[Prepared, ...]:
+            return (Prepared(lambda: 9.0, (), lambda found: Check(), parts=3),)
+
+    assert measure(SMALL, Bench(), FakeClock())[0].us == 3.0
+
+
+def test_of_several_ways_the_fastest_right_one_counts() -> None:
+    class Bench:
+        def prepare(self, part: Part) -> tuple[Prepared, ...]:
+            def failing() -> float:
+                raise RuntimeError("no room")
+
+            wrong = Prepared(lambda: 1.0, (), lambda found: Check(wrong="3.0 dB"))
+            slow, fast = (Prepared(lambda us=us: us, (), lambda found: Check()) for us in (3.0, 2.0))
+            return (wrong, Prepared(failing, (), lambda found: Check()), slow, fast)
+
+    span, check = measure(SMALL, Bench(), FakeClock())
+    assert (span.us, check.wrong) == (2.0, "")

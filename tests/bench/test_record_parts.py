@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -14,15 +15,16 @@ from loka.bench.machine import HOPPER
 from loka.bench.record import AllParts, measure
 from loka.bench.record_check import Check
 from loka.bench.record_clock import GraphClock
-from loka.bench.record_gemms import Gemms
+from loka.bench.record_gemms import TRITON, Gemms
 from loka.bench.record_grid import POWERS, WIDTHS, gemm_sizes, grid, kinds
-from loka.bench.record_kernels import PACKAGE, Kernels
+from loka.bench.record_kernels import PACKAGE, TILINGS, Kernels, product_of
 from loka.bench.record_producers import Producers
 from loka.bench.record_specs import parse_around, parse_written, specs_of
 from loka.errors import InputError
 from loka.kernels.parts import Part, Work
 
 WIDTH = 256
+SIZES = ((512, 512, 512), (2048, 512, 512))  # the second is one of our own products, too
 OTHERS = (Work.QUANTISE, Work.TURN, Work.FORWARD, Work.BACKWARD, Work.COPY)
 USUAL = tuple(
     Part(work, "rendered", 96, WIDTH, recipe=recipe, around=around)
@@ -53,14 +55,14 @@ def producers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Producers:
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
 def test_every_kind_of_part_can_be_run_and_agrees_with_its_reference(producers: Producers, part: Part) -> None:
-    prepared = producers.prepare(part)
+    (prepared,) = producers.prepare(part)
     made = prepared.call(*prepared.arguments)
     assert prepared.check(made) == Check()
 
 
 @pytest.mark.parametrize("part", [part for part in PARTS if part.work is not Work.COPY], ids=str)
 def test_wrong_rows_are_found(producers: Producers, part: Part) -> None:
-    prepared = producers.prepare(part)
+    (prepared,) = producers.prepare(part)
     made = prepared.call(*prepared.arguments)
     first = made[0] if isinstance(made, tuple | list) else made
     first.copy_(first.roll(1, 0))
@@ -69,7 +71,7 @@ def test_wrong_rows_are_found(producers: Producers, part: Part) -> None:
 
 def test_wrong_sums_are_found(producers: Producers) -> None:
     part = Part(Work.BACKWARD, "rendered", 96, WIDTH, recipe="bfloat16", around="layer_norm")
-    prepared = producers.prepare(part)
+    (prepared,) = producers.prepare(part)
     made = prepared.call(*prepared.arguments)
     made[1].mul_(1.5)
     assert "dweight" in prepared.check(made).wrong
@@ -115,14 +117,26 @@ def test_every_part_of_the_grid_can_be_prepared_for() -> None:
     for part in parts:
         if part.work is not Work.GEMM:
             assert specs_of(part) or part.work is Work.COPY
+        elif part.kernel == TRITON:
+            assert product_of(part).k == part.contraction
     assert {part.columns for part in grid(("forward",))} == set(WIDTHS)
 
 
 def test_kinds_of_parts_can_be_chosen() -> None:
     assert {part.work for part in grid(("turn", "copy"))} == {Work.TURN, Work.COPY}
-    assert any(part.kernel == "fbgemm.rowwise" for part in grid(("gemm",), fbgemm=True))
+    assert any(part.kernel == "fbgemm.rowwise" for part in grid(("gemm",), ("fbgemm.rowwise",)))
     with pytest.raises(InputError, match="no parts of the kind 'gemms'"):
         grid(("gemms",))
+
+
+def test_products_are_rendered_in_several_tilings(tmp_path: Path) -> None:
+    part = Part(Work.GEMM, TRITON, 64, 256, 512, recipe="e4m3 rowwise, e4m3 rowwise, fast")
+    Kernels([part], tmp_path)
+    texts = [(tmp_path / f"{PACKAGE}_{index}" / "triton_kernels.py").read_text() for index in range(TILINGS)]
+    assert all(f"def {product_of(part).function}(" in text for text in texts)
+    assert len(set(texts)) == TILINGS
+    with pytest.raises(InputError, match="takes e4m3 and writes"):
+        product_of(replace(part, recipe="e5m2 rowwise, e4m3 rowwise, fast"))
 
 
 @pytest.mark.gpu
@@ -130,11 +144,14 @@ def test_kinds_of_parts_can_be_chosen() -> None:
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != HOPPER, reason="needs a Hopper GPU"
 )
 def test_parts_are_measured_on_a_gpu(tmp_path: Path) -> None:
-    parts = [*PARTS, *(part for part in grid(("gemm",)) if (part.rows, part.columns, part.contraction) == (512,) * 3)]
-    bench = AllParts(Gemms(), Producers(Kernels(parts, tmp_path).module))
+    parts = [*PARTS, *(part for part in grid(("gemm",)) if (part.rows, part.columns, part.contraction) in SIZES)]
+    kernels = Kernels(parts, tmp_path)
+    bench = AllParts(Gemms(rendered=kernels.products), Producers(kernels.module))
     clock = GraphClock()
     for part in parts:
         span, check = measure(part, bench, clock)
         assert check.wrong == "", part
         assert 0.5 < span.us < 200, part
         assert span.spread < 0.3, part
+    (single,) = bench.prepare(Part(Work.GEMM, "as-is", 4096, 4096, 4096, dtype="float32"))
+    assert clock.time(single.call, single.arguments).us < 1000  # 2700 us where it is not TF32

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 
 import pytest
 
+from loka.bench.record_grid import grid
 from loka.bench.regret import Problem, choose, drift, gemm_problems, judge, summarise, ties, to_text
+from loka.bench.regret_sites import candidates, site_problems
 from loka.errors import InputError
 from loka.kernels.parts import Part, Source, Timed, Work
+from loka.numerics.names import Accumulation
+from loka.plan.costs import Sizes
 
 FIRST, SECOND, THIRD = (Part(Work.GEMM, name, 64, 64, 64) for name in ("a", "b", "c"))
 PROBLEM = Problem("one", {"a": (FIRST,), "b": (SECOND,), "c": (THIRD,)})
@@ -95,3 +99,24 @@ def test_kernels_of_one_size_compete_and_the_plain_one_is_last() -> None:
         ["torch.scaled_mm e4m3 rowwise, e4m3 rowwise, fast", "as-is"],
         ["as-is"],
     ]
+
+
+def test_sites_are_run_in_every_way_that_fits_together() -> None:
+    ways = candidates(Sizes(4096, 512, 1024), ("torch.scaled_mm", "fbgemm.rowwise"), Accumulation.FAST)
+    assert len(ways) == 4 + 4 + 2 + 1
+    assert list(ways)[-1] == "fprop as-is, dgrad as-is, wgrad as-is"
+    assert next(iter(ways)) == "fprop torch.scaled_mm, dgrad torch.scaled_mm, wgrad torch.scaled_mm"
+    plain = [part for part in ways["fprop as-is, dgrad as-is, wgrad as-is"] if part.work is Work.GEMM]
+    assert {(part.rows, part.columns, part.contraction) for part in plain} == {
+        (4096, 1024, 512), (4096, 512, 1024), (1024, 512, 4096),
+    }  # fmt: skip
+    turned = [part for part in next(iter(ways.values())) if part.work is Work.TURN]
+    assert len(turned) == 3
+
+
+def test_what_sites_are_made_of_is_measured_in_the_set_that_ships() -> None:
+    known = set(grid())
+    lacking = {part for problem in site_problems() for way in problem.candidates.values() for part in way} - known
+    assert {part.work for part in lacking} <= {Work.QUANTISE, Work.COPY}  # of transposed copies, 32768 wide
+    asked = {part.columns for part in lacking}
+    assert asked <= {32768}

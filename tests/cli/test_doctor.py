@@ -12,7 +12,8 @@ import pytest
 
 from loka.cli import deciding
 from loka.kernels import measurement_text
-from loka.kernels.measurements import Versions, export
+from loka.kernels.library import Library
+from loka.kernels.measurements import Recording, Versions, export
 from loka.probe.file import save
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -23,6 +24,16 @@ from test_plan_with_profile import SIZES, profile_of
 FILE = "policies/h100.sqlite"
 HEAD = 'version: 1\nname: shop\nmodel: {factory: "shopmodel:build", inputs: "shopmodel:inputs", batch_size: 64}\n'
 NAMED = HEAD + "measurements: h100.sqlite\n"
+
+
+class Absent:
+    """A kernel of a library that is not installed."""
+
+    name = "absent.rowwise"
+
+    @property
+    def library(self) -> Library:
+        return Library("Absent", ("absent-kernels",), (1, 0), "pip install absent-kernels", "absent", "", (9, 0))
 
 
 @pytest.fixture
@@ -63,29 +74,49 @@ def test_without_a_set_it_says_how_to_make_one(doctor, machine, monkeypatch, tmp
 def test_the_set_that_ships_is_described(doctor, machine, data):
     machine(None)
     status, found, note = doctor()["measurements h100"]
-    assert (status, note) == ("ok", "no GPU here to compare with")
-    assert found.startswith("64 parts on NVIDIA H100 80GB HBM3, driver 575.57.08, CUDA 13.0, cuBLAS 13.0.2, torch 2.11")
+    assert (status, found[:11]) == ("ok", "64 parts, 2")
+    assert note == f"measured on {HOPPER}; no GPU here to compare with"
+    assert str(HOPPER).startswith("NVIDIA H100 80GB HBM3, driver 575.57.08, CUDA 13.0, cuBLAS 13.0.2, torch 2.11")
     assert doctor()["measurements h200"][0] == "missing"
 
 
 def test_on_the_machine_that_measured_it_fits(doctor, machine, data):
     machine(HOPPER)
-    assert doctor()["measurements h100"][::2] == ("ok", "made with what this machine has")
+    assert doctor()["measurements h100"][::2] == ("ok", f"measured on {HOPPER}; with what this machine has")
 
 
 def test_what_differs_here_is_named(doctor, machine, data):
     machine(replace(LATER, triton="3.7.0"))
     status, _, note = doctor()["measurements h100"]
     assert status == "stale"
-    assert note.startswith(
-        "driver: measured with 575.57.08, this machine has 580.65.06; Triton: measured with 3.6.0, this machine has "
-        "3.7.0; plans are the same as on any machine; to decide by this one: loka bench kernels --record"
-    )
+    assert note.split("; ") == [
+        f"measured on {HOPPER}",
+        "driver: measured with 575.57.08, this machine has 580.65.06",
+        "Triton: measured with 3.6.0, this machine has 3.7.0",
+        "plans are the same as on any machine",
+        "to decide by this one: loka bench kernels --record FILE, and `measurements: FILE`",
+    ]
+
+
+def test_a_library_that_was_measured_and_is_not_here_is_named(doctor, machine, data, monkeypatch):
+    monkeypatch.setattr(deciding, "KERNELS", (Absent(),))
+    path = data / "m.sqlite"
+    with Recording(
+        path, lambda kernel: replace(HOPPER, library="1.6.0" if kernel == "absent.rowwise" else "")
+    ) as writing:
+        writing.add(measurement(gemm(64, 64, 64, "absent.rowwise")))
+    export(path, data / "h100.jsonl", "h100", "made up")
+    machine(HOPPER)
+    status, _, note = doctor()["measurements h100"]
+    assert status == "stale"
+    assert "; absent.rowwise: measured with 1.6.0, this machine has none that is known; " in note
 
 
 def test_on_another_device_it_is_for_plans(doctor, machine, data):
     machine(replace(HOPPER, device="NVIDIA H200"))
-    assert doctor()["measurements h100"][::2] == ("ok", "for plans for h100; this machine has NVIDIA H200")
+    assert doctor()["measurements h100"][::2] == (
+        "ok", f"measured on {HOPPER}; for plans for h100, this machine has NVIDIA H200",
+    )  # fmt: skip
 
 
 def test_a_damaged_set_is_a_problem(doctor, machine, data):
@@ -112,7 +143,7 @@ def test_a_policy_that_names_nothing(shop, doctor, machine, monkeypatch, tmp_pat
 def test_a_policy_goes_by_the_set_that_ships(shop, doctor, machine, data):
     machine(None)
     shop.write_policy(HEAD)
-    assert doctor(shop.policy)["policy measurements"][1] == "h100.jsonl of LoKA"
+    assert doctor(shop.policy)["policy measurements"][2] == "none named: the set that ships, h100.jsonl of LoKA"
 
 
 def test_a_policy_with_its_own_measurements(shop, doctor, machine, data):
@@ -121,14 +152,12 @@ def test_a_policy_with_its_own_measurements(shop, doctor, machine, data):
     record(shop.folder / FILE, [measurement(gemm(64, 64, 64)), measurement(gemm(64, 64, 128))])
     machine(HOPPER)
     status, found, note = doctor(shop.policy)["policy measurements"]
-    assert (status, found[:10]) == ("ok", "2 parts on")
-    assert note.startswith(
-        "h100.sqlite; made with what this machine has; 1 measurement on NVIDIA H100 80GB HBM3, driver"
-    )
+    assert (status, found[:10]) == ("ok", "2 parts, 2")
+    assert note.startswith(f"h100.sqlite; measured on {HOPPER}; with what this machine has; 1 measurement on {LATER}, ")
     machine(LATER)
     status, _, note = doctor(shop.policy)["policy measurements"]
     assert status == "stale"
-    assert note.startswith("h100.sqlite; driver: measured with 575.57.08, this machine has 580.65.06; ")
+    assert note.startswith(f"h100.sqlite; measured on {HOPPER}; driver: measured with 575.57.08, this machine has ")
 
 
 def test_a_policy_whose_measurements_are_not_there(shop, doctor, machine):

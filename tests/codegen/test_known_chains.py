@@ -17,6 +17,7 @@ import pytest
 import sum_models as sums
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from loka import dispatch
 from loka.codegen import render_package
@@ -250,6 +251,32 @@ def test_compiled_graphs_count_as_eager_does(package: Package, backend: str) -> 
                 assert [each.elements for each in patch.overflows()] == [2 * each.elements for each in eager]
     finally:
         torch._dynamo.reset()
+
+
+class Checkpointed(nn.Module):
+    """A model that runs its forward again in backward."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.inner, x, use_reentrant=False)
+        return out
+
+
+def test_a_forward_that_runs_again_counts_again(package: Package) -> None:
+    body = BODIES["tower"]
+    model = chains.Holder(copy.deepcopy(body))
+    x, dy = operands(body, 33, 48)
+    with package(SMALL).apply(model) as patch:
+        expected, once = chains.gradients(model, x, dy), patch.overflows()
+        patch.reset()
+        found = chains.gradients(Checkpointed(model), x, dy)
+        for key, value in expected.items():
+            assert torch.equal(found.get(key, found.get(f"inner.{key}")), value), key
+        twice = [2 * each.elements if each.operand == "input" else each.elements for each in once]
+        assert [each.elements for each in patch.overflows()] == twice
 
 
 def test_buffers_are_no_part_of_the_model(package: Package, tmp_path: Path) -> None:

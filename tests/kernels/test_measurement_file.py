@@ -154,6 +154,26 @@ def test_a_writer_that_fails_leaves_what_it_finished(tmp_path):
     assert len(Measurements.open(path, "h100")) == 1
 
 
+HALF_DONE = """
+import os, signal, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA cache_size = 1")  # so that pages are written before the transaction is whole
+connection.execute("BEGIN IMMEDIATE")
+connection.execute("UPDATE measurements SET us = 999.0")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_transaction_that_a_kill_left_half_done_is_undone(tmp_path):
+    path = record(tmp_path / "m.sqlite", [*grid(), *passes(rows=range(512, 16384, 256))])
+    subprocess.run([sys.executable, "-c", HALF_DONE, str(path)], check=False)
+    assert Path(f"{path}-journal").exists(), "the kill came too late"
+    found = Measurements.open(path, "h100")
+    assert {found.time(each.part).us for each in grid()}.isdisjoint({999.0})
+    assert list(tmp_path.iterdir()) == [path]
+    record(path, [measurement(gemm(64, 64, 65))])
+
+
 def test_reading_goes_on_while_others_write(tmp_path):
     path = tmp_path / "m.sqlite"
     with Recording(path, lambda kernel: HOPPER) as recording:
