@@ -23,11 +23,10 @@ Order = tuple[tuple[bool, int, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A GEMM that could run in FP8: its recipe and the kernels that take it."""
+    """A GEMM that could run in FP8: the kernels that can, each with the form of the recipe that it takes."""
 
-    operands: Pair
+    kernels: Mapping[str, Pair]
     accumulation: Accumulation
-    kernels: tuple[str, ...]
     padding: bool = True  # without it, what runs depends on whether the batch's rows fit
 
 
@@ -71,6 +70,7 @@ class Choice:
     """The kernels of one GEMM, timed: the one that is taken, and why not the others."""
 
     kernel: str
+    operands: Pair  # in the form that it takes
     price: Price
     times: tuple[KernelTime, ...]  # the model's own last
     lost: tuple[Rejected, ...]
@@ -122,8 +122,8 @@ def menu_of(
         if choice is not None:
             choices[gemm] = choice
     ways = []
-    for fp8 in _valid_sets(gemms, {gemm: offers[gemm] for gemm in choices}):
-        way = _way(sizes, gemms, offers, choices, known, fp8, around, fuse, pricer)
+    for fp8 in _valid_sets(gemms, choices):
+        way = _way(sizes, gemms, choices, known, fp8, around, fuse, pricer)
         if way is not None:
             ways.append(way)
     if not any(not way.fp8 for way in ways):
@@ -138,7 +138,7 @@ def _choice(gemm: Gemm, sizes: Sizes, offer: Offer, own: Price, pricer: Pricer) 
     prices: dict[str, Price] = {}
     times, lost = [], []
     for kernel in sorted(offer.kernels, key=place_in_catalogue):
-        part = gemm_part(gemm, sizes, kernel, offer.operands, offer.accumulation)
+        part = gemm_part(gemm, sizes, kernel, offer.kernels[kernel], offer.accumulation)
         price = pricer.part(part)
         if price is None:
             lost.append(Rejected(kernel, f"never measured with {part.recipe}"))
@@ -152,8 +152,10 @@ def _choice(gemm: Gemm, sizes: Sizes, offer: Offer, own: Price, pricer: Pricer) 
     for kernel, price in prices.items():
         if kernel != taken:
             lost.append(Rejected(kernel, _why_lost(kernel, price, taken, prices[taken])))
-    by_rows = _by_rows(gemm, sizes, offer, taken, tuple(prices), pricer) if offer.padding else ()
-    return Choice(taken, prices[taken], (*times, _kernel_time(AS_IS, own, None)), tuple(lost), by_rows)
+    operands = offer.kernels[taken]
+    like = tuple(kernel for kernel in prices if offer.kernels[kernel] == operands)
+    by_rows = _by_rows(gemm, sizes, offer, taken, like, pricer) if offer.padding else ()
+    return Choice(taken, operands, prices[taken], (*times, _kernel_time(AS_IS, own, None)), tuple(lost), by_rows)
 
 
 def _by_rows(
@@ -162,7 +164,7 @@ def _by_rows(
     """The kernels for batches of other sizes, where another is faster there beyond the noise; () where none ever is.
 
     Looked at where M is a power of two, from 256 to 8 times the planned one; up to each of them the kernel holds that
-    is fastest at it, about the planned M the one that was taken.
+    is fastest at it, about the planned M the one that was taken. `kernels` take operands in one form.
     """
     limits = [LEAST_ROWS << place for place in range(64) if LEAST_ROWS << place <= ROWS_BEYOND * sizes.m]
     if len(kernels) < 2 or not limits:
@@ -182,7 +184,7 @@ def _fastest_at(gemm: Gemm, sizes: Sizes, offer: Offer, taken: str, kernels: Seq
     """The kernel for some rows: the one that is taken at the planned rows unless another is faster beyond the noise."""
     prices: dict[str, Price] = {}
     for kernel in kernels:
-        price = pricer.part(gemm_part(gemm, sizes, kernel, offer.operands, offer.accumulation))
+        price = pricer.part(gemm_part(gemm, sizes, kernel, offer.kernels[kernel], offer.accumulation))
         if price is not None:
             prices[kernel] = price
     if not prices:
@@ -206,26 +208,25 @@ def _kernel_time(kernel: str, price: Price, error: tuple[float, float] | None) -
     return KernelTime(kernel, round(price.us, 3), spread, price.source, mere, sqnr_db)
 
 
-def _valid_sets(gemms: Sequence[Gemm], offers: Mapping[Gemm, Offer]) -> Iterator[frozenset[Gemm]]:
+def _valid_sets(gemms: Sequence[Gemm], choices: Mapping[Gemm, Choice]) -> Iterator[frozenset[Gemm]]:
     """The sets of GEMMs that can run in FP8 together: what is turned has its source among them."""
-    able = [gemm for gemm in gemms if gemm in offers]
+    able = [gemm for gemm in gemms if gemm in choices]
     for count in range(len(able) + 1):
         for chosen in combinations(able, count):
-            decided = {gemm: _draft(gemm, offers[gemm] if gemm in chosen else None) for gemm in gemms}
-            if all(why_not_turned(gemm, offers[gemm].operands, decided) is None for gemm in chosen):
+            decided = {gemm: _draft(gemm, choices[gemm] if gemm in chosen else None) for gemm in gemms}
+            if all(why_not_turned(gemm, choices[gemm].operands, decided) is None for gemm in chosen):
                 yield frozenset(chosen)
 
 
-def _draft(gemm: Gemm, offer: Offer | None) -> GemmPlan:
-    if offer is None:
+def _draft(gemm: Gemm, choice: Choice | None) -> GemmPlan:
+    if choice is None:
         return GemmPlan(gemm, AS_IS, None, None, "")
-    return GemmPlan(gemm, offer.kernels[0], offer.operands, offer.accumulation, "")
+    return GemmPlan(gemm, choice.kernel, choice.operands, None, "")
 
 
 def _way(
     sizes: Sizes,
     gemms: Sequence[Gemm],
-    offers: Mapping[Gemm, Offer],
     choices: Mapping[Gemm, Choice],
     own: Mapping[Gemm, Price],
     fp8: frozenset[Gemm],
@@ -235,7 +236,7 @@ def _way(
 ) -> Way | None:
     """A way with its costs; None where something around the GEMMs was never measured."""
     kernels = tuple(choices[gemm].kernel if gemm in fp8 else AS_IS for gemm in gemms)
-    pairs = {gemm: offers[gemm].operands if gemm in fp8 else None for gemm in gemms}
+    pairs = {gemm: choices[gemm].operands if gemm in fp8 else None for gemm in gemms}
     products = {gemm: choices[gemm].price if gemm in fp8 else own[gemm] for gemm in gemms}
 
     def cost(taken: bool, joined: bool) -> Cost | None:

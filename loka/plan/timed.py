@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from loka.numerics.names import Compute, Gemm
 from loka.plan.choice import Chosen, Problem
 from loka.plan.menu import Menu, Way
+from loka.plan.pinned import with_scalings
 from loka.plan.plan import AS_IS, Candidate, GemmPlan, Rejected, SiteTiming
 from loka.plan.words import time_words
 from loka.policy.settings import SiteSettings
@@ -58,7 +59,9 @@ def revise(problem: Problem, gemms: Sequence[GemmPlan], chosen: Chosen) -> Timed
             elif slower:
                 reason = f"{reason}, slower than BF16 here"
             rejected = _once((*choice.lost, *unable))
-            plan = replace(plan, kernel=choice.kernel, reason=reason, rejected=rejected, by_rows=choice.by_rows)
+            operands = with_scalings(plan.operands, choice.operands) if plan.operands is not None else None
+            plan = replace(plan, kernel=choice.kernel, operands=operands, by_rows=choice.by_rows)
+            plan = replace(plan, reason=reason, rejected=rejected)
         elif plan.fp8:
             plan = _kept(plan, problem, chosen)
         revised.append(replace(plan, times=menu.times(plan.gemm)))

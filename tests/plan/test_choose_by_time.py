@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 from plan_costs import CHAIN, SCALED_MM, AnyGemm, MadeUp
 
+from loka.kernels.catalogue import KERNELS as KERNELS_OF_CATALOGUE
 from loka.kernels.catalogue import SCALED_MM as CUBLASLT
 from loka.kernels.parts import Part, Source, Work
-from loka.numerics.names import Compute, Fuse, Gemm
+from loka.numerics.names import Compute, Fuse, Gemm, Scaling
 from loka.plan.costs import Surroundings, Traced
 from loka.plan.evidence import Known
 from loka.plan.plan import AS_IS, GemmPlan, SitePlan, Target
@@ -144,6 +145,19 @@ def test_what_cannot_be_told_apart_goes_by_the_catalogue(decide, wanted) -> None
     unknown = [AnyGemm(name) for name in reversed(names)]
     plan = decide(wanted(Compute.FP8), MadeUp({AS_IS: 1.0, **dict.fromkeys(names, 1.0)}), kernels=unknown)
     assert {gemm.kernel for gemm in plan.gemms} == {"aa.other"}  # both unknown to the catalogue: by name
+
+
+def test_turned_operands_take_the_form_of_the_fastest_kernel(decide, wanted) -> None:
+    """FBGEMM takes scales by rows alone; copies that are turned have one scale, which serves as either."""
+    kernels = tuple(kernel for kernel in KERNELS_OF_CATALOGUE if kernel.name in (SCALED_MM, "fbgemm.rowwise"))
+    costs = MadeUp({AS_IS: 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 0.8})
+    plan = decide(wanted(Compute.FP8), costs, kernels=kernels)
+    assert {gemm.kernel for gemm in plan.gemms} == {"fbgemm.rowwise"}
+    wgrad = gemm_of(plan, Gemm.WGRAD)
+    assert {operand.scaling for operand in wgrad.operands} == {Scaling.ROWWISE}
+    assert wgrad.by_rows == ()
+    own = decide(wanted(Compute.FP8), MadeUp({AS_IS: 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 1.5}), kernels=kernels)
+    assert gemm_of(own, Gemm.WGRAD).operands == CHAIN[Gemm.WGRAD]
 
 
 def test_batches_of_other_sizes_have_the_kernel_that_is_fastest_there(decide, wanted) -> None:

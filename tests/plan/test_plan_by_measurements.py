@@ -201,6 +201,7 @@ def test_the_plan_names_its_measurements_and_differs_from_that_without(plan_for:
     assert {(each.gemm, each.after) for each in kernels.gemms if each.site == FIRST} == {
         (Gemm.FPROP, "e4m3 rowwise pow2 by fbgemm.rowwise"),
         (Gemm.DGRAD, "grad_output e4m3 rowwise pow2, weight e4m3 turned by fbgemm.rowwise"),
+        (Gemm.WGRAD, "e4m3 turned by fbgemm.rowwise"),
     }
 
 
@@ -219,8 +220,7 @@ def test_a_file_of_times_decides_as_the_costs_that_it_was_made_of(measured: Path
     plan = make_plan(measured.name)
     assert plan.measurements is not None
     assert plan.measurements[0] == "times.sqlite"
-    fprop, _, wgrad = site(plan, FIRST).gemms
-    assert (fprop.kernel, wgrad.kernel) == ("fbgemm.rowwise", SCALED_MM)
+    assert {gemm.kernel for gemm in site(plan, FIRST).gemms} == {"fbgemm.rowwise"}
     assert all(each.time.source.value == "measured" for each in site(plan, FIRST).candidates)
     assert from_json(to_json(plan)) == plan
 
