@@ -40,21 +40,21 @@ def show_timing(timing: Timing) -> None:
 
 def show_kernels(gemms: Sequence[Decision]) -> None:
     """The product alone on every kernel, with its error where that was measured, and why the others lost."""
-    from loka.plan.words import figure_words
+    from loka.plan.words import figure_words, run_words
 
     rows: list[tuple[str, ...]] = []
     for gemm in gemms:
         reasons = dict(gemm.rejected)
         for each in gemm.times:
-            outcome = "chosen" if each.kernel == gemm.kernel else reasons.get(each.kernel, "")
+            run = run_words(each.kernel, each.accumulation)
+            chosen = (each.kernel, each.accumulation) == (gemm.kernel, gemm.accumulation)
+            outcome = "chosen" if chosen else reasons.get(run, "")
             error = (
                 "-" if each.mere is None else f"{each.mere:.3g}",
                 "-" if each.sqnr_db is None else f"{each.sqnr_db:.1f}",
             )
             spread = f"{100 * each.spread:.1f}"
-            rows.append(
-                (gemm.gemm.value, each.kernel, figure_words(each.us), spread, *error, each.source.value, outcome)
-            )
+            rows.append((gemm.gemm.value, run, figure_words(each.us), spread, *error, each.source.value, outcome))
     rows += [(names, kernel, *["-"] * 5, reason) for (kernel, reason), names in _never_timed(gemms).items()]
     print()
     columns = ("us", "+- %", "MERE", "SQNR dB")
@@ -63,9 +63,11 @@ def show_kernels(gemms: Sequence[Decision]) -> None:
 
 def _never_timed(gemms: Sequence[Decision]) -> dict[tuple[str, str], str]:
     """The kernels without a time and why they are not taken, with the GEMMs of which that is said."""
+    from loka.plan.words import run_words
+
     found: dict[tuple[str, str], list[str]] = {}
     for gemm in gemms:
-        timed = {each.kernel for each in gemm.times}
+        timed = {run_words(each.kernel, each.accumulation) for each in gemm.times}
         for kernel, reason in gemm.rejected:
             if kernel not in timed:
                 found.setdefault((kernel, reason), []).append(gemm.gemm.value)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from loka.errors import InputError
-from loka.numerics.names import OPERANDS, Gemm, Range
+from loka.numerics.names import OPERANDS, Accumulation, Gemm, Range
 from loka.plan.evidence import Known
 from loka.plan.plan import Binding, Candidate, KernelTime, Plan, SitePlan, StepTime
 from loka.plan.seen import Seen, budget_of, seen, speed_said
@@ -47,6 +47,7 @@ class Decision:
     reason: str
     rejected: tuple[tuple[str, str], ...]  # (kernel, why it was turned down)
     times: tuple[KernelTime, ...] = ()  # of the product alone, on every kernel that was measured
+    accumulation: Accumulation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,7 @@ def explain(plan: Plan, name: str, known: Known | None = None) -> Explanation:
                 reason=gemm.reason,
                 rejected=tuple((rejected.kernel, rejected.reason) for rejected in gemm.rejected),
                 times=gemm.times,
+                accumulation=gemm.accumulation,
             )
             for gemm in found.gemms
         ),

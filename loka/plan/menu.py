@@ -13,20 +13,21 @@ from loka.plan.costs import Pair, Sizes, Surroundings, as_is_part, gemm_part, ha
 from loka.plan.plan import AS_IS, GemmPlan, KernelTime, Rejected, StepTime
 from loka.plan.pricing import Price, Pricer
 from loka.plan.turning import why_not_turned
-from loka.plan.words import time_words
+from loka.plan.words import run_words, time_words
 
+MERE_OF_FAST, DB_OF_FAST = 0.005, 0.25  # what fast sums may cost beside precise ones, as measured on normal operands
 LEAST_ROWS = 256  # smaller batches share a kernel
 ROWS_BEYOND = 8  # times the planned M: how far a table of kernels by rows goes
 _POSITIONS = {kernel.name: place for place, kernel in enumerate(KERNELS)}
 Order = tuple[tuple[bool, int, str], ...]
+Run = tuple[str, Accumulation]  # a kernel and how it sums
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
     """A GEMM that could run in FP8: the kernels that can, each with the form of the recipe that it takes."""
 
-    kernels: Mapping[str, Pair]
-    accumulation: Accumulation
+    kernels: Mapping[Run, Pair]
     padding: bool = True  # without it, what runs depends on whether the batch's rows fit
 
 
@@ -70,6 +71,7 @@ class Choice:
     """The kernels of one GEMM, timed: the one that is taken, and why not the others."""
 
     kernel: str
+    accumulation: Accumulation
     operands: Pair  # in the form that it takes
     price: Price
     times: tuple[KernelTime, ...]  # the model's own last
@@ -129,37 +131,65 @@ def menu_of(
     if not any(not way.fp8 for way in ways):
         return None
     ways.sort(key=lambda way: way.order)
-    own_times = {gemm: _kernel_time(AS_IS, price, None) for gemm, price in known.items()}
+    own_times = {gemm: _kernel_time((AS_IS, None), price, None) for gemm, price in known.items()}
     return Menu(tuple(gemms), choices, own_times, tuple(ways))
 
 
 def _choice(gemm: Gemm, sizes: Sizes, offer: Offer, own: Price, pricer: Pricer) -> Choice | None:
     """The fastest kernel for a GEMM; of those that cannot be told apart from it, the first in the catalogue."""
-    prices: dict[str, Price] = {}
+    prices: dict[Run, Price] = {}
+    errors: dict[Run, tuple[float, float] | None] = {}
     times, lost = [], []
-    for kernel in sorted(offer.kernels, key=place_in_catalogue):
-        part = gemm_part(gemm, sizes, kernel, offer.kernels[kernel], offer.accumulation)
-        price = pricer.part(part)
+    for run in sorted(offer.kernels, key=_place):
+        part = gemm_part(gemm, sizes, run[0], offer.kernels[run], run[1])
+        price, errors[run] = pricer.part(part), pricer.error(part)
         if price is None:
-            lost.append(Rejected(kernel, f"never measured with {part.recipe}"))
+            lost.append(Rejected(run_words(*run), f"never measured with {part.recipe}"))
             continue
-        prices[kernel] = price
-        times.append(_kernel_time(kernel, price, pricer.error(part)))
+        times.append(_kernel_time(run, price, errors[run]))
+        why_not = _less_accurate(run, errors)
+        if why_not:
+            lost.append(Rejected(run_words(*run), why_not))
+        else:
+            prices[run] = price
     if not prices:
         return None
     fastest = min(prices.values(), key=lambda price: price.us)
-    taken = next(kernel for kernel, price in prices.items() if price.ties_with(fastest))
-    for kernel, price in prices.items():
-        if kernel != taken:
-            lost.append(Rejected(kernel, _why_lost(kernel, price, taken, prices[taken])))
+    taken = next(run for run, price in prices.items() if price.ties_with(fastest))
+    for run, price in prices.items():
+        if run != taken:
+            lost.append(Rejected(run_words(*run), _why_lost(price, run_words(*taken), prices[taken])))
     operands = offer.kernels[taken]
-    like = tuple(kernel for kernel in prices if offer.kernels[kernel] == operands)
+    like = tuple(run[0] for run in prices if run[1] is taken[1] and offer.kernels[run] == operands)
     by_rows = _by_rows(gemm, sizes, offer, taken, like, pricer) if offer.padding else ()
-    return Choice(taken, operands, prices[taken], (*times, _kernel_time(AS_IS, own, None)), tuple(lost), by_rows)
+    times.append(_kernel_time((AS_IS, None), own, None))
+    return Choice(*taken, operands, prices[taken], tuple(times), tuple(lost), by_rows)
+
+
+def _place(run: Run) -> tuple[tuple[bool, int, str], bool]:
+    """Precise sums before fast ones of the same kernel."""
+    return place_in_catalogue(run[0]), run[1] is Accumulation.FAST
+
+
+def _less_accurate(run: Run, errors: Mapping[Run, tuple[float, float] | None]) -> str:
+    """Why fast sums are no choice beside precise ones of the same kernel, or ""."""
+    kernel, accumulation = run
+    precise = (kernel, Accumulation.PRECISE)
+    if accumulation is Accumulation.PRECISE or precise not in errors:
+        return ""
+    found, base = errors[run], errors[precise]
+    if found is None or base is None:
+        return "the error of fast sums was never measured beside that of precise ones"
+    if found[0] > base[0] + MERE_OF_FAST or found[1] < base[1] - DB_OF_FAST:
+        return (
+            f"fast sums err more: MERE {found[0]:.3g}, SQNR {found[1]:.1f} dB, with precise ones {base[0]:.3g} and "
+            f"{base[1]:.1f} dB"
+        )
+    return ""
 
 
 def _by_rows(
-    gemm: Gemm, sizes: Sizes, offer: Offer, taken: str, kernels: Sequence[str], pricer: Pricer
+    gemm: Gemm, sizes: Sizes, offer: Offer, taken: Run, kernels: Sequence[str], pricer: Pricer
 ) -> tuple[tuple[int, str], ...]:
     """The kernels for batches of other sizes, where another is faster there beyond the noise; () where none ever is.
 
@@ -171,41 +201,41 @@ def _by_rows(
         return ()
     table: list[tuple[int, str]] = []
     for limit in limits:
-        kernel = taken
+        kernel = taken[0]
         if sizes.m > limit or (sizes.m <= limit // 2 and limit > LEAST_ROWS):
             kernel = _fastest_at(gemm, Sizes(limit, sizes.k, sizes.n), offer, taken, kernels, pricer)
         if table and table[-1][1] == kernel:
             table.pop()
         table.append((limit, kernel))
-    return tuple(table) if len(table) > 1 or table[0][1] != taken else ()
+    return tuple(table) if len(table) > 1 or table[0][1] != taken[0] else ()
 
 
-def _fastest_at(gemm: Gemm, sizes: Sizes, offer: Offer, taken: str, kernels: Sequence[str], pricer: Pricer) -> str:
+def _fastest_at(gemm: Gemm, sizes: Sizes, offer: Offer, taken: Run, kernels: Sequence[str], pricer: Pricer) -> str:
     """The kernel for some rows: the one that is taken at the planned rows unless another is faster beyond the noise."""
     prices: dict[str, Price] = {}
     for kernel in kernels:
-        price = pricer.part(gemm_part(gemm, sizes, kernel, offer.kernels[kernel], offer.accumulation))
+        price = pricer.part(gemm_part(gemm, sizes, kernel, offer.kernels[kernel, taken[1]], taken[1]))
         if price is not None:
             prices[kernel] = price
     if not prices:
-        return taken
+        return taken[0]
     fastest = min(prices.values(), key=lambda price: price.us)
-    if taken in prices and prices[taken].ties_with(fastest):
-        return taken
+    if taken[0] in prices and prices[taken[0]].ties_with(fastest):
+        return taken[0]
     return next(kernel for kernel, price in prices.items() if price.ties_with(fastest))
 
 
-def _why_lost(kernel: str, price: Price, taken: str, best: Price) -> str:
+def _why_lost(price: Price, taken: str, best: Price) -> str:
     figures = f"{time_words(price.us)} against {time_words(best.us)} ({(price + best).source.value})"
     if price.ties_with(best):
         return f"no faster than {taken} beyond the noise, which comes first in the catalogue: {figures}"
     return f"slower than {taken}: {figures}"
 
 
-def _kernel_time(kernel: str, price: Price, error: tuple[float, float] | None) -> KernelTime:
+def _kernel_time(run: tuple[str, Accumulation | None], price: Price, error: tuple[float, float] | None) -> KernelTime:
     spread = round(price.noise / price.us, 4) if price.us else 0.0
     mere, sqnr_db = error if error is not None and all(map(isfinite, error)) else (None, None)
-    return KernelTime(kernel, round(price.us, 3), spread, price.source, mere, sqnr_db)
+    return KernelTime(run[0], round(price.us, 3), spread, price.source, mere, sqnr_db, run[1])
 
 
 def _valid_sets(gemms: Sequence[Gemm], choices: Mapping[Gemm, Choice]) -> Iterator[frozenset[Gemm]]:
@@ -221,7 +251,7 @@ def _valid_sets(gemms: Sequence[Gemm], choices: Mapping[Gemm, Choice]) -> Iterat
 def _draft(gemm: Gemm, choice: Choice | None) -> GemmPlan:
     if choice is None:
         return GemmPlan(gemm, AS_IS, None, None, "")
-    return GemmPlan(gemm, choice.kernel, choice.operands, None, "")
+    return GemmPlan(gemm, choice.kernel, choice.operands, choice.accumulation, "")
 
 
 def _way(

@@ -55,6 +55,7 @@ class KernelTime:
     source: Source
     mere: float | None = None  # as measured; None where the measurements do not say
     sqnr_db: float | None = None
+    accumulation: Accumulation | None = None  # None of the model's own
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ Policy and evidence say what may run in FP8; where there are measurements, they 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from loka.errors import InputError
 from loka.kernels.catalogue import KERNELS, PREFERRED, Kernel
 from loka.kernels.parts import Costs
-from loka.numerics.names import Compute, Fuse, Gemm
+from loka.numerics.names import Accumulation, Compute, Fuse, Gemm
 from loka.plan.choice import Problem, choose
 from loka.plan.costs import Sizes, Surroundings, Traced, gemm_part, surroundings_of
 from loka.plan.evidence import Judged, Known, judge, with_ranges
@@ -189,7 +189,7 @@ class _Resolver:
 
     def _kernels(self, site: Site, gemm: Gemm, wanted: SiteSettings, asked: GemmSettings) -> _Sifted:
         """The kernels that can run a GEMM, and those that cannot: asked once for sites that are alike."""
-        key = (gemm, id(wanted), site.rows, site.k, site.n)
+        key = (gemm, id(wanted), site.rows, site.k, site.n, asked.accumulation)
         if key not in self._sifted:
             self._sifted[key] = _sift(site, gemm, asked, self._situation, self._pricer)
         return self._sifted[key]
@@ -245,10 +245,17 @@ class _Resolver:
             asked = draft.wanted.gemms[plan.gemm]
             operands = plan.operands or self._pinned(draft.site, plan.gemm, asked)
             asked = replace(asked, operands=operands)
-            able, _ = self._kernels(draft.site, plan.gemm, draft.wanted, asked)
+            able = {(name, asked.accumulation): form for name, form in self._able(draft, plan.gemm, asked)}
+            if asked.may_be_fast:
+                faster = self._able(draft, plan.gemm, replace(asked, accumulation=Accumulation.FAST))
+                able |= {(name, Accumulation.FAST): form for name, form in faster}
             if able:
-                offers[plan.gemm] = Offer(able, asked.accumulation, asked.padding)
+                offers[plan.gemm] = Offer(able, asked.padding)
         return offers
+
+    def _able(self, draft: _Draft, gemm: Gemm, asked: GemmSettings) -> Iterable[tuple[str, Pair]]:
+        """The kernels that can run a GEMM, each with the form of its operands."""
+        return self._kernels(draft.site, gemm, draft.wanted, asked)[0].items()
 
 
 def _runs(

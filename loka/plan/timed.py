@@ -14,7 +14,7 @@ from loka.plan.choice import Chosen, Problem
 from loka.plan.menu import Menu, Way
 from loka.plan.pinned import with_scalings
 from loka.plan.plan import AS_IS, Candidate, GemmPlan, Rejected, SiteTiming
-from loka.plan.words import time_words
+from loka.plan.words import run_words, time_words
 from loka.policy.settings import SiteSettings
 
 SAFE = "safe by evidence"  # how the reason of a GEMM that `auto` runs in FP8 begins
@@ -60,8 +60,8 @@ def revise(problem: Problem, gemms: Sequence[GemmPlan], chosen: Chosen) -> Timed
                 reason = f"{reason}, slower than BF16 here"
             rejected = _once((*choice.lost, *unable))
             operands = with_scalings(plan.operands, choice.operands) if plan.operands is not None else None
-            plan = replace(plan, kernel=choice.kernel, operands=operands, by_rows=choice.by_rows)
-            plan = replace(plan, reason=reason, rejected=rejected)
+            plan = replace(plan, kernel=choice.kernel, operands=operands, accumulation=choice.accumulation)
+            plan = replace(plan, by_rows=choice.by_rows, reason=reason, rejected=rejected)
         elif plan.fp8:
             plan = _kept(plan, problem, chosen)
         revised.append(replace(plan, times=menu.times(plan.gemm)))
@@ -88,7 +88,11 @@ def _once(rejected: Iterable[Rejected]) -> tuple[Rejected, ...]:
 def _kept(plan: GemmPlan, problem: Problem, chosen: Chosen) -> GemmPlan:
     """A GEMM that may run in FP8, and does not for its time."""
     reason = f"kept: {_why_as_is(plan.gemm, problem, chosen)}"
-    able = [Rejected(each.kernel, reason) for each in problem.menu.times(plan.gemm) if each.kernel != AS_IS]
+    able = [
+        Rejected(run_words(each.kernel, each.accumulation), reason)
+        for each in problem.menu.times(plan.gemm)
+        if each.kernel != AS_IS
+    ]
     unable = [each for each in plan.rejected if each.kernel not in _timed(problem.menu, plan.gemm)]
     return replace(
         plan, kernel=AS_IS, operands=None, accumulation=None, reason=reason, rejected=_once((*able, *unable))

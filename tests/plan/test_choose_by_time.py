@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 from plan_costs import CHAIN, SCALED_MM, AnyGemm, MadeUp
 
+from loka.codegen.recipes import site_recipe
 from loka.kernels.catalogue import KERNELS as KERNELS_OF_CATALOGUE
 from loka.kernels.catalogue import SCALED_MM as CUBLASLT
 from loka.kernels.parts import Part, Source, Work
-from loka.numerics.names import Compute, Fuse, Gemm, Scaling
+from loka.numerics.names import Accumulation, Compute, Fuse, Gemm, Scaling
 from loka.plan.costs import Surroundings, Traced
 from loka.plan.evidence import Known
 from loka.plan.plan import AS_IS, GemmPlan, SitePlan, Target
@@ -23,6 +24,7 @@ from loka.sites.site import Rows
 
 NAME = "layers.0.fmb.0"
 OTHER = AnyGemm("zz.other")
+FAST, PRECISE = Accumulation.FAST, Accumulation.PRECISE
 KERNELS = {AS_IS: 1.0, SCALED_MM: 1.0, OTHER.name: 1.0}
 
 Settings = Callable[..., SiteSettings]
@@ -158,6 +160,48 @@ def test_turned_operands_take_the_form_of_the_fastest_kernel(decide, wanted) -> 
     assert wgrad.by_rows == ()
     own = decide(wanted(Compute.FP8), MadeUp({AS_IS: 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 1.5}), kernels=kernels)
     assert gemm_of(own, Gemm.WGRAD).operands == CHAIN[Gemm.WGRAD]
+
+
+def fast_gains(part: Part) -> float:
+    """Fast sums take 10 % less, but for wgrad."""
+    return 0.9 if part.recipe.endswith("fast") and part.contraction != 4096 else 1.0
+
+
+def may_be_fast(settings: SiteSettings) -> SiteSettings:
+    return replace(settings, gemms={gemm: replace(each, may_be_fast=True) for gemm, each in settings.gemms.items()})
+
+
+def test_accumulation_auto_is_fast_where_that_is_faster_and_as_accurate(decide, wanted) -> None:
+    settings = may_be_fast(wanted(Compute.FP8))
+    plan = decide(settings, MadeUp(KERNELS, fast_gains), k=2048, n=1024)
+    assert [gemm.accumulation for gemm in plan.gemms] == [FAST, FAST, PRECISE]
+    fprop, wgrad = gemm_of(plan, Gemm.FPROP), gemm_of(plan, Gemm.WGRAD)
+    assert [(each.kernel, each.accumulation) for each in fprop.times][:2] == [(SCALED_MM, PRECISE), (SCALED_MM, FAST)]
+    assert fprop.rejected[0].kernel == SCALED_MM
+    assert fprop.rejected[0].reason.startswith("slower than torch.scaled_mm fast: ")
+    assert wgrad.rejected[0].reason.startswith("no faster than torch.scaled_mm beyond the noise")
+    without = decide(settings, None)
+    assert {gemm.accumulation for gemm in without.gemms} == {PRECISE}
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        ((0.12, 31.0), "fast sums err more: MERE 0.12, SQNR 31.0 dB, with precise ones 0.12 and 31.5 dB"),
+        ((0.14, 31.5), "fast sums err more: MERE 0.14, SQNR 31.5 dB, with precise ones 0.12 and 31.5 dB"),
+        (None, "the error of fast sums was never measured beside that of precise ones"),
+    ],
+)
+def test_fast_sums_that_err_more_are_no_choice(error, reason, decide, wanted) -> None:
+    plan = decide(may_be_fast(wanted(Compute.FP8)), MadeUp(KERNELS, fast_gains, fast_error=error), kernels=[CUBLASLT])
+    assert {gemm.accumulation for gemm in plan.gemms} == {PRECISE}
+    lost = {each.kernel: each.reason for each in gemm_of(plan, Gemm.FPROP).rejected}
+    assert lost == {"torch.scaled_mm fast": reason}
+
+
+def test_a_chain_of_both_accumulations_is_one(decide, wanted) -> None:
+    plan = decide(may_be_fast(wanted(Compute.FP8)), MadeUp(KERNELS, fast_gains), input_grad=False)
+    assert site_recipe(plan).turned
 
 
 def test_batches_of_other_sizes_have_the_kernel_that_is_fastest_there(decide, wanted) -> None:
