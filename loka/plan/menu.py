@@ -17,7 +17,9 @@ from loka.plan.words import run_words, time_words
 
 MERE_OF_FAST, DB_OF_FAST = 0.005, 0.25  # what fast sums may cost beside precise ones, as measured on normal operands
 LEAST_ROWS = 256  # smaller batches share a kernel
+WORTH_A_TABLE = 1.05  # what a kernel for other batches must gain over the planned one
 ROWS_BEYOND = 8  # times the planned M: how far a table of kernels by rows goes
+_OF_LIBRARIES = frozenset(kernel.name for kernel in KERNELS if kernel.library is not None)
 _POSITIONS = {kernel.name: place for place, kernel in enumerate(KERNELS)}
 Order = tuple[tuple[bool, int, str], ...]
 Run = tuple[str, Accumulation]  # a kernel and how it sums
@@ -160,7 +162,11 @@ def _choice(gemm: Gemm, sizes: Sizes, offer: Offer, own: Price, pricer: Pricer) 
         if run != taken:
             lost.append(Rejected(run_words(*run), _why_lost(price, run_words(*taken), prices[taken])))
     operands = offer.kernels[taken]
-    like = tuple(run[0] for run in prices if run[1] is taken[1] and offer.kernels[run] == operands)
+    like = tuple(
+        run[0]
+        for run in prices
+        if run[1] is taken[1] and offer.kernels[run] == operands and (run == taken or run[0] not in _OF_LIBRARIES)
+    )
     by_rows = _by_rows(gemm, sizes, offer, taken, like, pricer) if offer.padding else ()
     times.append(_kernel_time((AS_IS, None), own, None))
     return Choice(*taken, operands, prices[taken], tuple(times), tuple(lost), by_rows)
@@ -191,10 +197,11 @@ def _less_accurate(run: Run, errors: Mapping[Run, tuple[float, float] | None]) -
 def _by_rows(
     gemm: Gemm, sizes: Sizes, offer: Offer, taken: Run, kernels: Sequence[str], pricer: Pricer
 ) -> tuple[tuple[int, str], ...]:
-    """The kernels for batches of other sizes, where another is faster there beyond the noise; () where none ever is.
+    """The kernels for batches of other sizes, where another gains enough there; () where none does.
 
     Looked at where M is a power of two, from 256 to 8 times the planned one; up to each of them the kernel holds that
-    is fastest at it, about the planned M the one that was taken. `kernels` take operands in one form.
+    is best at it, about the planned M the one that was taken. `kernels` take operands in one form, and need no library
+    that the one that was taken does without: none shall be missing for the sake of batches that may never come.
     """
     limits = [LEAST_ROWS << place for place in range(64) if LEAST_ROWS << place <= ROWS_BEYOND * sizes.m]
     if len(kernels) < 2 or not limits:
@@ -211,7 +218,7 @@ def _by_rows(
 
 
 def _fastest_at(gemm: Gemm, sizes: Sizes, offer: Offer, taken: Run, kernels: Sequence[str], pricer: Pricer) -> str:
-    """The kernel for some rows: the one that is taken at the planned rows unless another is faster beyond the noise."""
+    """The kernel for some rows: the one that is taken at the planned rows unless another gains enough over it."""
     prices: dict[str, Price] = {}
     for kernel in kernels:
         price = pricer.part(gemm_part(gemm, sizes, kernel, offer.kernels[kernel, taken[1]], taken[1]))
@@ -220,7 +227,8 @@ def _fastest_at(gemm: Gemm, sizes: Sizes, offer: Offer, taken: Run, kernels: Seq
     if not prices:
         return taken[0]
     fastest = min(prices.values(), key=lambda price: price.us)
-    if taken[0] in prices and prices[taken[0]].ties_with(fastest):
+    own = prices.get(taken[0])
+    if own is not None and (own.us < WORTH_A_TABLE * fastest.us or own.ties_with(fastest)):
         return taken[0]
     return next(kernel for kernel, price in prices.items() if price.ties_with(fastest))
 

@@ -220,6 +220,21 @@ def test_batches_of_other_sizes_have_the_kernel_that_is_fastest_there(decide, wa
     assert {gemm.by_rows for gemm in same.gemms} == {()}
 
 
+def test_other_batches_need_no_library_that_the_planned_one_does_without(decide, wanted) -> None:
+    kernels = tuple(kernel for kernel in KERNELS_OF_CATALOGUE if kernel.name in (SCALED_MM, "fbgemm.rowwise"))
+
+    def planned(fbgemm_below: int) -> GemmPlan:
+        def factor(part: Part) -> float:
+            return 0.8 if part.kernel == "fbgemm.rowwise" and part.rows <= fbgemm_below else 1.0
+
+        costs = MadeUp({AS_IS: 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 1.0}, factor)
+        plan = decide(wanted(Compute.KEEP, fprop=Compute.FP8), costs, kernels=kernels, k=2048, n=1024)
+        return gemm_of(plan, Gemm.FPROP)
+
+    assert (planned(1024).kernel, planned(1024).by_rows) == (SCALED_MM, ())
+    assert (planned(8192).kernel, planned(8192).by_rows) == ("fbgemm.rowwise", ())
+
+
 def test_a_small_batch_has_its_own_kernel_up_to_256_rows(decide, wanted) -> None:
     costs = MadeUp(KERNELS, lambda part: 1.0 if part.kernel != OTHER.name else 0.8 if part.rows == 200 else 1.2)
     plan = decide(wanted(Compute.FP8, dgrad=Compute.KEEP), costs, k=2048, n=1024, rows=Rows(0, 200), input_grad=False)
