@@ -100,15 +100,16 @@ def _kept(plan: GemmPlan, problem: Problem, chosen: Chosen) -> GemmPlan:
 
 
 def _why_as_is(gemm: Gemm, problem: Problem, chosen: Chosen) -> str:
-    """Why a GEMM is not in FP8: against the fastest way in which it is."""
-    others = [way for way in problem.allowed if gemm in way.fp8]
+    """Why a GEMM is not in FP8: against the fastest way in which it is; where none is, in which any is."""
+    least = problem.least
+    others = [way for way in problem.allowed if (way is not least if chosen.way is least else gemm in way.fp8)]
     best = min(others, key=lambda way: (way.cost(chosen.joined).total.us, way.order))
     here, there = chosen.cost.total, best.cost(chosen.joined).total
     source = (here + there).source.value
     figures = f"{time_words(here.us)} against {time_words(there.us)} ({source})"
     if here.us <= there.us:
         return f"BF16 is faster here: {figures}"
-    if chosen.way is problem.least and here.us < problem.min_speedup * there.us:
+    if chosen.way is least and here.us < problem.min_speedup * there.us:
         return f"{here.us / there.us:.2f}x is under min_speedup {problem.min_speedup:g}: {figures}"
     return f"FP8 gains nothing here beyond the noise, or for the neighbours: {figures}"
 
