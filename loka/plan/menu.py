@@ -9,7 +9,16 @@ from math import isfinite
 
 from loka.kernels.catalogue import KERNELS
 from loka.numerics.names import Accumulation, Fuse, Gemm
-from loka.plan.costs import Pair, Sizes, Surroundings, as_is_part, gemm_part, has_form_of_chain, sheet_of
+from loka.plan.costs import (
+    Pair,
+    Sizes,
+    Surroundings,
+    as_is_part,
+    gemm_part,
+    has_form_of_chain,
+    keeps_wgrad_in_chain,
+    sheet_of,
+)
 from loka.plan.plan import AS_IS, GemmPlan, KernelTime, Rejected, StepTime
 from loka.plan.pricing import Price, Pricer
 from loka.plan.turning import why_not_turned
@@ -289,8 +298,9 @@ def _way(
                 backward += price
         return Cost.of(forward, backward)
 
-    chained = sizes.fits and has_form_of_chain(pairs)
-    taken = chained and around.any and fuse is not Fuse.NEVER
+    form = sizes.fits and has_form_of_chain(pairs)
+    chained = form or (sizes.fits and keeps_wgrad_in_chain(pairs) and not around.any)
+    taken = form and around.any and fuse is not Fuse.NEVER
     apart = cost(taken, False)
     joined = cost(taken, True) if taken else apart
     if taken and fuse is Fuse.AUTO:

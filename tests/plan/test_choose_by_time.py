@@ -401,3 +401,20 @@ def test_sites_that_are_alike_share_their_decisions_and_lookups(make_site, wante
     asked = costs.asked
     resolve(sites[:1], [settings], situation, {})
     assert costs.asked == 2 * asked
+
+
+def test_a_linear_that_keeps_wgrad_alone_stays_in_its_chain(make_site, wanted, safe) -> None:
+    """As `down` of a cross layer, between products and sums: the next linear's input comes from its kernel."""
+    names = ("down", "up")
+    around = {"down": Surroundings("", "", True, False), "up": Surroundings("silu", "", False, True)}
+    sites = [make_site(name, k=2048, n=2048, fed_by=(), followed_by=()) for name in names]
+
+    def forward_of_up(**down: Compute) -> float:
+        situation = Situation(Target.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS))
+        settings = [wanted(Compute.FP8, **down), wanted(Compute.FP8)]
+        plans = resolve(sites, settings, situation, {}, Traced((names,), around))
+        assert plans[1].timing is not None
+        return plans[1].timing.chosen.forward
+
+    assert forward_of_up(wgrad=Compute.KEEP) == forward_of_up()
+    assert forward_of_up() < forward_of_up(wgrad=Compute.KEEP, dgrad=Compute.KEEP)
