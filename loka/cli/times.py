@@ -9,6 +9,7 @@ from loka.cli.output import print_table
 
 if TYPE_CHECKING:
     from loka.plan.explain import Decision, Timing
+    from loka.plan.plan import Candidate, KernelTime
 
 
 def show_timing(timing: Timing) -> None:
@@ -28,13 +29,14 @@ def show_timing(timing: Timing) -> None:
             figure_words(each.time.forward),
             figure_words(each.time.backward),
             figure_words(each.time.us),
+            *_error(each),
             each.time.source.value,
             each.outcome,
         )
         for each in timing.candidates
     ]
     gemms = tuple(gemm.value for gemm in timing.gemms)
-    columns = ("forward us", "backward us", "us")
+    columns = ("forward us", "backward us", "us", "MERE", "SQNR dB")
     print_table((*gemms, *columns, "source", "outcome"), rows, columns)
 
 
@@ -49,16 +51,22 @@ def show_kernels(gemms: Sequence[Decision]) -> None:
             run = run_words(each.kernel, each.accumulation)
             chosen = (each.kernel, each.accumulation) == (gemm.kernel, gemm.accumulation)
             outcome = "chosen" if chosen else reasons.get(run, "")
-            error = (
-                "-" if each.mere is None else f"{each.mere:.3g}",
-                "-" if each.sqnr_db is None else f"{each.sqnr_db:.1f}",
-            )
             spread = f"{100 * each.spread:.1f}"
-            rows.append((gemm.gemm.value, run, figure_words(each.us), spread, *error, each.source.value, outcome))
+            rows.append(
+                (gemm.gemm.value, run, figure_words(each.us), spread, *_error(each), each.source.value, outcome)
+            )
     rows += [(names, kernel, *["-"] * 5, reason) for (kernel, reason), names in _never_timed(gemms).items()]
     print()
     columns = ("us", "+- %", "MERE", "SQNR dB")
     print_table(("GEMM", "product alone on", *columns, "source", "outcome"), rows, columns)
+
+
+def _error(found: Candidate | KernelTime) -> tuple[str, str]:
+    """MERE and SQNR as measured, `-` where they are not known."""
+    return (
+        "-" if found.mere is None else f"{found.mere:.3g}",
+        "-" if found.sqnr_db is None else f"{found.sqnr_db:.1f}",
+    )
 
 
 def _never_timed(gemms: Sequence[Decision]) -> dict[tuple[str, str], str]:

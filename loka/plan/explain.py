@@ -91,6 +91,7 @@ class Explanation:
     fields: tuple[FieldHistory, ...]
     evidence: Seen | None = None  # None where the policy names no profile
     timing: Timing | None = None  # None where no measurement decided
+    untimed: str = ""  # why there are measurements and yet no times of it
 
 
 def find_site(plan: Plan, name: str) -> SitePlan:
@@ -153,6 +154,18 @@ def explain(plan: Plan, name: str, known: Known | None = None) -> Explanation:
         fields=_fields(plan, found, dict(plan.rule_notes)),
         evidence=_seen(found, known) if known is not None else None,
         timing=_timing(plan, found),
+        untimed=_untimed(plan, found),
+    )
+
+
+def _untimed(plan: Plan, found: SitePlan) -> str:
+    if plan.measurements is None or found.timing is not None:
+        return ""
+    if found.site.blocked is not None:
+        return "it cannot be patched"
+    return (
+        f"{plan.measurements[0]} lacks its own GEMMs, or the recipe that it may run in, or what makes the operands of "
+        "that: the order of the catalogue decides"
     )
 
 

@@ -71,6 +71,7 @@ class Way:
     fused: bool  # with its neighbours taken along
     apart: Cost
     joined: Cost  # where the site before is in the same chain
+    error: tuple[float, float] | None  # MERE and SQNR (dB), the worst of its GEMMs in FP8; None where one is not known
 
     def cost(self, joined: bool) -> Cost:
         """What it takes beside such a neighbour."""
@@ -85,6 +86,7 @@ class Choice:
     accumulation: Accumulation
     operands: Pair  # in the form that it takes
     price: Price
+    error: tuple[float, float] | None  # MERE and SQNR (dB) of the kernel that is taken
     times: tuple[KernelTime, ...]  # the model's own last
     lost: tuple[Rejected, ...]
     by_rows: tuple[tuple[int, str], ...] = ()  # as in a GemmPlan
@@ -178,7 +180,7 @@ def _choice(gemm: Gemm, sizes: Sizes, offer: Offer, own: Price, pricer: Pricer) 
     )
     by_rows = _by_rows(gemm, sizes, offer, taken, like, pricer) if offer.padding else ()
     times.append(_kernel_time((AS_IS, None), own, None))
-    return Choice(*taken, operands, prices[taken], tuple(times), tuple(lost), by_rows)
+    return Choice(*taken, operands, prices[taken], errors[taken], tuple(times), tuple(lost), by_rows)
 
 
 def _place(run: Run) -> tuple[tuple[bool, int, str], bool]:
@@ -309,7 +311,16 @@ def _way(
             taken, apart, joined = False, alone, alone
     if apart is None or joined is None:
         return None
-    return Way(kernels, fp8, tuple(map(place_in_catalogue, kernels)), chained, taken, apart, joined)
+    order = tuple(map(place_in_catalogue, kernels))
+    return Way(kernels, fp8, order, chained, taken, apart, joined, _worst([choices[gemm].error for gemm in fp8]))
+
+
+def _worst(errors: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
+    """The largest MERE and the least SQNR."""
+    known = [error for error in errors if error is not None and all(map(isfinite, error))]
+    if not known or len(known) < len(errors):
+        return None
+    return max(mere for mere, _ in known), min(sqnr_db for _, sqnr_db in known)
 
 
 def _gains(fused: Cost | None, alone: Cost) -> bool:

@@ -93,6 +93,8 @@ class Candidate:
     kernels: tuple[str, ...]  # of each GEMM, in the order of `SitePlan.gemms`
     time: StepTime
     outcome: str
+    mere: float | None = None  # the worst of its GEMMs in FP8, as measured on normal operands; None where one is not
+    sqnr_db: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,12 @@ def revise(problem: Problem, gemms: Sequence[GemmPlan], chosen: Chosen) -> Timed
             plan = _kept(plan, problem, chosen)
         revised.append(replace(plan, times=menu.times(plan.gemm)))
     candidates = tuple(
-        Candidate(other.kernels, other.cost(chosen.joined).rounded(), _outcome(other, problem, chosen))
+        Candidate(
+            other.kernels,
+            other.cost(chosen.joined).rounded(),
+            _outcome(other, problem, chosen),
+            *(other.error or (None, None)),
+        )
         for other in menu.ways
     )
     return Timed(tuple(revised), timing, candidates, way.fused)

@@ -72,6 +72,7 @@ def test_explain_lists_every_way_and_every_kernel(shop, loka, measured):
     ways = [line for line in out.splitlines() if line.split()[:3] == ["fbgemm.rowwise", "as-is", "as-is"]]
     assert len(ways) == 1
     assert ways[0].endswith("the policy forces dgrad, wgrad into FP8")
+    assert ways[0].split()[6:8] == ["0.12", "31.5"]
     assert "slower than fbgemm.rowwise: " in out
     (chosen,) = [line for line in out.splitlines() if line.split()[:2] == ["fprop", "fbgemm.rowwise"]]
     assert chosen.split()[3:] == ["0.5", "0.12", "31.5", "measured", "chosen"]
@@ -79,6 +80,15 @@ def test_explain_lists_every_way_and_every_kernel(shop, loka, measured):
     data = json.loads(loka("explain", shop.policy, "layers.1.up", "--json").out)
     assert len(data["timing"]["candidates"]) == 8
     assert {each["kernel"] for each in data["gemms"][0]["times"]} == {SCALED_MM, "fbgemm.rowwise", "as-is"}
+
+
+def test_explain_says_why_a_site_has_no_times(shop, loka, measured):
+    folder = shop.folder / Path(shop.policy).parent
+    text = NAMED.replace("compute: fp8", "compute: fp8, scaling: tensorwise")
+    (folder / "other.yaml").write_text(text)
+    out = loka("explain", str(folder / "other.yaml"), "layers.1.up").out
+    assert "not timed: times.sqlite lacks its own GEMMs, or the recipe that it may run in" in out
+    assert "time of one call" not in out
 
 
 def test_diff_shows_changed_kernels_and_times(shop, loka, measured):
