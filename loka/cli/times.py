@@ -36,8 +36,8 @@ def show_timing(timing: Timing) -> None:
         for each in timing.candidates
     ]
     gemms = tuple(gemm.value for gemm in timing.gemms)
-    columns = ("forward us", "backward us", "us", "MERE", "SQNR dB")
-    print_table((*gemms, *columns, "source", "outcome"), rows, columns)
+    columns = ("forward", "backward", "us", "MERE", "SQNR dB")
+    print_table((*gemms, *columns, "source", "outcome"), rows, columns, tight=True)
 
 
 def show_kernels(gemms: Sequence[Decision]) -> None:
@@ -58,7 +58,7 @@ def show_kernels(gemms: Sequence[Decision]) -> None:
     rows += [(names, kernel, *["-"] * 5, reason) for (kernel, reason), names in _never_timed(gemms).items()]
     print()
     columns = ("us", "+- %", "MERE", "SQNR dB")
-    print_table(("GEMM", "product alone on", *columns, "source", "outcome"), rows, columns)
+    print_table(("GEMM", "product alone on", *columns, "source", "outcome"), rows, columns, tight=True)
 
 
 def _error(found: Candidate | KernelTime) -> tuple[str, str]:

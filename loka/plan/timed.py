@@ -124,9 +124,9 @@ def _outcome(way: Way, problem: Problem, chosen: Chosen) -> str:
     if way is chosen.way:
         return "chosen"
     if not problem.must <= way.fp8:
-        return f"the policy forces {_names(problem.must - way.fp8)} into FP8"
+        return f"forced into FP8: {_names(problem.must - way.fp8)}"
     if not way.fp8 <= problem.may:
-        return f"{_names(way.fp8 - problem.may)} may not run in FP8"
+        return f"not in FP8: {_names(way.fp8 - problem.may)}"
     here, there = way.cost(chosen.joined).total, chosen.cost.total
     if here.us > there.us and not here.ties_with(there):
         return f"slower: {time_words(here.us)} against {time_words(there.us)}"

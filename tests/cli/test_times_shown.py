@@ -44,6 +44,7 @@ def test_plan_shows_the_times_beside_bf16(shop, loka, measured):
     up = next(line for line in lines if line.startswith("layers.0.up "))
     assert "slower than BF16 here" in up
     assert "0." in up.split("x   fp8")[0][-4:]
+    assert "budget of MERE 0.2, SQNR 24 dB, min_speedup 1.05: 6 sites" in lines
     assert lines[-1].startswith("GEMMs with their norms: ")
     assert lines[-1].endswith("by times.sqlite (sites: 6 measured).")
 
@@ -71,12 +72,12 @@ def test_explain_lists_every_way_and_every_kernel(shop, loka, measured):
     assert "time of one call by times.sqlite: " in out
     ways = [line for line in out.splitlines() if line.split()[:3] == ["fbgemm.rowwise", "as-is", "as-is"]]
     assert len(ways) == 1
-    assert ways[0].endswith("the policy forces dgrad, wgrad into FP8")
+    assert ways[0].endswith("forced into FP8: dgrad, wgrad")
     assert ways[0].split()[6:8] == ["0.12", "31.5"]
     assert "slower than fbgemm.rowwise: " in out
     (chosen,) = [line for line in out.splitlines() if line.split()[:2] == ["fprop", "fbgemm.rowwise"]]
     assert chosen.split()[3:] == ["0.5", "0.12", "31.5", "measured", "chosen"]
-    assert "fprop, dgrad, wgrad   mslk.rowwise" in out
+    assert "fprop, dgrad, wgrad  mslk.rowwise" in out
     data = json.loads(loka("explain", shop.policy, "layers.1.up", "--json").out)
     assert len(data["timing"]["candidates"]) == 8
     assert {each["kernel"] for each in data["gemms"][0]["times"]} == {SCALED_MM, "fbgemm.rowwise", "as-is"}
