@@ -18,6 +18,7 @@ from plan_costs import CHAIN, SCALED_MM, MadeUp, Remembering
 from loka.codegen.render import render_package
 from loka.kernels.parts import Part, Work
 from loka.numerics.names import Compute, Fuse, Gemm
+from loka.plan import make
 from loka.plan.costs import Sizes, as_is_part
 from loka.plan.diff import diff
 from loka.plan.evidence import Known
@@ -251,3 +252,13 @@ def test_a_thousand_unlike_sites_are_planned_in_two_seconds(make_site, make_sett
     assert all(plan.timing is not None for plan in plans)
     assert len(json.loads(text)["timings"]) == 1000
     assert seconds < 2  # 0.9 s on a quiet machine
+
+
+def test_the_set_that_ships_asks_for_no_further_library(plan_for: PlanFor, folder: Path, monkeypatch) -> None:
+    """Who names measurements has what they were taken with; who does not may have torch alone."""
+    costs = MadeUp({"as-is": 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 0.5})
+    assert {gemm.kernel for gemm in site(plan_for(costs), FIRST).gemms} == {"fbgemm.rowwise"}
+    monkeypatch.setattr(make, "open_measurements", lambda policy: costs)
+    assert {gemm.kernel for gemm in site(make_plan("p.yaml"), FIRST).gemms} == {SCALED_MM}
+    (folder / "p.yaml").write_text((folder / "p.yaml").read_text() + '  - {match: "*.0", kernel: fbgemm.rowwise}\n')
+    assert site(make_plan("p.yaml"), FIRST).gemms[0].kernel == "fbgemm.rowwise"
