@@ -96,5 +96,6 @@ def _facts(site: Explanation) -> list[tuple[str, str]]:
         ("region", " -> ".join(site.region)),
         ("region not replaced", site.region_note),
         ("generated class", site.bound_in),
+        ("not timed", site.untimed),
     )
     return facts + [(label, text) for label, text in optional if text]

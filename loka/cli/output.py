@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -61,6 +62,11 @@ def print_table(
     # Padding to the full width, and the box's empty edges, would end up in files.
     lines = [line.rstrip() for line in capture.get().splitlines()]
     print("\n".join(lines).strip("\n"))
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that stdout is; None for a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def note(text: str) -> None:

@@ -55,8 +55,20 @@ def show(plan: Plan, all_sites: bool) -> None:
     print_skipped(plan)
     if grouped:
         print(f"{len(plan.sites)} sites in {len(rows)} groups; --all shows each.")
+    print_budgets(plan)
     print(summary_line(plan))
     print_times(plan)
+
+
+def print_budgets(plan: Plan) -> None:
+    """What the figures of the table are held against, where there are any."""
+    from loka.plan.seen import budgets
+
+    if plan.profile is None and plan.measurements is None:
+        return
+    for budget, count in budgets(plan).items():
+        limits = f"MERE {budget.mere:g}, SQNR {budget.sqnr_db:g} dB, min_speedup {budget.min_speedup:g}"
+        print(f"budget of {limits}: {count} site{'s' if count != 1 else ''}")
 
 
 def print_times(plan: Plan) -> None:

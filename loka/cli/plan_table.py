@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from loka.cli.output import percent, print_table
+from loka.cli.output import percent, print_table, terminal_width
 
 if TYPE_CHECKING:
     from loka.plan.summary import Row
@@ -33,7 +31,8 @@ def show_rows(rows: Sequence[Row], hidden: frozenset[str]) -> None:
     cells = [_cells(row) for row in rows]
     columns = [column for column in COLUMNS if column not in hidden]
     widths = [max(len(column), *(len(each[column]) for each in cells), 0) for column in columns[:-1]]
-    if sys.stdout.isatty() and sum(widths) + _SPACES * len(widths) + _REASON > shutil.get_terminal_size().columns:
+    room = terminal_width()
+    if room is not None and sum(widths) + _SPACES * len(widths) + _REASON > room:
         _show_short(cells, hidden)
     else:
         print_table(columns, [[each[column] for column in columns] for each in cells], NUMBERS)

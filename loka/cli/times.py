@@ -9,6 +9,7 @@ from loka.cli.output import print_table
 
 if TYPE_CHECKING:
     from loka.plan.explain import Decision, Timing
+    from loka.plan.plan import Candidate, KernelTime
 
 
 def show_timing(timing: Timing) -> None:
@@ -28,44 +29,53 @@ def show_timing(timing: Timing) -> None:
             figure_words(each.time.forward),
             figure_words(each.time.backward),
             figure_words(each.time.us),
+            *_error(each),
             each.time.source.value,
             each.outcome,
         )
         for each in timing.candidates
     ]
     gemms = tuple(gemm.value for gemm in timing.gemms)
-    columns = ("forward us", "backward us", "us")
-    print_table((*gemms, *columns, "source", "outcome"), rows, columns)
+    columns = ("forward", "backward", "us", "MERE", "SQNR dB")
+    print_table((*gemms, *columns, "source", "outcome"), rows, columns, tight=True)
 
 
 def show_kernels(gemms: Sequence[Decision]) -> None:
     """The product alone on every kernel, with its error where that was measured, and why the others lost."""
-    from loka.plan.words import figure_words
+    from loka.plan.words import figure_words, run_words
 
     rows: list[tuple[str, ...]] = []
     for gemm in gemms:
         reasons = dict(gemm.rejected)
         for each in gemm.times:
-            outcome = "chosen" if each.kernel == gemm.kernel else reasons.get(each.kernel, "")
-            error = (
-                "-" if each.mere is None else f"{each.mere:.3g}",
-                "-" if each.sqnr_db is None else f"{each.sqnr_db:.1f}",
-            )
+            run = run_words(each.kernel, each.accumulation)
+            chosen = (each.kernel, each.accumulation) == (gemm.kernel, gemm.accumulation)
+            outcome = "chosen" if chosen else reasons.get(run, "")
             spread = f"{100 * each.spread:.1f}"
             rows.append(
-                (gemm.gemm.value, each.kernel, figure_words(each.us), spread, *error, each.source.value, outcome)
+                (gemm.gemm.value, run, figure_words(each.us), spread, *_error(each), each.source.value, outcome)
             )
     rows += [(names, kernel, *["-"] * 5, reason) for (kernel, reason), names in _never_timed(gemms).items()]
     print()
     columns = ("us", "+- %", "MERE", "SQNR dB")
-    print_table(("GEMM", "product alone on", *columns, "source", "outcome"), rows, columns)
+    print_table(("GEMM", "product alone on", *columns, "source", "outcome"), rows, columns, tight=True)
+
+
+def _error(found: Candidate | KernelTime) -> tuple[str, str]:
+    """MERE and SQNR as measured, `-` where they are not known."""
+    return (
+        "-" if found.mere is None else f"{found.mere:.3g}",
+        "-" if found.sqnr_db is None else f"{found.sqnr_db:.1f}",
+    )
 
 
 def _never_timed(gemms: Sequence[Decision]) -> dict[tuple[str, str], str]:
     """The kernels without a time and why they are not taken, with the GEMMs of which that is said."""
+    from loka.plan.words import run_words
+
     found: dict[tuple[str, str], list[str]] = {}
     for gemm in gemms:
-        timed = {each.kernel for each in gemm.times}
+        timed = {run_words(each.kernel, each.accumulation) for each in gemm.times}
         for kernel, reason in gemm.rejected:
             if kernel not in timed:
                 found.setdefault((kernel, reason), []).append(gemm.gemm.value)

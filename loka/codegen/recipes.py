@@ -131,7 +131,9 @@ def site_recipe(plan: SitePlan) -> SiteRecipe:
     found = {gemm.gemm: _gemm_recipe(gemm) for gemm in plan.gemms}
     fprop, wgrad = found.get(Gemm.FPROP), found.get(Gemm.WGRAD)
     dgrad = found.get(Gemm.DGRAD)
-    if Gemm.DGRAD not in found and fprop is not None and wgrad is not None and fprop.accumulation == wgrad.accumulation:
+    turned = wgrad is not None and wgrad.operands[0].turned
+    alike_sums = fprop is not None and wgrad is not None and fprop.accumulation == wgrad.accumulation
+    if Gemm.DGRAD not in found and fprop is not None and wgrad is not None and (turned or alike_sums):
         operands = (wgrad.operands[0], fprop.operands[1])
         if wgrad.operands[0].turned:
             operands = (fprop.operands[1], replace(wgrad.operands[0], scaling=fprop.operands[1].scaling))

@@ -67,6 +67,14 @@ class Accumulation(StrEnum):
     PRECISE = "precise"
 
 
+class AskedAccumulation(StrEnum):
+    """What a policy asks of a GEMM's sums."""
+
+    FAST = "fast"
+    PRECISE = "precise"
+    AUTO = "auto"  # fast where it is measured to be faster and as accurate
+
+
 class Compute(StrEnum):
     """What a policy asks of a GEMM."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from loka.errors import InputError
-from loka.numerics.names import OPERANDS, Gemm, Range
+from loka.numerics.names import OPERANDS, Accumulation, Gemm, Range
 from loka.plan.evidence import Known
 from loka.plan.plan import Binding, Candidate, KernelTime, Plan, SitePlan, StepTime
 from loka.plan.seen import Seen, budget_of, seen, speed_said
@@ -47,6 +47,7 @@ class Decision:
     reason: str
     rejected: tuple[tuple[str, str], ...]  # (kernel, why it was turned down)
     times: tuple[KernelTime, ...] = ()  # of the product alone, on every kernel that was measured
+    accumulation: Accumulation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class Explanation:
     fields: tuple[FieldHistory, ...]
     evidence: Seen | None = None  # None where the policy names no profile
     timing: Timing | None = None  # None where no measurement decided
+    untimed: str = ""  # why there are measurements and yet no times of it
 
 
 def find_site(plan: Plan, name: str) -> SitePlan:
@@ -145,12 +147,25 @@ def explain(plan: Plan, name: str, known: Known | None = None) -> Explanation:
                 reason=gemm.reason,
                 rejected=tuple((rejected.kernel, rejected.reason) for rejected in gemm.rejected),
                 times=gemm.times,
+                accumulation=gemm.accumulation,
             )
             for gemm in found.gemms
         ),
         fields=_fields(plan, found, dict(plan.rule_notes)),
         evidence=_seen(found, known) if known is not None else None,
         timing=_timing(plan, found),
+        untimed=_untimed(plan, found),
+    )
+
+
+def _untimed(plan: Plan, found: SitePlan) -> str:
+    if plan.measurements is None or found.timing is not None:
+        return ""
+    if found.site.blocked is not None:
+        return "it cannot be patched"
+    return (
+        f"{plan.measurements[0]} lacks its own GEMMs, or the recipe that it may run in, or what makes the operands of "
+        "that: the order of the catalogue decides"
     )
 
 

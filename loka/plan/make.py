@@ -14,13 +14,14 @@ from torch import nn
 
 from loka import __version__
 from loka.errors import InputError
+from loka.kernels.catalogue import KERNELS, Kernel
 from loka.kernels.measurements import Measurements
 from loka.kernels.parts import Costs
 from loka.plan.bindings import bind
 from loka.plan.costs import Traced
 from loka.plan.evidence import Known, check_sites, open_profile
 from loka.plan.measured import open_measurements
-from loka.plan.plan import Plan, Target
+from loka.plan.plan import AS_IS, Plan, Target
 from loka.plan.resolve import Situation, resolve
 from loka.plan.rewrites import Rewrites, Wish, rewrite, wish_of, with_regions
 from loka.plan.serial import from_json
@@ -35,6 +36,8 @@ from loka.sites.discover import find_sites
 from loka.sites.regions import inline_for
 from loka.sites.site import Site
 
+# Measurements that ship speak of libraries that a user need not have; those that a policy names are of its own machine.
+_WITH_TORCH = tuple(kernel for kernel in KERNELS if kernel.library is None and kernel.name != AS_IS)
 _FIELDS = ("model.factory", "model.inputs", "model.batch_size", "model")
 
 
@@ -73,7 +76,8 @@ def planned(path: str | os.PathLike[str]) -> Planned:
         policy = load_policy(os.fspath(path))
         known = open_profile(policy)
         measurements = open_measurements(policy)
-        return Planned(plan_of(examine(policy), known, measurements), known, measurements)
+        kernels = () if policy.measurements is not None else _WITH_TORCH
+        return Planned(plan_of(examine(policy), known, measurements, kernels), known, measurements)
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
@@ -122,18 +126,21 @@ class Recorded(Costs, Protocol):
         ...
 
 
-def plan_of(examined: Examined, known: Known | None = None, costs: Recorded | None = None) -> Plan:
+def plan_of(
+    examined: Examined, known: Known | None = None, costs: Recorded | None = None, kernels: tuple[Kernel, ...] = ()
+) -> Plan:
     """Decide, trace what has to be traced, decide again with what tracing found and refused, and bind.
 
-    `known` is the evidence to decide by, `costs` the measurements. Raises InputError where the evidence is of sites of
-    other shapes.
+    `known` is the evidence to decide by, `costs` the measurements; with these, `kernels` are those that FP8 may run on,
+    () for all. Raises InputError where the evidence is of sites of other shapes.
     """
     policy, sites, model = examined.policy, examined.sites, examined.built.module
     settings = _as_recorded(policy, examined.settings)
     named = dict(zip((file for file, _ in policy.files), policy.named, strict=True))
     if known is not None:
         check_sites(known, sites)
-    situation = Situation(Target(policy.target), policy.model.batch_size, named, known=known, costs=costs)
+    considered = kernels if costs is not None else ()
+    situation = Situation(Target(policy.target), policy.model.batch_size, named, considered, known, costs)
     trace = Tracer(model, _inputs(policy, examined.built))
     plans = resolve(sites, settings, situation, {})
     wish = wish_of(plans, settings)

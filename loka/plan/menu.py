@@ -9,25 +9,36 @@ from math import isfinite
 
 from loka.kernels.catalogue import KERNELS
 from loka.numerics.names import Accumulation, Fuse, Gemm
-from loka.plan.costs import Pair, Sizes, Surroundings, as_is_part, gemm_part, has_form_of_chain, sheet_of
+from loka.plan.costs import (
+    Pair,
+    Sizes,
+    Surroundings,
+    as_is_part,
+    gemm_part,
+    has_form_of_chain,
+    keeps_wgrad_in_chain,
+    sheet_of,
+)
 from loka.plan.plan import AS_IS, GemmPlan, KernelTime, Rejected, StepTime
 from loka.plan.pricing import Price, Pricer
 from loka.plan.turning import why_not_turned
-from loka.plan.words import time_words
+from loka.plan.words import run_words, time_words
 
+MERE_OF_FAST, DB_OF_FAST = 0.005, 0.25  # what fast sums may cost beside precise ones, as measured on normal operands
 LEAST_ROWS = 256  # smaller batches share a kernel
+WORTH_A_TABLE = 1.05  # what a kernel for other batches must gain over the planned one
 ROWS_BEYOND = 8  # times the planned M: how far a table of kernels by rows goes
+_OF_LIBRARIES = frozenset(kernel.name for kernel in KERNELS if kernel.library is not None)
 _POSITIONS = {kernel.name: place for place, kernel in enumerate(KERNELS)}
 Order = tuple[tuple[bool, int, str], ...]
+Run = tuple[str, Accumulation]  # a kernel and how it sums
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A GEMM that could run in FP8: its recipe and the kernels that take it."""
+    """A GEMM that could run in FP8: the kernels that can, each with the form of the recipe that it takes."""
 
-    operands: Pair
-    accumulation: Accumulation
-    kernels: tuple[str, ...]
+    kernels: Mapping[Run, Pair]
     padding: bool = True  # without it, what runs depends on whether the batch's rows fit
 
 
@@ -37,11 +48,12 @@ class Cost:
 
     forward: Price
     backward: Price
+    total: Price  # of both
 
-    @property
-    def total(self) -> Price:
-        """Both together."""
-        return self.forward + self.backward
+    @classmethod
+    def of(cls, forward: Price, backward: Price) -> Cost:
+        """With the sum."""
+        return cls(forward, backward, forward + backward)
 
     def rounded(self) -> StepTime:
         """As a plan records it: to the nanosecond."""
@@ -59,6 +71,7 @@ class Way:
     fused: bool  # with its neighbours taken along
     apart: Cost
     joined: Cost  # where the site before is in the same chain
+    error: tuple[float, float] | None  # MERE and SQNR (dB), the worst of its GEMMs in FP8; None where one is not known
 
     def cost(self, joined: bool) -> Cost:
         """What it takes beside such a neighbour."""
@@ -70,7 +83,10 @@ class Choice:
     """The kernels of one GEMM, timed: the one that is taken, and why not the others."""
 
     kernel: str
+    accumulation: Accumulation
+    operands: Pair  # in the form that it takes
     price: Price
+    error: tuple[float, float] | None  # MERE and SQNR (dB) of the kernel that is taken
     times: tuple[KernelTime, ...]  # the model's own last
     lost: tuple[Rejected, ...]
     by_rows: tuple[tuple[int, str], ...] = ()  # as in a GemmPlan
@@ -121,110 +137,145 @@ def menu_of(
         if choice is not None:
             choices[gemm] = choice
     ways = []
-    for fp8 in _valid_sets(gemms, {gemm: offers[gemm] for gemm in choices}):
-        way = _way(sizes, gemms, offers, choices, known, fp8, around, fuse, pricer)
+    for fp8 in _valid_sets(gemms, choices):
+        way = _way(sizes, gemms, choices, known, fp8, around, fuse, pricer)
         if way is not None:
             ways.append(way)
     if not any(not way.fp8 for way in ways):
         return None
     ways.sort(key=lambda way: way.order)
-    own_times = {gemm: _kernel_time(AS_IS, price, None) for gemm, price in known.items()}
+    own_times = {gemm: _kernel_time((AS_IS, None), price, None) for gemm, price in known.items()}
     return Menu(tuple(gemms), choices, own_times, tuple(ways))
 
 
 def _choice(gemm: Gemm, sizes: Sizes, offer: Offer, own: Price, pricer: Pricer) -> Choice | None:
     """The fastest kernel for a GEMM; of those that cannot be told apart from it, the first in the catalogue."""
-    prices: dict[str, Price] = {}
+    prices: dict[Run, Price] = {}
+    errors: dict[Run, tuple[float, float] | None] = {}
     times, lost = [], []
-    for kernel in sorted(offer.kernels, key=place_in_catalogue):
-        part = gemm_part(gemm, sizes, kernel, offer.operands, offer.accumulation)
-        price = pricer.part(part)
+    for run in sorted(offer.kernels, key=_place):
+        part = gemm_part(gemm, sizes, run[0], offer.kernels[run], run[1])
+        price, errors[run] = pricer.part(part), pricer.error(part)
         if price is None:
-            lost.append(Rejected(kernel, f"never measured with {part.recipe}"))
+            lost.append(Rejected(run_words(*run), f"never measured with {part.recipe}"))
             continue
-        prices[kernel] = price
-        times.append(_kernel_time(kernel, price, pricer.error(part)))
+        times.append(_kernel_time(run, price, errors[run]))
+        why_not = _less_accurate(run, errors)
+        if why_not:
+            lost.append(Rejected(run_words(*run), why_not))
+        else:
+            prices[run] = price
     if not prices:
         return None
     fastest = min(prices.values(), key=lambda price: price.us)
-    taken = next(kernel for kernel, price in prices.items() if price.ties_with(fastest))
-    for kernel, price in prices.items():
-        if kernel != taken:
-            lost.append(Rejected(kernel, _why_lost(kernel, price, taken, prices[taken])))
-    by_rows = _by_rows(gemm, sizes, offer, taken, tuple(prices), pricer) if offer.padding else ()
-    return Choice(taken, prices[taken], (*times, _kernel_time(AS_IS, own, None)), tuple(lost), by_rows)
+    taken = next(run for run, price in prices.items() if price.ties_with(fastest))
+    for run, price in prices.items():
+        if run != taken:
+            lost.append(Rejected(run_words(*run), _why_lost(price, run_words(*taken), prices[taken])))
+    operands = offer.kernels[taken]
+    like = tuple(
+        run[0]
+        for run in prices
+        if run[1] is taken[1] and offer.kernels[run] == operands and (run == taken or run[0] not in _OF_LIBRARIES)
+    )
+    by_rows = _by_rows(gemm, sizes, offer, taken, like, pricer) if offer.padding else ()
+    times.append(_kernel_time((AS_IS, None), own, None))
+    return Choice(*taken, operands, prices[taken], errors[taken], tuple(times), tuple(lost), by_rows)
+
+
+def _place(run: Run) -> tuple[tuple[bool, int, str], bool]:
+    """Precise sums before fast ones of the same kernel."""
+    return place_in_catalogue(run[0]), run[1] is Accumulation.FAST
+
+
+def _less_accurate(run: Run, errors: Mapping[Run, tuple[float, float] | None]) -> str:
+    """Why fast sums are no choice beside precise ones of the same kernel, or ""."""
+    kernel, accumulation = run
+    precise = (kernel, Accumulation.PRECISE)
+    if accumulation is Accumulation.PRECISE or precise not in errors:
+        return ""
+    found, base = errors[run], errors[precise]
+    if found is None or base is None:
+        return "the error of fast sums was never measured beside that of precise ones"
+    if found[0] > base[0] + MERE_OF_FAST or found[1] < base[1] - DB_OF_FAST:
+        return (
+            f"fast sums err more: MERE {found[0]:.3g}, SQNR {found[1]:.1f} dB, with precise ones {base[0]:.3g} and "
+            f"{base[1]:.1f} dB"
+        )
+    return ""
 
 
 def _by_rows(
-    gemm: Gemm, sizes: Sizes, offer: Offer, taken: str, kernels: Sequence[str], pricer: Pricer
+    gemm: Gemm, sizes: Sizes, offer: Offer, taken: Run, kernels: Sequence[str], pricer: Pricer
 ) -> tuple[tuple[int, str], ...]:
-    """The kernels for batches of other sizes, where another is faster there beyond the noise; () where none ever is.
+    """The kernels for batches of other sizes, where another gains enough there; () where none does.
 
     Looked at where M is a power of two, from 256 to 8 times the planned one; up to each of them the kernel holds that
-    is fastest at it, about the planned M the one that was taken.
+    is best at it, about the planned M the one that was taken. `kernels` take operands in one form, and need no library
+    that the one that was taken does without: none shall be missing for the sake of batches that may never come.
     """
     limits = [LEAST_ROWS << place for place in range(64) if LEAST_ROWS << place <= ROWS_BEYOND * sizes.m]
     if len(kernels) < 2 or not limits:
         return ()
     table: list[tuple[int, str]] = []
     for limit in limits:
-        kernel = taken
+        kernel = taken[0]
         if sizes.m > limit or (sizes.m <= limit // 2 and limit > LEAST_ROWS):
             kernel = _fastest_at(gemm, Sizes(limit, sizes.k, sizes.n), offer, taken, kernels, pricer)
         if table and table[-1][1] == kernel:
             table.pop()
         table.append((limit, kernel))
-    return tuple(table) if len(table) > 1 or table[0][1] != taken else ()
+    return tuple(table) if len(table) > 1 or table[0][1] != taken[0] else ()
 
 
-def _fastest_at(gemm: Gemm, sizes: Sizes, offer: Offer, taken: str, kernels: Sequence[str], pricer: Pricer) -> str:
-    """The kernel for some rows: the one that is taken at the planned rows unless another is faster beyond the noise."""
+def _fastest_at(gemm: Gemm, sizes: Sizes, offer: Offer, taken: Run, kernels: Sequence[str], pricer: Pricer) -> str:
+    """The kernel for some rows: the one that is taken at the planned rows unless another gains enough over it."""
     prices: dict[str, Price] = {}
     for kernel in kernels:
-        price = pricer.part(gemm_part(gemm, sizes, kernel, offer.operands, offer.accumulation))
+        price = pricer.part(gemm_part(gemm, sizes, kernel, offer.kernels[kernel, taken[1]], taken[1]))
         if price is not None:
             prices[kernel] = price
     if not prices:
-        return taken
+        return taken[0]
     fastest = min(prices.values(), key=lambda price: price.us)
-    if taken in prices and prices[taken].ties_with(fastest):
-        return taken
+    own = prices.get(taken[0])
+    if own is not None and (own.us < WORTH_A_TABLE * fastest.us or own.ties_with(fastest)):
+        return taken[0]
     return next(kernel for kernel, price in prices.items() if price.ties_with(fastest))
 
 
-def _why_lost(kernel: str, price: Price, taken: str, best: Price) -> str:
+def _why_lost(price: Price, taken: str, best: Price) -> str:
     figures = f"{time_words(price.us)} against {time_words(best.us)} ({(price + best).source.value})"
     if price.ties_with(best):
         return f"no faster than {taken} beyond the noise, which comes first in the catalogue: {figures}"
     return f"slower than {taken}: {figures}"
 
 
-def _kernel_time(kernel: str, price: Price, error: tuple[float, float] | None) -> KernelTime:
+def _kernel_time(run: tuple[str, Accumulation | None], price: Price, error: tuple[float, float] | None) -> KernelTime:
     spread = round(price.noise / price.us, 4) if price.us else 0.0
     mere, sqnr_db = error if error is not None and all(map(isfinite, error)) else (None, None)
-    return KernelTime(kernel, round(price.us, 3), spread, price.source, mere, sqnr_db)
+    return KernelTime(run[0], round(price.us, 3), spread, price.source, mere, sqnr_db, run[1])
 
 
-def _valid_sets(gemms: Sequence[Gemm], offers: Mapping[Gemm, Offer]) -> Iterator[frozenset[Gemm]]:
+def _valid_sets(gemms: Sequence[Gemm], choices: Mapping[Gemm, Choice]) -> Iterator[frozenset[Gemm]]:
     """The sets of GEMMs that can run in FP8 together: what is turned has its source among them."""
-    able = [gemm for gemm in gemms if gemm in offers]
+    able = [gemm for gemm in gemms if gemm in choices]
     for count in range(len(able) + 1):
         for chosen in combinations(able, count):
-            decided = {gemm: _draft(gemm, offers[gemm] if gemm in chosen else None) for gemm in gemms}
-            if all(why_not_turned(gemm, offers[gemm].operands, decided) is None for gemm in chosen):
+            decided = {gemm: _draft(gemm, choices[gemm] if gemm in chosen else None) for gemm in gemms}
+            if all(why_not_turned(gemm, choices[gemm].operands, decided) is None for gemm in chosen):
                 yield frozenset(chosen)
 
 
-def _draft(gemm: Gemm, offer: Offer | None) -> GemmPlan:
-    if offer is None:
+def _draft(gemm: Gemm, choice: Choice | None) -> GemmPlan:
+    if choice is None:
         return GemmPlan(gemm, AS_IS, None, None, "")
-    return GemmPlan(gemm, offer.kernels[0], offer.operands, offer.accumulation, "")
+    return GemmPlan(gemm, choice.kernel, choice.operands, choice.accumulation, "")
 
 
 def _way(
     sizes: Sizes,
     gemms: Sequence[Gemm],
-    offers: Mapping[Gemm, Offer],
     choices: Mapping[Gemm, Choice],
     own: Mapping[Gemm, Price],
     fp8: frozenset[Gemm],
@@ -234,7 +285,7 @@ def _way(
 ) -> Way | None:
     """A way with its costs; None where something around the GEMMs was never measured."""
     kernels = tuple(choices[gemm].kernel if gemm in fp8 else AS_IS for gemm in gemms)
-    pairs = {gemm: offers[gemm].operands if gemm in fp8 else None for gemm in gemms}
+    pairs = {gemm: choices[gemm].operands if gemm in fp8 else None for gemm in gemms}
     products = {gemm: choices[gemm].price if gemm in fp8 else own[gemm] for gemm in gemms}
 
     def cost(taken: bool, joined: bool) -> Cost | None:
@@ -247,18 +298,29 @@ def _way(
                 forward += price
             else:
                 backward += price
-        return Cost(forward, backward)
+        return Cost.of(forward, backward)
 
-    chained = sizes.fits and has_form_of_chain(pairs)
-    taken = chained and around.any and fuse is not Fuse.NEVER
-    apart, joined = cost(taken, False), cost(taken, True)
+    form = sizes.fits and has_form_of_chain(pairs)
+    chained = form or (sizes.fits and keeps_wgrad_in_chain(pairs) and not around.any)
+    taken = form and around.any and fuse is not Fuse.NEVER
+    apart = cost(taken, False)
+    joined = cost(taken, True) if taken else apart
     if taken and fuse is Fuse.AUTO:
         alone = cost(False, False)
         if alone is not None and not _gains(apart, alone):
             taken, apart, joined = False, alone, alone
     if apart is None or joined is None:
         return None
-    return Way(kernels, fp8, tuple(map(place_in_catalogue, kernels)), chained, taken, apart, joined)
+    order = tuple(map(place_in_catalogue, kernels))
+    return Way(kernels, fp8, order, chained, taken, apart, joined, _worst([choices[gemm].error for gemm in fp8]))
+
+
+def _worst(errors: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
+    """The largest MERE and the least SQNR."""
+    known = [error for error in errors if error is not None and all(map(isfinite, error))]
+    if not known or len(known) < len(errors):
+        return None
+    return max(mere for mere, _ in known), min(sqnr_db for _, sqnr_db in known)
 
 
 def _gains(fused: Cost | None, alone: Cost) -> bool:

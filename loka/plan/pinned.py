@@ -38,6 +38,14 @@ def taken_operands(kernel: Kernel, gemm: Gemm, asked: GemmSettings, sizes: Sizes
     return rows if able(rows) else asked.operands
 
 
+def with_scalings(operands: Pair, form: Pair) -> Pair:
+    """The operands with the scalings of a form that `taken_operands` gave."""
+    first, second = operands
+    if (first.scaling, second.scaling) == (form[0].scaling, form[1].scaling):
+        return operands
+    return replace(first, scaling=form[0].scaling), replace(second, scaling=form[1].scaling)
+
+
 def pinned_operands(site: Site, gemm: Gemm, asked: GemmSettings, batch_size: int, target: str) -> Pair:
     """`taken_operands` of the kernel that the policy names; those of the policy where it names none."""
     if asked.kernel == ANY_KERNEL:

@@ -55,6 +55,7 @@ class KernelTime:
     source: Source
     mere: float | None = None  # as measured; None where the measurements do not say
     sqnr_db: float | None = None
+    accumulation: Accumulation | None = None  # None of the model's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,8 @@ class Candidate:
     kernels: tuple[str, ...]  # of each GEMM, in the order of `SitePlan.gemms`
     time: StepTime
     outcome: str
+    mere: float | None = None  # the worst of its GEMMs in FP8, as measured on normal operands; None where one is not
+    sqnr_db: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

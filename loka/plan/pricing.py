@@ -9,10 +9,11 @@ from typing import Protocol, runtime_checkable
 
 from loka.kernels.part_bounds import bound_us
 from loka.kernels.parts import Costs, Part, Source, Timed, Work
+from loka.kernels.rendered_specs import NORMS
 from loka.numerics.names import Format
 
-_STAND_IN = "layer_norm"  # a norm or activation that was not measured moves the bytes of this one
-_LESS_SURE = (Source.MEASURED, Source.INTERPOLATED, Source.ESTIMATED)
+_NORM, _ACTIVATIONS = "layer_norm", ("silu", "hardswish", "relu")  # what stands in for others that move the same bytes
+_DOUBT = {Source.MEASURED: 0, Source.INTERPOLATED: 1, Source.ESTIMATED: 2}
 
 
 @runtime_checkable
@@ -49,19 +50,20 @@ NOTHING = Price(0.0, 0.0, Source.MEASURED)
 
 def less_sure(first: Source, second: Source) -> Source:
     """The source of a sum: that of its least certain part."""
-    return max(first, second, key=_LESS_SURE.index)
+    return first if _DOUBT[first] >= _DOUBT[second] else second
 
 
 class Pricer:
     """Looks parts up in `costs`, each once.
 
-    A part other than a GEMM that was not measured takes the time of its stand-in, scaled by the bytes of both: a
-    LayerNorm for another norm or activation, e4m3 rowwise for another recipe, a quantiser for another kind of work. It
-    counts as estimated. A GEMM that was not measured has no time.
+    A part other than a GEMM that was not measured takes the time of its stand-in, scaled by the bytes of both: its own
+    norm with another activation or without one, a LayerNorm for another norm, e4m3 rowwise for another recipe, a
+    quantiser for another kind of work. It counts as estimated. A GEMM that was not measured has no time.
     """
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
+        self._judges = costs if isinstance(costs, Judges) else None
         self._known: dict[Part, Price | None] = {}
 
     def part(self, part: Part) -> Price | None:
@@ -82,11 +84,11 @@ class Pricer:
 
     def error(self, part: Part) -> tuple[float, float] | None:
         """MERE and SQNR of a GEMM as they were measured, where the costs know them."""
-        return self._costs.error(part) if isinstance(self._costs, Judges) else None
+        return self._judges.error(part) if self._judges is not None else None
 
     def why_wrong(self, part: Part) -> str:
         """Why a kernel's numbers were refused when they were measured, or ""."""
-        return self._costs.why_wrong(part) if isinstance(self._costs, Judges) else ""
+        return self._judges.why_wrong(part) if self._judges is not None else ""
 
     def _look_up(self, part: Part) -> Price | None:
         timed = self._costs.time(part)
@@ -109,11 +111,22 @@ def _price(timed: Timed) -> Price:
 
 def _stand_ins(part: Part) -> list[Part]:
     """Parts that move like bytes, the nearest first."""
-    found = [replace(part, around=_STAND_IN)] if part.around else []
+    found = [replace(part, around=around) for around in _like(part.around)]
     if _is_fp8(part):
         found += [replace(each, recipe="e4m3 rowwise") for each in (part, *found)]
     quantiser = replace(part, work=Work.QUANTISE, recipe="e4m3 rowwise", around="")
     return [each for each in dict.fromkeys((*found, quantiser)) if each != part]
+
+
+def _like(around: str) -> list[str]:
+    """Norms and activations like some, the nearest first."""
+    norms = [word for word in around.split() if word in NORMS]
+    activations = _ACTIVATIONS if len(around.split()) > len(norms) else ()
+    found = [" ".join((*norms, activation)) for activation in activations]
+    found += norms
+    return (
+        list(dict.fromkeys((*found, *(f"{_NORM} {activation}" for activation in activations), _NORM))) if around else []
+    )
 
 
 def _is_fp8(part: Part) -> bool:

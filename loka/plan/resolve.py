@@ -6,18 +6,26 @@ Policy and evidence say what may run in FP8; where there are measurements, they 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from loka.errors import InputError
 from loka.kernels.catalogue import KERNELS, PREFERRED, Kernel
 from loka.kernels.parts import Costs
-from loka.numerics.names import Compute, Fuse, Gemm
+from loka.numerics.names import Accumulation, Compute, Fuse, Gemm
 from loka.plan.choice import Problem, choose
 from loka.plan.costs import Sizes, Surroundings, Traced, gemm_part, surroundings_of
 from loka.plan.evidence import Judged, Known, judge, with_ranges
 from loka.plan.menu import Menu, Offer, menu_of
-from loka.plan.pinned import Pair, candidates, impossible_pins, pinned_operands, unknown_kernels
+from loka.plan.pinned import (
+    Pair,
+    candidates,
+    impossible_pins,
+    pinned_operands,
+    taken_operands,
+    unknown_kernels,
+    with_scalings,
+)
 from loka.plan.plan import AS_IS, GemmPlan, Rejected, SitePlan, Target
 from loka.plan.pricing import Pricer
 from loka.plan.timed import SAFE, Timed, problem_of, revise
@@ -27,7 +35,7 @@ from loka.policy.settings import Assignment, GemmSettings, SiteSettings
 from loka.probe.profile import Verdict
 from loka.sites.site import Site
 
-_Sifted = tuple[tuple[str, ...], tuple[Rejected, ...]]
+_Sifted = tuple[dict[str, Pair], tuple[Rejected, ...]]  # the kernels that can, each with the form of operands it takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +182,14 @@ class _Resolver:
             reason = f"{SAFE}, auto{by}"
         else:
             reason = f"fp8{by}{_over_budget(judged)}"
-        later = tuple(Rejected(name, f"{able[0]} is preferred where no measurement decides") for name in able[1:])
-        return GemmPlan(gemm, able[0], operands, asked.accumulation, reason, (*later, *rejected), judged.evidence)
+        first, *others = able
+        later = tuple(Rejected(name, f"{first} is preferred where no measurement decides") for name in others)
+        operands = with_scalings(operands, able[first])
+        return GemmPlan(gemm, first, operands, asked.accumulation, reason, (*later, *rejected), judged.evidence)
 
     def _kernels(self, site: Site, gemm: Gemm, wanted: SiteSettings, asked: GemmSettings) -> _Sifted:
         """The kernels that can run a GEMM, and those that cannot: asked once for sites that are alike."""
-        key = (gemm, id(wanted), site.rows, site.k, site.n)
+        key = (gemm, id(wanted), site.rows, site.k, site.n, asked.accumulation)
         if key not in self._sifted:
             self._sifted[key] = _sift(site, gemm, asked, self._situation, self._pricer)
         return self._sifted[key]
@@ -235,10 +245,17 @@ class _Resolver:
             asked = draft.wanted.gemms[plan.gemm]
             operands = plan.operands or self._pinned(draft.site, plan.gemm, asked)
             asked = replace(asked, operands=operands)
-            able, _ = self._kernels(draft.site, plan.gemm, draft.wanted, asked)
+            able = {(name, asked.accumulation): form for name, form in self._able(draft, plan.gemm, asked)}
+            if asked.may_be_fast:
+                faster = self._able(draft, plan.gemm, replace(asked, accumulation=Accumulation.FAST))
+                able |= {(name, Accumulation.FAST): form for name, form in faster}
             if able:
-                offers[plan.gemm] = Offer(asked.operands, asked.accumulation, able, asked.padding)
+                offers[plan.gemm] = Offer(able, asked.padding)
         return offers
+
+    def _able(self, draft: _Draft, gemm: Gemm, asked: GemmSettings) -> Iterable[tuple[str, Pair]]:
+        """The kernels that can run a GEMM, each with the form of its operands."""
+        return self._kernels(draft.site, gemm, draft.wanted, asked)[0].items()
 
 
 def _runs(
@@ -268,21 +285,21 @@ def _over_budget(judged: Judged) -> str:
 
 def _sift(site: Site, gemm: Gemm, asked: GemmSettings, situation: Situation, pricer: Pricer | None) -> _Sifted:
     """The kernels that can run a GEMM, in order, and those that cannot or gave wrong numbers, with why."""
-    able: list[str] = []
+    able: dict[str, Pair] = {}
     rejected = []
     sizes, target = Sizes(site.rows.at(situation.batch_size), site.k, site.n), situation.target.value
+    shape = (sizes.m, sizes.k, sizes.n)
     for kernel in candidates(asked, situation.considered):
-        reason = kernel.why_not(
-            gemm, asked.operands, asked.accumulation, asked.padding, sizes.m, sizes.k, sizes.n, target
-        )
+        operands = taken_operands(kernel, gemm, asked, shape, target)
+        reason = kernel.why_not(gemm, operands, asked.accumulation, asked.padding, *shape, target)
         if reason is None and pricer is not None:
-            wrong = pricer.why_wrong(gemm_part(gemm, sizes, kernel.name, asked.operands, asked.accumulation))
+            wrong = pricer.why_wrong(gemm_part(gemm, sizes, kernel.name, operands, asked.accumulation))
             reason = f"its numbers were wrong when it was measured: {wrong}" if wrong else None
         if reason is None:
-            able.append(kernel.name)
+            able[kernel.name] = operands
         else:
             rejected.append(Rejected(kernel.name, reason))
-    return tuple(able), tuple(rejected)
+    return able, tuple(rejected)
 
 
 def _kept(gemm: Gemm, reason: str, judged: Judged, rejected: tuple[Rejected, ...] = ()) -> GemmPlan:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from loka.numerics.names import OPERANDS, Gemm
 from loka.plan.evidence import NEVER_RAN, Known, evidence_of, ran
-from loka.plan.plan import SitePlan
+from loka.plan.plan import Plan, SitePlan
 from loka.plan.words import pair_words, speedup_words
 from loka.policy.settings import Assignment, Budget
 from loka.probe.profile import Finding, Interval, OperandSummary, Verdict
@@ -96,6 +96,18 @@ def budget_of(history: dict[str, tuple[Assignment, ...]]) -> Budget:
     """A site's budget, from the assignments that hold: a plan keeps these."""
     given = {name: float(history[f"budget.{name}"][-1].value) for name in _BUDGET if history.get(f"budget.{name}")}
     return Budget(**given)
+
+
+def budgets(plan: Plan) -> dict[Budget, int]:
+    """The budgets of a plan's sites, in the order of the sites, and how many have each."""
+    known: dict[int, Budget] = {}  # by the identity of a history, which sites that are alike share
+    found: dict[Budget, int] = {}
+    for site in plan.sites:
+        if id(site.history) not in known:
+            known[id(site.history)] = budget_of(site.history)
+        budget = known[id(site.history)]
+        found[budget] = found.get(budget, 0) + 1
+    return found
 
 
 _BUDGET = ("mere", "sqnr_db", "min_speedup")

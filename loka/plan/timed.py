@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from loka.numerics.names import Compute, Gemm
 from loka.plan.choice import Chosen, Problem
 from loka.plan.menu import Menu, Way
+from loka.plan.pinned import with_scalings
 from loka.plan.plan import AS_IS, Candidate, GemmPlan, Rejected, SiteTiming
-from loka.plan.words import time_words
+from loka.plan.words import run_words, time_words
 from loka.policy.settings import SiteSettings
 
 SAFE = "safe by evidence"  # how the reason of a GEMM that `auto` runs in FP8 begins
@@ -58,12 +59,19 @@ def revise(problem: Problem, gemms: Sequence[GemmPlan], chosen: Chosen) -> Timed
             elif slower:
                 reason = f"{reason}, slower than BF16 here"
             rejected = _once((*choice.lost, *unable))
-            plan = replace(plan, kernel=choice.kernel, reason=reason, rejected=rejected, by_rows=choice.by_rows)
+            operands = with_scalings(plan.operands, choice.operands) if plan.operands is not None else None
+            plan = replace(plan, kernel=choice.kernel, operands=operands, accumulation=choice.accumulation)
+            plan = replace(plan, by_rows=choice.by_rows, reason=reason, rejected=rejected)
         elif plan.fp8:
             plan = _kept(plan, problem, chosen)
         revised.append(replace(plan, times=menu.times(plan.gemm)))
     candidates = tuple(
-        Candidate(other.kernels, other.cost(chosen.joined).rounded(), _outcome(other, problem, chosen))
+        Candidate(
+            other.kernels,
+            other.cost(chosen.joined).rounded(),
+            _outcome(other, problem, chosen),
+            *(other.error or (None, None)),
+        )
         for other in menu.ways
     )
     return Timed(tuple(revised), timing, candidates, way.fused)
@@ -85,7 +93,11 @@ def _once(rejected: Iterable[Rejected]) -> tuple[Rejected, ...]:
 def _kept(plan: GemmPlan, problem: Problem, chosen: Chosen) -> GemmPlan:
     """A GEMM that may run in FP8, and does not for its time."""
     reason = f"kept: {_why_as_is(plan.gemm, problem, chosen)}"
-    able = [Rejected(each.kernel, reason) for each in problem.menu.times(plan.gemm) if each.kernel != AS_IS]
+    able = [
+        Rejected(run_words(each.kernel, each.accumulation), reason)
+        for each in problem.menu.times(plan.gemm)
+        if each.kernel != AS_IS
+    ]
     unable = [each for each in plan.rejected if each.kernel not in _timed(problem.menu, plan.gemm)]
     return replace(
         plan, kernel=AS_IS, operands=None, accumulation=None, reason=reason, rejected=_once((*able, *unable))
@@ -93,15 +105,16 @@ def _kept(plan: GemmPlan, problem: Problem, chosen: Chosen) -> GemmPlan:
 
 
 def _why_as_is(gemm: Gemm, problem: Problem, chosen: Chosen) -> str:
-    """Why a GEMM is not in FP8: against the fastest way in which it is."""
-    others = [way for way in problem.allowed if gemm in way.fp8]
+    """Why a GEMM is not in FP8: against the fastest way in which it is; where none is, in which any is."""
+    least = problem.least
+    others = [way for way in problem.allowed if (way is not least if chosen.way is least else gemm in way.fp8)]
     best = min(others, key=lambda way: (way.cost(chosen.joined).total.us, way.order))
     here, there = chosen.cost.total, best.cost(chosen.joined).total
     source = (here + there).source.value
     figures = f"{time_words(here.us)} against {time_words(there.us)} ({source})"
     if here.us <= there.us:
         return f"BF16 is faster here: {figures}"
-    if chosen.way is problem.least and here.us < problem.min_speedup * there.us:
+    if chosen.way is least and here.us < problem.min_speedup * there.us:
         return f"{here.us / there.us:.2f}x is under min_speedup {problem.min_speedup:g}: {figures}"
     return f"FP8 gains nothing here beyond the noise, or for the neighbours: {figures}"
 
@@ -111,9 +124,9 @@ def _outcome(way: Way, problem: Problem, chosen: Chosen) -> str:
     if way is chosen.way:
         return "chosen"
     if not problem.must <= way.fp8:
-        return f"the policy forces {_names(problem.must - way.fp8)} into FP8"
+        return f"forced into FP8: {_names(problem.must - way.fp8)}"
     if not way.fp8 <= problem.may:
-        return f"{_names(way.fp8 - problem.may)} may not run in FP8"
+        return f"not in FP8: {_names(way.fp8 - problem.may)}"
     here, there = way.cost(chosen.joined).total, chosen.cost.total
     if here.us > there.us and not here.ties_with(there):
         return f"slower: {time_words(here.us)} against {time_words(there.us)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loka.kernels.catalogue import PREFERRED
-from loka.numerics.names import OPERANDS, Gemm, Range
+from loka.numerics.names import OPERANDS, Accumulation, Gemm, Range
 from loka.plan.plan import AS_IS, NOTHING_AROUND, Evidence, GemmPlan, SitePlan
 from loka.policy.settings import Assignment, Budget, OperandRecipe
 from loka.probe.profile import Interval
@@ -90,6 +90,11 @@ def evidence_words(evidence: Evidence | None) -> str:
     if evidence is None:
         return "no evidence"
     return f"{evidence.verdict.value}, MERE {mere_words(evidence.mere)}, SQNR {_decibels(evidence.sqnr_db)}"
+
+
+def run_words(kernel: str, accumulation: Accumulation | None) -> str:
+    """A kernel, and that it sums fast where it does: `torch.scaled_mm fast`."""
+    return f"{kernel} fast" if accumulation is Accumulation.FAST else kernel
 
 
 def time_words(us: float) -> str:

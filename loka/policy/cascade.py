@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from loka.numerics.names import OPERANDS, Accumulation, Compute, Format, Fuse, Gemm, Operand, Range, Scaling
+from loka.numerics.names import (
+    OPERANDS,
+    Accumulation,
+    AskedAccumulation,
+    Compute,
+    Format,
+    Fuse,
+    Gemm,
+    Operand,
+    Range,
+    Scaling,
+)
 from loka.policy.dead import dead_patterns
 from loka.policy.policy import OPERAND_FIELDS, Leaf, Policy, Rule
 from loka.policy.problems import Place, PolicyError, Problem, printable, problem
@@ -127,12 +138,15 @@ def _followed(state: _State, gemms: dict[Gemm, GemmSettings]) -> dict[str, tuple
 
 def _gemm(state: _State, gemm: Gemm) -> GemmSettings:
     first, second = OPERANDS[gemm]
+    accumulation = cast(AskedAccumulation, state.value(f"{gemm}.accumulation"))
+    fast = accumulation is AskedAccumulation.FAST
     return GemmSettings(
         compute=cast(Compute, state.value(f"{gemm}.compute")),
         operands=(_recipe(state, gemm, first), _recipe(state, gemm, second)),
-        accumulation=cast(Accumulation, state.value(f"{gemm}.accumulation")),
+        accumulation=Accumulation.FAST if fast else Accumulation.PRECISE,
         padding=cast(bool, state.value(f"{gemm}.padding")),
         kernel=state.kernel(gemm),
+        may_be_fast=accumulation is AskedAccumulation.AUTO,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Strict, Tag
 from pydantic_core import PydanticCustomError
 
-from loka.numerics.names import Accumulation, Compute, Format, Fuse, Range
+from loka.numerics.names import AskedAccumulation, Compute, Format, Fuse, Range
 from loka.policy import checks
 
 LARGEST = 2**31 - 1
@@ -134,10 +134,10 @@ class GemmFields(OperandSetting):
         "auto: FP8 where the evidence allows it. fp8: FP8 wherever it can run. keep: as the model has it. "
         "Default: auto.",
     )
-    accumulation: Annotated[Accumulation, Strict(False)] | None = _doc(
+    accumulation: Annotated[AskedAccumulation, Strict(False)] | None = _doc(
         "Accumulation",
-        "How the tensor core sums. fast: about 14 bits between promotions. precise: promoted to float32. "
-        "Default: precise.",
+        "How the tensor core sums. fast: about 14 bits between promotions. precise: promoted to float32. auto: fast "
+        "where that is measured to be faster and as accurate. Default: precise.",
     )
     padding: bool | None = _doc("Padding", "Zero-pad sizes that the kernel cannot take. Default: true.")
     kernel: _Kernel | None = _doc(

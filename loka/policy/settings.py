@@ -44,6 +44,9 @@ class GemmSettings:
     accumulation: Accumulation = Accumulation.PRECISE
     padding: bool = True  # zero-pad sizes that the kernel cannot take
     kernel: str = ANY_KERNEL  # a name of `loka.kernels.catalogue`, or whichever is fastest
+    may_be_fast: bool = (
+        False  # `accumulation: auto`: precise, or fast where measurements say that it gains and errs alike
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from loka.numerics.names import OPERANDS, Accumulation, Compute, Gemm, Operand, Range, Scaling
+from loka.numerics.names import OPERANDS, AskedAccumulation, Compute, Gemm, Operand, Range, Scaling
 from loka.policy.policy import OPERAND_FIELDS, Leaf
 from loka.policy.problems import Place
 from loka.policy.schema import GemmFields, OperandSetting, ScalingChoice, Setting
@@ -71,7 +71,7 @@ def built_in() -> tuple[Leaf, ...]:
     for gemm in Gemm:
         values |= {
             f"{gemm}.compute": Compute.AUTO,
-            f"{gemm}.accumulation": Accumulation.PRECISE,
+            f"{gemm}.accumulation": AskedAccumulation.PRECISE,
             f"{gemm}.padding": True,
         }
         for operand in OPERANDS[gemm]:

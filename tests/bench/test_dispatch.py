@@ -33,7 +33,7 @@ WIDE = Shape(256, 64, 20000)  # wider than a rendered kernel
 def known(fp8: float = 0.5, fast: float = 1.0, fbgemm: float = 0.0) -> Measurements:
     """Every part takes its bound, a GEMM in FP8 `fp8` of BF16's, with fast accumulation `fast` of that.
 
-    Where `fbgemm` is not 0, FBGEMM takes that share of cuBLASLt's time.
+    Where `fbgemm` is not 0, FBGEMM takes that share of cuBLASLt's time, and twice that of wgrad.
     """
     parts = []
     for m, k, n in ((8192, 1024, 2048), (256, 20000, 64)):
@@ -44,7 +44,8 @@ def known(fp8: float = 0.5, fast: float = 1.0, fbgemm: float = 0.0) -> Measureme
                 part = Part(Work.GEMM, "torch.scaled_mm", *sizes, recipe=recipe)
                 parts.append((part, part_us(own) * fp8 * (fast if "fast" in recipe else 1.0)))
                 if fbgemm and "rowwise" in recipe:
-                    parts.append((replace(part, kernel="fbgemm.rowwise"), fbgemm * parts[-1][1]))
+                    share = fbgemm if sizes[2] != m else 2.0
+                    parts.append((replace(part, kernel="fbgemm.rowwise"), share * parts[-1][1]))
         for rows, columns in ((m, k), (m, n), (n, k)):
             for work in (Work.QUANTISE, Work.TURN, Work.FORWARD, Work.BACKWARD, Work.COPY):
                 for recipe, around in kinds(work, 512):

@@ -176,7 +176,7 @@ def test_train_fails_where_a_planned_gemm_did_not_run(shop, loka, monkeypatch):
     assert loka("generate", shop.policy).status == 0
     from loka.kernels import ticks
 
-    monkeypatch.setattr(ticks, "count", lambda number: 0)
+    monkeypatch.setattr(ticks, "counts", lambda number: {})
     ran = loka("train", shop.policy, "--steps", "1", "--device", "cpu")
     assert ran.status == 1
     assert "planned FP8 GEMMs did not run" in ran.err

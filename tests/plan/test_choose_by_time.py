@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 from plan_costs import CHAIN, SCALED_MM, AnyGemm, MadeUp
 
+from loka.codegen.recipes import site_recipe
+from loka.kernels.catalogue import KERNELS as KERNELS_OF_CATALOGUE
 from loka.kernels.catalogue import SCALED_MM as CUBLASLT
 from loka.kernels.parts import Part, Source, Work
-from loka.numerics.names import Compute, Fuse, Gemm
+from loka.numerics.names import Accumulation, Compute, Fuse, Gemm, Scaling
 from loka.plan.costs import Surroundings, Traced
 from loka.plan.evidence import Known
 from loka.plan.plan import AS_IS, GemmPlan, SitePlan, Target
@@ -22,6 +24,7 @@ from loka.sites.site import Rows
 
 NAME = "layers.0.fmb.0"
 OTHER = AnyGemm("zz.other")
+FAST, PRECISE = Accumulation.FAST, Accumulation.PRECISE
 KERNELS = {AS_IS: 1.0, SCALED_MM: 1.0, OTHER.name: 1.0}
 
 Settings = Callable[..., SiteSettings]
@@ -146,6 +149,61 @@ def test_what_cannot_be_told_apart_goes_by_the_catalogue(decide, wanted) -> None
     assert {gemm.kernel for gemm in plan.gemms} == {"aa.other"}  # both unknown to the catalogue: by name
 
 
+def test_turned_operands_take_the_form_of_the_fastest_kernel(decide, wanted) -> None:
+    """FBGEMM takes scales by rows alone; copies that are turned have one scale, which serves as either."""
+    kernels = tuple(kernel for kernel in KERNELS_OF_CATALOGUE if kernel.name in (SCALED_MM, "fbgemm.rowwise"))
+    costs = MadeUp({AS_IS: 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 0.8})
+    plan = decide(wanted(Compute.FP8), costs, kernels=kernels)
+    assert {gemm.kernel for gemm in plan.gemms} == {"fbgemm.rowwise"}
+    wgrad = gemm_of(plan, Gemm.WGRAD)
+    assert {operand.scaling for operand in wgrad.operands} == {Scaling.ROWWISE}
+    assert wgrad.by_rows == ()
+    own = decide(wanted(Compute.FP8), MadeUp({AS_IS: 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 1.5}), kernels=kernels)
+    assert gemm_of(own, Gemm.WGRAD).operands == CHAIN[Gemm.WGRAD]
+
+
+def fast_gains(part: Part) -> float:
+    """Fast sums take 10 % less, but for wgrad."""
+    return 0.9 if part.recipe.endswith("fast") and part.contraction != 4096 else 1.0
+
+
+def may_be_fast(settings: SiteSettings) -> SiteSettings:
+    return replace(settings, gemms={gemm: replace(each, may_be_fast=True) for gemm, each in settings.gemms.items()})
+
+
+def test_accumulation_auto_is_fast_where_that_is_faster_and_as_accurate(decide, wanted) -> None:
+    settings = may_be_fast(wanted(Compute.FP8))
+    plan = decide(settings, MadeUp(KERNELS, fast_gains), k=2048, n=1024)
+    assert [gemm.accumulation for gemm in plan.gemms] == [FAST, FAST, PRECISE]
+    fprop, wgrad = gemm_of(plan, Gemm.FPROP), gemm_of(plan, Gemm.WGRAD)
+    assert [(each.kernel, each.accumulation) for each in fprop.times][:2] == [(SCALED_MM, PRECISE), (SCALED_MM, FAST)]
+    assert fprop.rejected[0].kernel == SCALED_MM
+    assert fprop.rejected[0].reason.startswith("slower than torch.scaled_mm fast: ")
+    assert wgrad.rejected[0].reason.startswith("no faster than torch.scaled_mm beyond the noise")
+    without = decide(settings, None)
+    assert {gemm.accumulation for gemm in without.gemms} == {PRECISE}
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        ((0.12, 31.0), "fast sums err more: MERE 0.12, SQNR 31.0 dB, with precise ones 0.12 and 31.5 dB"),
+        ((0.14, 31.5), "fast sums err more: MERE 0.14, SQNR 31.5 dB, with precise ones 0.12 and 31.5 dB"),
+        (None, "the error of fast sums was never measured beside that of precise ones"),
+    ],
+)
+def test_fast_sums_that_err_more_are_no_choice(error, reason, decide, wanted) -> None:
+    plan = decide(may_be_fast(wanted(Compute.FP8)), MadeUp(KERNELS, fast_gains, fast_error=error), kernels=[CUBLASLT])
+    assert {gemm.accumulation for gemm in plan.gemms} == {PRECISE}
+    lost = {each.kernel: each.reason for each in gemm_of(plan, Gemm.FPROP).rejected}
+    assert lost == {"torch.scaled_mm fast": reason}
+
+
+def test_a_chain_of_both_accumulations_is_one(decide, wanted) -> None:
+    plan = decide(may_be_fast(wanted(Compute.FP8)), MadeUp(KERNELS, fast_gains), input_grad=False)
+    assert site_recipe(plan).turned
+
+
 def test_batches_of_other_sizes_have_the_kernel_that_is_fastest_there(decide, wanted) -> None:
     def factor(part: Part) -> float:
         rows = part.contraction if part.columns == 2048 and part.rows == 1024 else part.rows  # of the batch
@@ -160,6 +218,21 @@ def test_batches_of_other_sizes_have_the_kernel_that_is_fastest_there(decide, wa
     assert {gemm.by_rows for gemm in noisy.gemms} == {()}
     same = decide(wanted(Compute.FP8), MadeUp(KERNELS), k=2048, n=1024)
     assert {gemm.by_rows for gemm in same.gemms} == {()}
+
+
+def test_other_batches_need_no_library_that_the_planned_one_does_without(decide, wanted) -> None:
+    kernels = tuple(kernel for kernel in KERNELS_OF_CATALOGUE if kernel.name in (SCALED_MM, "fbgemm.rowwise"))
+
+    def planned(fbgemm_below: int) -> GemmPlan:
+        def factor(part: Part) -> float:
+            return 0.8 if part.kernel == "fbgemm.rowwise" and part.rows <= fbgemm_below else 1.0
+
+        costs = MadeUp({AS_IS: 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 1.0}, factor)
+        plan = decide(wanted(Compute.KEEP, fprop=Compute.FP8), costs, kernels=kernels, k=2048, n=1024)
+        return gemm_of(plan, Gemm.FPROP)
+
+    assert (planned(1024).kernel, planned(1024).by_rows) == (SCALED_MM, ())
+    assert (planned(8192).kernel, planned(8192).by_rows) == ("fbgemm.rowwise", ())
 
 
 def test_a_small_batch_has_its_own_kernel_up_to_256_rows(decide, wanted) -> None:
@@ -221,7 +294,7 @@ def test_keep_is_kept_whatever_it_would_gain(decide, wanted) -> None:
     plan = decide(wanted(Compute.KEEP), MadeUp(KERNELS), k=4096, n=4096)
     assert not plan.fp8
     assert {gemm.reason for gemm in plan.gemms} == {"keep by p.yaml:14"}
-    assert any(candidate.outcome.endswith("may not run in FP8") for candidate in plan.candidates)
+    assert any(candidate.outcome.startswith("not in FP8: ") for candidate in plan.candidates)
 
 
 def test_gemms_are_chosen_together_since_they_share_what_is_quantised(decide, wanted) -> None:
@@ -328,3 +401,20 @@ def test_sites_that_are_alike_share_their_decisions_and_lookups(make_site, wante
     asked = costs.asked
     resolve(sites[:1], [settings], situation, {})
     assert costs.asked == 2 * asked
+
+
+def test_a_linear_that_keeps_wgrad_alone_stays_in_its_chain(make_site, wanted, safe) -> None:
+    """As `down` of a cross layer, between products and sums: the next linear's input comes from its kernel."""
+    names = ("down", "up")
+    around = {"down": Surroundings("", "", True, False), "up": Surroundings("silu", "", False, True)}
+    sites = [make_site(name, k=2048, n=2048, fed_by=(), followed_by=()) for name in names]
+
+    def forward_of_up(**down: Compute) -> float:
+        situation = Situation(Target.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS))
+        settings = [wanted(Compute.FP8, **down), wanted(Compute.FP8)]
+        plans = resolve(sites, settings, situation, {}, Traced((names,), around))
+        assert plans[1].timing is not None
+        return plans[1].timing.chosen.forward
+
+    assert forward_of_up(wgrad=Compute.KEEP) == forward_of_up()
+    assert forward_of_up() < forward_of_up(wgrad=Compute.KEEP, dgrad=Compute.KEEP)

@@ -197,6 +197,26 @@ def test_what_was_not_measured_takes_the_time_of_what_moves_like_it() -> None:
     assert pricer.part(gemm_part(Gemm.FPROP, SIZES, "never", None, None)) is None
 
 
+@pytest.mark.parametrize(
+    ("around", "measured", "taken"),
+    [
+        ("layer_norm sigmoid", ("layer_norm silu", "layer_norm"), "layer_norm silu"),
+        ("block_norm silu", ("layer_norm silu", "block_norm hardswish"), "block_norm hardswish"),
+        ("rms_norm gelu", ("layer_norm silu", "rms_norm"), "rms_norm"),
+        ("sigmoid", ("relu", "layer_norm"), "relu"),
+        ("rms_norm", ("layer_norm silu", "layer_norm"), "layer_norm"),
+    ],
+)
+def test_the_nearest_norm_and_activation_stand_in_for_others(around: str, measured: tuple, taken: str) -> None:
+    factors = {each: 1.0 + place for place, each in enumerate(measured)}
+    pricer = Pricer(MadeUp(factor=lambda part: factors.get(part.around)))
+    found = pricer.part(Part(Work.BACKWARD, "rendered", 4096, 512, recipe="bfloat16", around=around))
+    known = pricer.part(Part(Work.BACKWARD, "rendered", 4096, 512, recipe="bfloat16", around=taken))
+    assert found is not None
+    assert known is not None
+    assert (found.us, found.source) == (known.us, Source.ESTIMATED)
+
+
 def test_each_part_is_looked_up_once() -> None:
     costs = MadeUp()
     pricer = Pricer(costs)

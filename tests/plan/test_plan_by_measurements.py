@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -12,13 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from plan_costs import CHAIN, SCALED_MM, MadeUp
+from plan_costs import CHAIN, SCALED_MM, MadeUp, Remembering
 
-from loka.kernels.measurements import Measurement, Recording, Versions
+from loka.codegen.render import render_package
 from loka.kernels.parts import Part, Work
 from loka.numerics.names import Compute, Fuse, Gemm
+from loka.plan import make
 from loka.plan.costs import Sizes, as_is_part
 from loka.plan.diff import diff
+from loka.plan.evidence import Known
 from loka.plan.make import examine, make_plan, plan_of
 from loka.plan.plan import Plan, SitePlan, Target
 from loka.plan.pricing import Pricer
@@ -27,6 +30,7 @@ from loka.plan.serial import from_json, to_json
 from loka.plan.summary import total_time
 from loka.policy.load import load_policy
 from loka.policy.settings import Budget, GemmSettings
+from loka.probe.profile import Estimate, Interval, Profile, SiteProfile
 
 MODEL = """
 import torch
@@ -71,22 +75,9 @@ defaults: {compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fus
 rules:
   - {match: "enter", compute: keep}
 """
-HOPPER = Versions("NVIDIA H100 80GB HBM3", "9.0", "575.57.08", "13.0", "13.0.2", "2.11.0", "3.6.0", "")
 FIRST, SECOND, THIRD = (f"tower.layers.{place}" for place in (0, 3, 6))
 
 PlanFor = Callable[..., Plan]
-
-
-class Remembering(MadeUp):
-    """Costs that remember what was asked."""
-
-    def __init__(self, **changes: object) -> None:
-        super().__init__(**changes)
-        self.parts: dict[Part, None] = {}
-
-    def time(self, part: Part):
-        self.parts[part] = None
-        return super().time(part)
 
 
 @pytest.fixture
@@ -128,6 +119,39 @@ def test_a_site_that_is_kept_breaks_the_chain_and_its_neighbour_pays(plan_for: P
     assert site(whole, SECOND).timing.as_is == site(broken, SECOND).timing.as_is
     assert forward_of(whole, THIRD) < forward_of(broken, THIRD)
     assert site(broken, SECOND).region == ("linear", "layer_norm", "silu")  # in the model's dtype, by kernels too
+
+
+def safe_everywhere() -> Known:
+    """A profile in which the turned recipe is safe at every site of the tower."""
+    fine = Interval(0.01, 0.01, 0.01), Interval(40, 40, 40)
+    estimates = tuple(Estimate(gemm, CHAIN[gemm], *fine, 16) for gemm in Gemm)
+    sizes = {"enter": (48, 512), FIRST: (512, 512), SECOND: (512, 64), THIRD: (64, 512)}
+    sites = tuple(SiteProfile(name, k, n, 8192, (), estimates) for name, (k, n) in sizes.items())
+    return Known.of(Profile("p", "timedmodel:build", "0", "2026-01-01T00:00:00Z", 10, 1, 10, 8192, sites, ()))
+
+
+@pytest.mark.parametrize("chained", [True, False])
+def test_what_bf16_is_faster_for_is_fused_in_bf16(chained: bool, folder: Path) -> None:
+    """The product of the narrow linear in the middle is slow in FP8: more than its neighbours gain by it."""
+
+    def factor(part: Part) -> float:
+        narrow = part.work is Work.GEMM and 64 in (part.columns, part.contraction, part.rows)
+        return 1.0 if "e4m3" not in part.recipe else 20.0 if narrow and not chained else 0.5
+
+    text = POLICY.replace("FUSE", "always").replace("compute: fp8", "compute: auto")
+    (folder / "p.yaml").write_text(text)
+    plan = plan_of(examine(load_policy("p.yaml")), safe_everywhere(), MadeUp(factor=factor))
+    assert [each.fp8 for each in plan.sites] == ([False, True, True, True] if chained else [False, True, False, False])
+    second = site(plan, SECOND)
+    assert second.region == ("linear", "layer_norm", "silu")
+    assert second.region_note == ""
+    kept = {gemm.reason.partition(":")[0] for gemm in second.gemms}
+    assert kept == ({"safe by evidence and faster, auto by p.yaml"} if chained else {"kept"})
+    assert second.timing is not None
+    assert second.timing.kept is not chained
+    files = render_package(plan)
+    assert "e4m3" in files["kernels.py"]
+    assert ("layer_norm_silu_64" in files["fused.py"]) is not chained
 
 
 def test_the_norms_around_are_counted_once(plan_for: PlanFor) -> None:
@@ -178,6 +202,7 @@ def test_the_plan_names_its_measurements_and_differs_from_that_without(plan_for:
     assert {(each.gemm, each.after) for each in kernels.gemms if each.site == FIRST} == {
         (Gemm.FPROP, "e4m3 rowwise pow2 by fbgemm.rowwise"),
         (Gemm.DGRAD, "grad_output e4m3 rowwise pow2, weight e4m3 turned by fbgemm.rowwise"),
+        (Gemm.WGRAD, "e4m3 turned by fbgemm.rowwise"),
     }
 
 
@@ -186,12 +211,7 @@ def measured(folder: Path, plan_for: PlanFor) -> Path:
     """A policy that names a file with the times of every part that its plan asks for."""
     costs = Remembering(kernels={"as-is": 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 0.9})
     plan_for(costs)
-    with Recording(folder / "times.sqlite", lambda kernel: HOPPER) as recording:
-        for part in list(costs.parts):
-            timed = costs.time(part)
-            if timed is not None:
-                error = costs.error(part) if part.work is Work.GEMM and part.recipe else None
-                recording.add(Measurement(part, timed.us, 0.005, 20, *(error or (None, None))))
+    costs.record(folder / "times.sqlite")
     text = (folder / "p.yaml").read_text().replace("defaults:", "measurements: times.sqlite\ndefaults:")
     (folder / "p.yaml").write_text(text)
     return folder / "p.yaml"
@@ -201,8 +221,7 @@ def test_a_file_of_times_decides_as_the_costs_that_it_was_made_of(measured: Path
     plan = make_plan(measured.name)
     assert plan.measurements is not None
     assert plan.measurements[0] == "times.sqlite"
-    fprop, _, wgrad = site(plan, FIRST).gemms
-    assert (fprop.kernel, wgrad.kernel) == ("fbgemm.rowwise", SCALED_MM)
+    assert {gemm.kernel for gemm in site(plan, FIRST).gemms} == {"fbgemm.rowwise"}
     assert all(each.time.source.value == "measured" for each in site(plan, FIRST).candidates)
     assert from_json(to_json(plan)) == plan
 
@@ -224,10 +243,22 @@ def test_a_thousand_unlike_sites_are_planned_in_two_seconds(make_site, make_sett
     gemms = {gemm: GemmSettings(each.compute, CHAIN[gemm]) for gemm, each in settings.gemms.items()}
     wanted = replace(settings, gemms=gemms, fuse=Fuse.AUTO, budget=Budget())
     sites = [make_site(f"layers.{i}.up", k=16 * (1 + i % 100), n=64 * (1 + i // 100)) for i in range(1000)]
-    start = time.perf_counter()
+    gc.disable()  # as a plan is made
+    start = time.process_time()
     plans = resolve(sites, [wanted] * len(sites), Situation(Target.H100, 4096, costs=MadeUp()), {})
     text = to_json(Plan("p", Target.H100, 4096, (), plans, (), measurements=("made-up", "")))
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
+    gc.enable()
     assert all(plan.timing is not None for plan in plans)
     assert len(json.loads(text)["timings"]) == 1000
-    assert seconds < 2
+    assert seconds < 2  # 0.9 s on a quiet machine
+
+
+def test_the_set_that_ships_asks_for_no_further_library(plan_for: PlanFor, folder: Path, monkeypatch) -> None:
+    """Who names measurements has what they were taken with; who does not may have torch alone."""
+    costs = MadeUp({"as-is": 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 0.5})
+    assert {gemm.kernel for gemm in site(plan_for(costs), FIRST).gemms} == {"fbgemm.rowwise"}
+    monkeypatch.setattr(make, "open_measurements", lambda policy: costs)
+    assert {gemm.kernel for gemm in site(make_plan("p.yaml"), FIRST).gemms} == {SCALED_MM}
+    (folder / "p.yaml").write_text((folder / "p.yaml").read_text() + '  - {match: "*.0", kernel: fbgemm.rowwise}\n')
+    assert site(make_plan("p.yaml"), FIRST).gemms[0].kernel == "fbgemm.rowwise"

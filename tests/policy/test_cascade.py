@@ -253,3 +253,12 @@ def test_operand_order_is_that_of_the_names(resolve: Resolve) -> None:
     first, second = resolve(HEAD + text, SITES)[0].gemms[Gemm.WGRAD].operands
     assert (first.format, second.format) == (Format.E5M2, Format.E4M3)
     assert f"wgrad.{Operand.GRAD_OUTPUT}.format" in resolve(HEAD + text, SITES)[0].history
+
+
+def test_accumulation_auto_is_precise_that_may_be_fast(resolve: Resolve) -> None:
+    rules = "defaults: {accumulation: auto}\nrules:\n  - {match: head.out, wgrad: {accumulation: fast}}\n"
+    first, *_, head = resolve(HEAD + rules, SITES)
+    found = {(each.accumulation, each.may_be_fast) for each in first.gemms.values()}
+    assert found == {(Accumulation.PRECISE, True)}
+    assert (head.gemms[Gemm.WGRAD].accumulation, head.gemms[Gemm.WGRAD].may_be_fast) == (Accumulation.FAST, False)
+    assert first.history["fprop.accumulation"][-1].value == "auto"
