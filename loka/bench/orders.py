@@ -133,11 +133,14 @@ def compare(order: Order) -> str:
     parts = first.parts
     both = {part.kernel for part in parts} & {part.kernel for part in second.parts}
     kernels = [kernel.name for kernel in KERNELS if kernel.operator is not None and kernel.name in both]
-    summaries = [regret.summarise("GEMMs, all kernels and recipes", regret.gemm_problems(parts), first, second)]
-    for how in HOWS:
-        title = f"sites, {how.value} accumulation"
-        with contextlib.suppress(InputError):  # of producers nothing was recorded
-            summaries.append(regret.summarise(title, site_problems(kernels, how), first, second))
+    problems = {f"GEMMs, {recipe}": found for recipe, found in regret.gemm_problems(parts).items()}
+    problems.update({f"sites, {how.value} accumulation": tuple(site_problems(kernels, how)) for how in HOWS})
+    summaries = []
+    for title, found in problems.items():
+        with contextlib.suppress(InputError):  # nothing of the kind was recorded twice
+            summaries.append(regret.summarise(title, found, first, second))
+    if not summaries:
+        raise InputError(f"{order.names[0]} and {order.names[1]} have nothing in common; record the same parts twice")
     return regret.to_text(summaries, regret.drift(parts, first, second))
 
 
