@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "f293a285b7884227005505271882e2900f73df6fbb3a6fffc72b122c26bf0e56"
+STAMP = "2152c19029d26717a3a3173a2db432218701ee78cb32ec8f326b21ce7f155631"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

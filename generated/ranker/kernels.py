@@ -27,7 +27,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "f293a285b7884227005505271882e2900f73df6fbb3a6fffc72b122c26bf0e56"
+STAMP = "2152c19029d26717a3a3173a2db432218701ee78cb32ec8f326b21ce7f155631"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive
@@ -62,12 +62,13 @@ class LinearLayerNormSiluX13x64(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        h, weight, y, bias, norm_weight, norm_bias, mean, rstd = ctx.saved_tensors
+        h, weight, y, bias, norm_weight, norm_bias, mean, rstd = dispatch.saved_tensors(ctx)
         (x_dtype,) = ctx.dtypes
         dx = dweight = None
         dy, norm_weight_sums, norm_bias_sums, bias_sums = fused.add_layer_norm_silu_backward_64(
             grad, y, bias, norm_weight, norm_bias, mean, rstd
         )
+        del grad
         if ctx.needs_input_grad[1]:
             dweight = (dy.t() @ h).to(weight.dtype)
         if ctx.needs_input_grad[0]:
@@ -111,10 +112,11 @@ class LinearE4m3X64x32(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x_fp8, x_scale, x_largest, weight_fp8, weight_scale, weight_largest, bias = ctx.saved_tensors
+        x_fp8, x_scale, x_largest, weight_fp8, weight_scale, weight_largest, bias = dispatch.saved_tensors(ctx)
         x_dtype, weight_dtype = ctx.dtypes
         dx = dweight = None
         dy_fp8, dy_scale, dy_largest, bias_sums = fused.add_backward_e4m3_32(grad)
+        del grad
         if ctx.needs_input_grad[0]:
             dy_turned, dy_spread, x_turned, x_spread, weight_turned, weight_spread = fused.turn_3(
                 dy_fp8, dy_scale, dy_largest, x_fp8, x_scale, x_largest, weight_fp8, weight_scale, weight_largest
@@ -290,12 +292,13 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
             weight_scale_2,
             weight_largest_2,
             bias_2,
-        ) = ctx.saved_tensors
+        ) = dispatch.saved_tensors(ctx)
         dtype, weight_dtype_0, weight_dtype_1, weight_dtype_2 = ctx.dtypes
         tick_0, tick_1, tick_2 = ctx.ticks
         dweight_0 = dweight_1 = dweight_2 = None
         # Linear 2.
         dy_fp8, dy_scale, dy_largest, bias_2_sums = fused.add_backward_e4m3_256(grad)
+        del grad
         dy_turned, dy_spread, x_turned, x_spread, weight_turned, weight_spread = fused.turn_3(
             dy_fp8,
             dy_scale,
@@ -322,11 +325,13 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
                 False,
                 tick_2 + 2,
             )
+        del x_fp8_2, weight_fp8_2, dy_fp8, weight_turned, dy_turned, x_turned
         # Linear 1.
         results = fused.add_layer_norm_silu_backward_e4m3_256(
             grad, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1
         )
         dy_fp8, dy_scale, dy_largest, norm_weight_1_sums, norm_bias_1_sums, bias_1_sums = results
+        del grad
         dy_turned, dy_spread, x_turned, x_spread, weight_turned, weight_spread = fused.turn_3(
             dy_fp8,
             dy_scale,
@@ -353,11 +358,13 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
                 False,
                 tick_1 + 2,
             )
+        del x_fp8_1, weight_fp8_1, y_1, dy_fp8, weight_turned, dy_turned, x_turned
         # Linear 0.
         results = fused.add_layer_norm_silu_backward_e4m3_256(
             grad, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0
         )
         dy_fp8, dy_scale, dy_largest, norm_weight_0_sums, norm_bias_0_sums, bias_0_sums = results
+        del grad
         dy_turned, dy_spread, x_turned, x_spread, weight_turned, weight_spread = fused.turn_3(
             dy_fp8,
             dy_scale,
@@ -398,6 +405,7 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
             norm_weight_0_sums,
             norm_weight_0.dtype,
         )
+        del bias_2_sums, bias_1_sums, norm_weight_1_sums, norm_bias_1_sums, bias_0_sums, norm_weight_0_sums
         dx, pre_norm_weight_sums, pre_norm_bias_sums = fused.layer_norm_backward_128(
             grad, x, pre_norm_weight, pre_mean, pre_rstd
         )
@@ -612,7 +620,7 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
             norm_bias_2,
             mean_2,
             rstd_2,
-        ) = ctx.saved_tensors
+        ) = dispatch.saved_tensors(ctx)
         dtype, x_dtype, weight_dtype_0, weight_dtype_1, weight_dtype_2 = ctx.dtypes
         tick_0, tick_1, tick_2 = ctx.ticks
         dx = dweight_0 = dweight_1 = dweight_2 = None
@@ -621,6 +629,7 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
             grad, y_2, bias_2, norm_weight_2, norm_bias_2, mean_2, rstd_2
         )
         dy_fp8, dy_scale, dy_largest, norm_weight_2_sums, norm_bias_2_sums, bias_2_sums = results
+        del grad
         dy_turned, dy_spread, x_turned, x_spread, weight_turned, weight_spread = fused.turn_3(
             dy_fp8,
             dy_scale,
@@ -647,11 +656,13 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
                 False,
                 tick_2 + 2,
             )
+        del x_fp8_2, weight_fp8_2, y_2, dy_fp8, weight_turned, dy_turned, x_turned
         # Linear 1.
         results = fused.add_layer_norm_silu_backward_e4m3_256(
             grad, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1
         )
         dy_fp8, dy_scale, dy_largest, norm_weight_1_sums, norm_bias_1_sums, bias_1_sums = results
+        del grad
         dy_turned, dy_spread, x_turned, x_spread, weight_turned, weight_spread = fused.turn_3(
             dy_fp8,
             dy_scale,
@@ -678,6 +689,7 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
                 False,
                 tick_1 + 2,
             )
+        del x_fp8_1, weight_fp8_1, y_1, dy_fp8, weight_turned, dy_turned, x_turned
         dbias_2, dnorm_weight_2, dnorm_bias_2, dbias_1, dnorm_weight_1, dnorm_bias_1 = fused.reduce_6(
             bias_2_sums,
             bias_2.dtype,
@@ -692,11 +704,13 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
             norm_bias_1_sums,
             norm_bias_1.dtype,
         )
+        del bias_2_sums, norm_weight_2_sums, norm_bias_2_sums, bias_1_sums, norm_weight_1_sums, norm_bias_1_sums
         # Linear 0.
         results = fused.add_layer_norm_silu_backward_e4m3_256(
             grad, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0
         )
         dy_fp8, dy_scale, dy_largest, norm_weight_0_sums, norm_bias_0_sums, bias_0_sums = results
+        del grad
         if ctx.needs_input_grad[0]:
             dy_turned, dy_spread, x_turned, x_spread, weight_turned, weight_spread = fused.turn_3(
                 dy_fp8,

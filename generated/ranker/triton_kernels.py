@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import mix_reference, operators
 
-STAMP = "f293a285b7884227005505271882e2900f73df6fbb3a6fffc72b122c26bf0e56"
+STAMP = "2152c19029d26717a3a3173a2db432218701ee78cb32ec8f326b21ce7f155631"
 
 
 @triton.jit(do_not_specialize=["m"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -24,12 +24,14 @@ from loka.bench.steps import SEED, Measured, decibels
 from loka.bench.timing import rotations, size_of, time_call
 from loka.errors import InputError
 from loka.kernels.configs import configuration
-from loka.kernels.rendered_specs import NormBackward, NormForward, Reduce, Spec, Turn
+from loka.kernels.quantisation import ROWWISE, Quantisation
+from loka.kernels.rendered_specs import NormBackward, NormForward, QuantiseTurned, Reduce, Spec, Transpose, Turn
 
 GEMM = "gemm"
-FAMILIES = ("norm-forward", "norm-backward", "turn", "reduce", GEMM)
+FAMILIES = ("norm-forward", "norm-backward", "turn", "known", "reduce", GEMM)
 SHAPES = ((16384, 512), (8192, 1024), (16384, 2048), (8192, 4096))  # rows, width
 EPS = 1e-5
+KNOWN, WHOLE = Quantisation("known", record=True), Quantisation("tensorwise")
 MULTIPROCESSORS = 132  # of an H100; each of a backward's programs leaves one row of partial sums
 
 Arguments = Callable[[int, int], tuple[Any, ...]]  # (rows, width) -> one set, on the GPU
@@ -69,6 +71,24 @@ def _backward(title: str, norm: str, activation: str | None, quantise: bool) -> 
     return Case("norm-backward", title, spec, lambda rows, width: norm_arguments(spec(width), rows))
 
 
+def _known(case: Case) -> Case:
+    """The same kernel under a known scale, with a record of what that does not hold."""
+
+    def spec(width: int) -> Spec:
+        made = case.spec(width)
+        return replace(made, how=KNOWN) if isinstance(made, NormForward | NormBackward) else made
+
+    title = case.title.replace("e4m3", "e4m3, known scale")
+    return Case("known", title, spec, lambda rows, width: known_arguments(spec(width), rows, width))
+
+
+def _whole(title: str, spec: Spec, square: bool = False) -> Case:
+    """A kernel that takes a matrix whole; a weight is square."""
+    return Case(
+        "known", title, lambda width: spec, lambda rows, width: known_arguments(spec, width if square else rows, width)
+    )
+
+
 CASES = (
     _forward("quantise -> e4m3", None, None, quantise=True),
     _forward("LayerNorm -> e4m3", "layer_norm", None, quantise=True),
@@ -86,6 +106,17 @@ CASES = (
         lambda width: Turn(3),
         lambda rows, width: turn_arguments((rows, width), (rows, width), (width, width)),
     ),
+    _known(_forward("quantise -> e4m3", None, None, quantise=True)),
+    _known(_forward("LayerNorm, SiLU -> e4m3", "layer_norm", "silu", quantise=True)),
+    _known(_forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantise=True)),
+    _known(_backward("SiLU, LayerNorm backward -> e4m3", "layer_norm", "silu", quantise=True)),
+    _known(_backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantise=True)),
+    _whole("quantise both ways, known scale", QuantiseTurned(KNOWN)),
+    _whole(
+        "quantise a square weight both ways, maximum found", QuantiseTurned(Quantisation("tensorwise")), square=True
+    ),
+    _whole("transpose x", Transpose(1)),
+    _whole("transpose dy and x", Transpose(2)),
     Case(
         "reduce", "reduce partial sums of two", lambda width: Reduce(2), lambda rows, width: reduce_arguments(width, 2)
     ),
@@ -145,8 +176,9 @@ def _cell(case: Case, rows: int, width: int, module: ModuleType, peaks: Peaks | 
 
 def first_value(results: tuple[Tensor, ...]) -> Tensor:
     """The first of a kernel's results in float32; FP8 rows are multiplied by their scales, which follow them."""
-    first = results[0]
-    return first.float() * results[1] if first.dtype == torch.float8_e4m3fn else first.float()
+    first, *rest = results
+    scaled = first.dtype == torch.float8_e4m3fn and rest and rest[0].dim() == 2 and rest[0].dtype == torch.float32
+    return first.float() * rest[0] if scaled else first.float()
 
 
 def _tuple(results: Any) -> tuple[Tensor, ...]:
@@ -163,6 +195,22 @@ def norm_arguments(
     vectors = {name: torch.randn(spec.width, device=device, dtype=dtype) for name in ("add", "weight", "bias")}
     known = {**matrices, **statistics, **vectors}
     return tuple(known[name] for name in spec.parameters)
+
+
+def known_arguments(spec: Spec, rows: int, width: int, device: str = "cuda") -> tuple[Tensor, ...]:
+    """A set for a kernel under one scale: what a norm's takes, or x (rows, width), and the scale with its record."""
+    if isinstance(spec, Transpose):
+        return tuple(turn_arguments((rows, width), device=device)[0] for _ in range(spec.count))
+    if isinstance(spec, NormForward | NormBackward):
+        plain = norm_arguments(replace(spec, how=ROWWISE), rows, device)
+    else:
+        plain = (torch.randn(rows, width, device=device, dtype=torch.bfloat16),)
+    known = {
+        "scale": torch.full((1, 1), 2.0**-4, device=device),  # all is below 28
+        "record": torch.zeros(2, dtype=torch.int64, device=device),
+        "maxima": torch.full((MULTIPROCESSORS,), 5.0, device=device),
+    }
+    return (*plain, *(known[name] for name in spec.parameters[len(plain) :]))
 
 
 def turn_arguments(*sizes: tuple[int, int], device: str = "cuda") -> tuple[Tensor, ...]:

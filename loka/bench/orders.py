@@ -94,6 +94,8 @@ def record(order: Order, file: Path, progress: Progress) -> str:
     require_gpu()
     with Recording(file, lambda kernel: Versions.here(known.get(kernel, ""))) as recording:
         tally = run_record(FileBook(recording), parts, progress, order.seconds, order.jobs)
+        if tally.measured + tally.known + tally.failed < len(set(parts)):
+            recording.stopped_early()
     return f"{file}: {tally}"
 
 

@@ -9,7 +9,7 @@ import typer
 from loka.cli.output import Json, percent, print_json, print_table
 
 if TYPE_CHECKING:
-    from loka.plan.diff import PlanDiff
+    from loka.plan.diff import PlanDiff, TimeChange
 
 NAME = "diff"
 _HELP = "A policy (.yaml) or a plan.json."
@@ -35,6 +35,7 @@ def show(change: PlanDiff) -> None:
     """What changed, the largest first; one line where nothing did."""
     if change.same:
         print(f"Both decide the same: {percent(change.share_fp8[0])} of the training GEMM FLOPs in FP8.")
+        _show_times(change)
         return
     if change.target[0] != change.target[1]:
         print(f"target: {change.target[0]} -> {change.target[1]}")
@@ -44,15 +45,42 @@ def show(change: PlanDiff) -> None:
         for name in names:
             print(f"{label}: {name}")
     if change.gemms:
-        columns = ("site", "GEMM", "before", "after", "FLOPs", "evidence")
+        times = {each.site: _us(each) for each in change.times}
+        columns = ("site", "GEMM", "before", "after", "FLOPs", "site's us", "evidence")
         rows = [
-            (each.site, each.gemm.value, each.before, each.after, percent(each.share), each.evidence)
+            (
+                *(each.site, each.gemm.value, each.before, each.after),
+                percent(each.share),
+                times.get(each.site, ""),
+                each.evidence,
+            )
             for each in change.gemms
         ]
-        width = len(columns) if any(each.evidence for each in change.gemms) else len(columns) - 1
-        print_table(columns[:width], [row[:width] for row in rows], numbers=("FLOPs",))
+        shown = [place for place in range(len(columns)) if place < 5 or any(row[place] for row in rows)]
+        print_table([columns[place] for place in shown], [[row[place] for place in shown] for row in rows], ("FLOPs",))
     for region in change.regions:
         before, after = (" -> ".join(ops) or "none" for ops in (region.before, region.after))
         print(f"region of {region.site}: {before}; now {after}")
     before_share, after_share = change.share_fp8
     print(f"FLOPs in FP8: {percent(before_share)} -> {percent(after_share)}")
+    _show_times(change)
+
+
+def _show_times(change: PlanDiff) -> None:
+    """The measurements and the time of all sites, where either differs."""
+    before, after = (each or "none" for each in change.measurements)
+    if before != after:
+        print(f"measurements: {before} -> {after}")
+    if change.total_us[0] != change.total_us[1]:
+        print(f"GEMMs with their norms, a training step: {_pair(*change.total_us)} us")
+
+
+def _us(change: TimeChange) -> str:
+    return _pair(change.before, change.after)
+
+
+def _pair(before: float | None, after: float | None) -> str:
+    from loka.plan.words import figure_words
+
+    was, now = ("-" if us is None else figure_words(us) for us in (before, after))
+    return f"{was} -> {now}"

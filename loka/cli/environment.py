@@ -9,6 +9,8 @@ from importlib import metadata, util
 import torch
 
 from loka import __version__
+from loka.kernels import catalogue
+from loka.kernels.catalogue import AS_IS, Kernel
 from loka.kernels.devices import FP8_CAPABILITY
 
 OLDEST = {"torch": (2, 11), "triton": (3, 6)}  # what LoKA is written for and tested from
@@ -16,7 +18,7 @@ OLDEST = {"torch": (2, 11), "triton": (3, 6)}  # what LoKA is written for and te
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One line of the report. `status` is ok, missing or problem; only a problem keeps LoKA from working."""
+    """One line of the report. `status` is ok, missing, stale or problem; only a problem keeps LoKA from working."""
 
     name: str
     status: str
@@ -38,20 +40,12 @@ class Optional:
 
 LIBRARIES = (
     Optional("torchao", "torchao", ("torchao",), "peer to compare with", "pip install 'loka[torchao]'", False),
-    Optional(
-        "fbgemm genai",
-        "fbgemm_gpu.experimental.gen_ai",
-        ("fbgemm-gpu-genai", "fbgemm-gpu-genai-nightly"),
-        "peer to compare with",
-        "pip install 'loka[fbgemm]'",
-        True,
-    ),
     Optional("torchrec", "torchrec", ("torchrec",), "models of torchrec", "pip install 'loka[torchrec]'", False),
 )
 
 
 def examine() -> tuple[Item, ...]:
-    """Look at the machine. Imports torch, and nothing else that is heavy."""
+    """Look at the machine. Imports torch, and libraries of kernels where nothing else says that they cannot run."""
     capabilities = [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
     return (
         Item("loka", "ok", __version__, ""),
@@ -60,6 +54,7 @@ def examine() -> tuple[Item, ...]:
         _triton(),
         *_devices(capabilities),
         *(_library(library, gpu=bool(capabilities)) for library in LIBRARIES),
+        *(_kernel(kernel) for kernel in catalogue.KERNELS),
         _path(capabilities),
     )
 
@@ -110,6 +105,16 @@ def _library(library: Optional, gpu: bool) -> Item:
     return Item(library.name, "ok", version or "installed", library.use)
 
 
+def _kernel(kernel: Kernel) -> Item:
+    """Whether a kernel of the catalogue can run here, and why not; a plan for another machine may name it anyway."""
+    version = kernel.library.version() if kernel.library is not None else None
+    reason = kernel.why_not_here()
+    note = "can run here" if reason is None else f"cannot run here: {reason}"
+    if kernel.operator is None and kernel.name != AS_IS.name:
+        note += "; measured beside the others, not called by generated code"
+    return Item(f"kernel {kernel.name}", "ok" if reason is None else "missing", version or "", note)
+
+
 def _has_module(name: str) -> bool:
     parent = name.partition(".")[0]
     if util.find_spec(parent) is None:
@@ -131,7 +136,7 @@ def _distribution_version(names: tuple[str, ...]) -> str | None:
 
 def _path(capabilities: list[tuple[int, int]]) -> Item:
     if any(capability >= FP8_CAPABILITY for capability in capabilities):
-        return Item("FP8 path", "ok", "tensor cores", "GEMMs run through torch.nn.functional.scaled_mm")
+        return Item("FP8 path", "ok", "tensor cores", "GEMMs run on the kernels that a plan names")
     why = "no GPU" if not capabilities else "no GPU with FP8 tensor cores"
     return Item(
         "FP8 path", "ok", "reference", f"{why}: FP8 is computed by torch, right and slow, with the same rounding"

@@ -41,10 +41,13 @@ def show(site: Explanation) -> None:
         ("GEMM", "runs in", "kernel", "reason"),
         [(each.gemm.value, each.runs_in, each.kernel, each.reason) for each in site.gemms],
     )
-    rejected = [(each.gemm.value, kernel, reason) for each in site.gemms for kernel, reason in each.rejected]
-    if rejected:
-        print()
-        print_table(("GEMM", "turned down", "because"), rejected)
+    if site.timing is not None:
+        from loka.cli.times import show_kernels, show_timing
+
+        show_timing(site.timing)
+        show_kernels(site.gemms)
+    else:
+        _show_rejected(site)
     if site.evidence is not None:
         from loka.cli.seen import show_seen
 
@@ -67,6 +70,13 @@ def show(site: Explanation) -> None:
     for source, text in dict.fromkeys((field.holds.source, field.holds.note) for field in site.fields):
         if text:
             print(f"{source}: {text}")
+
+
+def _show_rejected(site: Explanation) -> None:
+    rejected = [(each.gemm.value, kernel, reason) for each in site.gemms for kernel, reason in each.rejected]
+    if rejected:
+        print()
+        print_table(("GEMM", "turned down", "because"), rejected)
 
 
 def _facts(site: Explanation) -> list[tuple[str, str]]:

@@ -41,14 +41,16 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) else value  # JSON has no NaN and no infinity
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[str] = ()) -> None:
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[str] = (), tight: bool = False
+) -> None:
     """A table on stdout. The columns named in `numbers` are set to the right. Cells are text, never markup."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold", collapse_padding=tight)
     for column in columns:
         table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
     for row in rows:

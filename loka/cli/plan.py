@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, percent, print_json, print_table
+from loka.cli.output import Json, PolicyPath, percent, print_json
+from loka.cli.plan_table import COUNT, EVIDENCE, REGION, TIMES, show_rows
 
 if TYPE_CHECKING:
     from loka.plan.plan import Plan
 
 NAME = "plan"
 MANY = 60  # sites; above it, those that are alike are shown as one line
-
-COLUMNS = ("site", "count", "kind", "M", "K", "N", "FLOPs", "fprop", "dgrad", "wgrad", "region")
-EVIDENCE = ("MERE", "SQNR dB", "steps")  # the worst of a line; steps: sampled of all
-NUMBERS = ("count", "M", "K", "N", "FLOPs")
 
 
 def command(
@@ -46,36 +43,37 @@ def show(plan: Plan, all_sites: bool) -> None:
     from loka.plan.summary import group_sites
 
     grouped = len(plan.sites) > MANY and not all_sites
-    rows = [
-        (
-            row.pattern,
-            str(row.count),
-            row.kind,
-            row.rows,
-            str(row.k),
-            str(row.n),
-            percent(row.share),
-            *row.runs_in,
-            " ".join(row.region),
-            row.mere,
-            row.sqnr_db,
-            row.steps,
-            row.reason,
-        )
-        for row in group_sites(plan, alike=grouped)
-    ]
-    hidden = set() if grouped else {"count"}
+    rows = group_sites(plan, alike=grouped)
+    hidden = set() if grouped else {COUNT}
     if not any(site.region for site in plan.sites):
-        hidden.add("region")
+        hidden.add(REGION)
     if plan.profile is None:
         hidden.update(EVIDENCE)
-    columns = (*COLUMNS, *EVIDENCE, "reason")
-    keep = [index for index, column in enumerate(columns) if column not in hidden]
-    print_table([columns[index] for index in keep], [[row[index] for index in keep] for row in rows], NUMBERS)
+    if all(site.timing is None for site in plan.sites):
+        hidden.update(TIMES)
+    show_rows(rows, frozenset(hidden))
     print_skipped(plan)
     if grouped:
         print(f"{len(plan.sites)} sites in {len(rows)} groups; --all shows each.")
     print(summary_line(plan))
+    print_times(plan)
+
+
+def print_times(plan: Plan) -> None:
+    """What all sites take by the measurements, and where the times come from; a line where nothing was measured."""
+    from loka.plan.summary import total_time
+    from loka.plan.words import speedup_words, time_words
+
+    total = total_time(plan)
+    if plan.measurements is None or total is None:
+        if plan.measurements is not None:
+            print(f"{plan.measurements[0]} has no times for what may run here: none decided.")
+        return
+    sources = ", ".join(f"{count} {source.value}" for source, count in total.sites)
+    print(
+        f"GEMMs with their norms: {time_words(total.us)} a training step, {time_words(total.as_is_us)} in BF16, "
+        f"{speedup_words(total.speedup)}, by {plan.measurements[0]} (sites: {sources})."
+    )
 
 
 def print_skipped(plan: Plan) -> None:
@@ -99,6 +97,7 @@ def summary_line(plan: Plan) -> str:
 
 def _summary(plan: Plan) -> dict[str, object]:
     from loka.plan.evidence import over_budget
+    from loka.plan.summary import total_time
 
     return {
         "name": plan.name,
@@ -108,5 +107,7 @@ def _summary(plan: Plan) -> dict[str, object]:
         "sites_fp8": sum(site.fp8 for site in plan.sites),
         "share_fp8": plan.share_fp8,
         "over_budget": over_budget(plan),
+        "measurements": plan.measurements,
+        "time": total_time(plan),
         "skipped": [{"owner": each.owner, "reason": each.reason, "share": each.share} for each in plan.skipped],
     }

@@ -199,5 +199,8 @@ def _check_drift(
         print(f"{path}: {drift.age(known)}")
         show_drift(drifts)
     if beyond:
-        note(f"{len(beyond)} of {len(drifts)} operands have drifted beyond their threshold; run loka probe again")
+        note(
+            f"{len(beyond)} of {len(drifts)} operands have drifted beyond their threshold: run loka probe again; until "
+            f"then {drift.way_back(beyond)} sends their sites back to the model's own GEMMs in a running model"
+        )
         raise typer.Exit(1)

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from loka.codegen import chain_shapes as shapes
-from loka.codegen.chain_names import INDENT, ChainNames, Kernels, assigned, product, reduced, statement, unpacked
+from loka.codegen.chain_names import (
+    INDENT,
+    ChainNames,
+    Kernels,
+    assigned,
+    deleted,
+    product,
+    reduced,
+    statement,
+    unpacked,
+)
 from loka.codegen.chain_shapes import ChainShape, StageShape
 from loka.codegen.known import both_copies, under
 from loka.codegen.layout import WIDTH
@@ -43,18 +53,47 @@ class _Backward:
                 self._known_stage(index)
             else:
                 (self._fp8_stage if self._shape.fp8 else self._plain_stage)(index)
+            if index or self._ends_with_products:
+                self._delete(index)
             self._reduce(LARGEST_COUNT["reduce"])
         if self._ends_with_x:
             self._before(INDENT)
         self._reduce(1)
         if self._ends_with_products:
             self._add(self._needs("x"))
+            if self._shape.known or not self._shape.stages[0].keeps_wgrad:
+                self._dgrad(0, "grad", "dtype", INDENT + 4)  # after the copies for wgrad are gone
             self._products("x", "dx", "x_dtype", ["grad"], INDENT + 4)
         for other in self._shape.others:
             self._other(other)
         nothing = ["None"] * (1 + len(self._names.ticks()))
         known = {name for index in range(len(self._shape.stages)) for name in self._names.known(index)}
         self._return([*("None" if name in known else f"d{name}" for name in self._inputs), *nothing])
+
+    def _delete(self, index: int) -> None:
+        """`del` of the matrices that no stage before this one reads."""
+        stage, s = self._shape.stages[index], self._names.suffix(index)
+        saved = [f"x_fp8{s}", f"weight_fp8{s}", self._names.hidden(index), self._names.sum(index)]
+        saved += [f"x_turned{s}", *([f"weight_turned{s}"] if index else [])]  # of known scales
+        saved += [f"y{s}"] if stage.times is None else []  # a factor's gradient reads the product in the end
+        reader = self._shape.reader(index)
+        done = reader is not None and self._shape.stages[reader].times is None
+        carried = [f"dsum{self._names.suffix(reader)}"] if reader is not None and done else []
+        names = [name for name in saved if name in self._names.saved()] + carried + self._made(index)
+        self.lines += deleted(names, INDENT)
+
+    def _made(self, index: int) -> list[str]:
+        """The matrices that a stage makes for itself alone, and always."""
+        stage = self._shape.stages[index]
+        if not self._shape.fp8:
+            return ["dy"] if shapes.backward_after(stage, quantise=False) is not None else []
+        last = not index and not self._ends_with_x  # its dgrad comes in the end
+        if self._shape.known:
+            spec = shapes.backward_after(stage, True, carried=self._shape.reader(index) is not None)
+            whole = not stage.keeps_wgrad and not isinstance(spec, NormBackward)
+            return [*([] if last else ["dy_fp8"]), *(["dy_turned"] if whole else [])]
+        dgrad = [] if last else ["dy_fp8", "weight_turned"]
+        return dgrad if stage.keeps_wgrad else [*dgrad, "dy_turned", "x_turned"]
 
     @property
     def _ends_with_x(self) -> bool:
@@ -74,6 +113,8 @@ class _Backward:
         while len(self._sums) >= least:
             some, self._sums = self._sums[: LARGEST_COUNT["reduce"]], self._sums[LARGEST_COUNT["reduce"] :]
             self.lines += reduced(self._kernels, some, INDENT)
+            if least > 1:
+                self.lines += deleted([partial for partial, _ in some], INDENT)
 
     def _add(self, line: str, indent: int = INDENT) -> None:
         self.lines.append(" " * indent + line)
@@ -83,7 +124,7 @@ class _Backward:
             self._add(f"# Linear {index}.")
 
     def _unpack(self) -> None:
-        self.lines += unpacked(self._names.saved(), "ctx.saved_tensors", INDENT)
+        self.lines += unpacked(self._names.saved(), "dispatch.saved_tensors(ctx)", INDENT)
         dtypes = [name for _, name in self._names.kept_dtypes()]
         if dtypes:
             self.lines += unpacked(dtypes, "ctx.dtypes", INDENT)
@@ -132,6 +173,8 @@ class _Backward:
             self._add(f"grad{s} = grad  # with {known['carried']} the gradient of {self._names.sum(index)}")
         elif stage.summed and "dsum" not in spec.results:
             self._add(f"dsum{s} = grad")
+        else:
+            self._add("del grad")
         self._sums += [(sums[f"d{key}"], vectors[key]) for key in vectors if f"d{key}" in spec.results]
         return True
 
@@ -139,26 +182,32 @@ class _Backward:
         stage, s = self._shape.stages[index], self._names.suffix(index)
         self._say(index)
         self._through_after(index, stage, {"values": "dy_fp8", "scale": "dy_scale", "largest": "dy_largest"})
-        always = index > 0 or self._ends_with_x
-        if always:
+        if index or self._ends_with_x:
             self._turn(index, ("dy", "x", "weight"), INDENT)
+            self._dgrad(index, "grad", "dtype", INDENT)
         else:
             self._add(self._needs("x"))
             self._turn(index, ("dy", "x", "weight"), INDENT + 4)
-        plain = not index and stage.before is None and not self._ends_with_products
-        target, dtype = ("dx", "x_dtype") if plain else ("grad", "dtype")
-        operands = ("dy_fp8", "dy_scale", "weight_turned", "weight_spread")
-        tick, indent = f"{self._tick(index)} + 1", INDENT if always else INDENT + 4
-        self.lines += product(stage.recipe, Gemm.DGRAD, operands, target, dtype, tick, indent)
-        if not always:
             if stage.before is not None:
+                self._dgrad(index, "grad", "dtype", INDENT + 4)
                 self._before(INDENT + 4)
+            elif not self._ends_with_products:
+                self._dgrad(index, "dx", "x_dtype", INDENT + 4)
             self._add("else:")
             self._turn(index, ("dy", "x"), INDENT + 4)
         self._add(self._needs(f"weight{s}"))
         operands = ("dy_turned", "dy_spread", "x_turned", "x_spread")
         tick, dtype = f"{self._tick(index)} + 2", f"weight_dtype{s}"
         self.lines += product(stage.recipe, Gemm.WGRAD, operands, f"dweight{s}", dtype, tick, INDENT + 4)
+
+    def _dgrad(self, index: int, target: str, dtype: str, indent: int) -> None:
+        """The gradient of a linear's input from FP8 copies."""
+        s = self._names.suffix(index)
+        operands = ("dy_fp8", "dy_scale", "weight_turned", "weight_spread")
+        if self._shape.known:
+            operands = ("dy_fp8", f"dy_scale{s}", f"weight_turned{s}", f"weight_scale{s}")
+        recipe, tick = self._shape.stages[index].recipe, f"{self._tick(index)} + 1"
+        self.lines += product(recipe, Gemm.DGRAD, operands, target, dtype, tick, indent)
 
     def _known_stage(self, index: int) -> None:
         """A stage under known scales: what has no transposed copy yet is transposed for wgrad alone."""
@@ -176,22 +225,20 @@ class _Backward:
         operands = ("dy_turned", f"dy_scale{s}", f"x_turned{s}", f"x_scale{s}")
         tick, dtype = f"{self._tick(index)} + 2", f"weight_dtype{s}"
         self.lines += product(stage.recipe, Gemm.WGRAD, operands, f"dweight{s}", dtype, tick, INDENT + 4)
+        if index or self._ends_with_products:
+            self.lines += deleted(list(found.values()), INDENT + 4)
 
     def _known_dgrad(self, index: int) -> None:
-        """dgrad, and behind the first stage what leads to x's gradient."""
-        stage, s = self._shape.stages[index], self._names.suffix(index)
-        summed = not index and stage.before is None and any(self._shares("x"))
-        always = index > 0 or self._ends_with_x
-        indent = INDENT if always else INDENT + 4
-        if not always:
+        """dgrad, and behind the first stage what leads to x's gradient, unless that comes in the end."""
+        if index or self._ends_with_x:
+            self._dgrad(index, "grad", "dtype", INDENT)
+        elif not self._ends_with_products:
             self._add(self._needs("x"))
-        target, dtype = ("grad", "dtype") if index or stage.before is not None or summed else ("dx", "x_dtype")
-        operands = ("dy_fp8", f"dy_scale{s}", f"weight_turned{s}", f"weight_scale{s}")
-        self.lines += product(stage.recipe, Gemm.DGRAD, operands, target, dtype, f"{self._tick(index)} + 1", indent)
-        if not always and stage.before is not None:
-            self._before(indent)
-        elif summed:
-            self._products("x", "dx", "x_dtype", ["grad"], indent)
+            if self._shape.stages[0].before is not None:
+                self._dgrad(index, "grad", "dtype", INDENT + 4)
+                self._before(INDENT + 4)
+            else:
+                self._dgrad(index, "dx", "x_dtype", INDENT + 4)
 
     def _wgrad_kept(self, index: int) -> None:
         """A stage whose wgrad takes both operands in the model's dtype; dgrad quantises the gradient."""
@@ -215,8 +262,7 @@ class _Backward:
         results = {"turned": "weight_turned", "spread": "weight_spread"}
         self.lines += statement(self._kernels, Turn(1), arguments, results, indent)
         target, dtype = ("grad", "dtype") if index or self._ends_with_products else ("dx", "x_dtype")
-        operands = ("dy_fp8", "dy_scale", "weight_turned", "weight_spread")
-        self.lines += product(stage.recipe, Gemm.DGRAD, operands, target, dtype, f"{self._tick(index)} + 1", indent)
+        self._dgrad(index, target, dtype, indent)
 
     def _turn(self, index: int, operands: Sequence[str], indent: int) -> None:
         """The transposed copies of a stage's operands, in one launch."""

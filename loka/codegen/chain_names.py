@@ -239,6 +239,17 @@ def unpacked(targets: Sequence[str], source: str, indent: int) -> list[str]:
     return [f"{margin}(", *(f"{margin}    {target}," for target in targets), f"{margin}) = {source}"]
 
 
+def deleted(names: Sequence[str], indent: int) -> list[str]:
+    """`del` of the names, in as many lines as it takes; none without names."""
+    lines: list[str] = []
+    for name in names:
+        if lines and len(lines[-1]) + len(f", {name}") <= WIDTH:
+            lines[-1] += f", {name}"
+        else:
+            lines.append(f"{' ' * indent}del {name}")
+    return lines
+
+
 def product(
     recipe: SiteRecipe,
     gemm: Gemm,

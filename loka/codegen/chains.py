@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from loka.codegen import chain_shapes as shapes
 from loka.codegen.chain_backward import backward_lines
-from loka.codegen.chain_names import INDENT, ChainNames, Kernels, product, statement
+from loka.codegen.chain_names import INDENT, ChainNames, Kernels, deleted, product, statement
 from loka.codegen.chain_shapes import ChainShape, NormShape
 from loka.codegen.known import both_copies, maximum, under
 from loka.codegen.layout import Code, call, lay_out, literal
@@ -69,6 +69,11 @@ class Chains:
     def frozen_views(self) -> tuple[FrozenChainView, ...]:
         """Every chain for frozen weights that was asked for."""
         return tuple(_frozen(shape, name) for shape, name in self._frozen.items())
+
+    @property
+    def known(self) -> bool:
+        """Whether any has known scales."""
+        return any(shape.known for shape in (*self._trained, *self._frozen))
 
     def specs(self) -> tuple[Spec, ...]:
         """The kernels that the chains call."""
@@ -190,6 +195,14 @@ def _fp8_stages(shape: ChainShape, kernels: Kernels, frozen: bool, x: str, inden
             results = names.quantised("x", index + 1, frozen) if not last else {"out": "out"}
             sums = {"times": names.source(stage.times, x), "residual": names.source(stage.residual, x)}
             lines += _after(kernels, spec, names, index, results, indent, sums if stage.summed else {})
+        read = [
+            f"x_fp8{s}",
+            f"weight_fp8{s}",
+            f"y{s}",
+            *([names.sum(stage.residual)] if isinstance(stage.residual, int) else []),
+        ]
+        done = [name for name in read if name not in names.saved()]
+        lines += deleted(done, indent) if not last and not frozen else []
     return lines
 
 

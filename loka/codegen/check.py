@@ -35,7 +35,7 @@ class Difference:
 
 _ADVICE = {
     Kind.MISSING: "run loka generate",
-    Kind.STALE: "the policy, its profile, the model or LoKA changed since: run loka generate",
+    Kind.STALE: "the policy, its profile, measurements, the model or LoKA changed since: run loka generate",
     Kind.EDITED: "change the policy instead, and run loka generate --force",
     Kind.FOREIGN: "LoKA did not write it: move it out of the generated package",
 }

@@ -76,7 +76,7 @@ class ForwardBody:
         self._mixes = [mix for mix in forward.mixes if taken.isdisjoint(mix.places)]
         joins = [join for join in forward.joins if taken.isdisjoint(join.places)]
         self._joins = [join for join in joins if join_shape(join, forward) is not None]
-        self.known: set[tuple[int, Operand]] = set()  # sites' operands whose scales the module keeps
+        self.known: dict[tuple[int, Operand], None] = {}  # sites' operands whose scales the module keeps
         self._handed: dict[str, str] = {}  # locals that a mixing layer handed on, under their new names
         self.frozen_weights: list[tuple[SitePlan, str | None]] = [(plan, None) for plan in plans]
         self.imports: set[str] = set()
@@ -156,7 +156,7 @@ class ForwardBody:
         frozen = self._frozen and (not shape.fp8 or self._freeze_all(linears))
         arguments = chain_arguments(self._forward, planned, self._scope, frozen)
         if shape.known:
-            self.known |= {(number, operand) for number in planned.sites for operand in operands(frozen)}
+            self.known |= {(number, operand): None for number in planned.sites for operand in operands(frozen)}
         name = f"{self._writer.kernels}.{self._writer.chains.function(shape, frozen)}"
         code = call(name, [code_of(parse(argument)) for argument in arguments])
         self._comment_notes(range(chain.first, chain.last + 1))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from loka.codegen.layout import Code, call, literal, quoted
 from loka.errors import LokaError
+from loka.kernels.by_rows import table_text
 from loka.kernels.catalogue import SCALED_MM, kernel_named
 from loka.numerics.names import Accumulation, Gemm
 from loka.policy.settings import OperandRecipe
@@ -48,12 +49,9 @@ def _table(gemm: Gemm, by_rows: Sequence[tuple[int, str]]) -> list[Code]:
     """What `dispatch.mm_by_rows` is told of the batch's rows: their dimension in the first operand, and the table."""
     if not by_rows:
         return []
-    limits, kernels = tuple(limit for limit, _ in by_rows), tuple(kernel for _, kernel in by_rows)
-    if list(limits) != sorted(set(limits)):
-        raise LokaError(f"a plan's table by rows does not ascend: {limits}. This is a fault in LoKA: please report it.")
-    for kernel in kernels:
+    for _, kernel in by_rows:
         _operator(kernel)
-    return [literal(1 if gemm is Gemm.WGRAD else 0), literal(limits), literal(kernels)]
+    return [literal(1 if gemm is Gemm.WGRAD else 0), literal(table_text(by_rows))]
 
 
 def _operator(kernel: str) -> str:

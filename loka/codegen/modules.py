@@ -134,7 +134,7 @@ class ModuleWriter:
             forward_header(binding.forward, body.arguments),
             tuple(body.lines),
             self._quantize_lines(body.frozen_weights) if frozen else (),
-            _known_lines([known_operand(*place, site_recipe(plans[place[0]])) for place in sorted(body.known)]),
+            _known_lines([known_operand(*place, site_recipe(plans[place[0]])) for place in body.known]),
         )
         return view, body.fuses
 

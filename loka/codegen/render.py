@@ -100,6 +100,7 @@ def _kernels(templates: Templates, writer: ModuleWriter, common: dict[str, str])
             "frozen_chains": writer.chains.frozen_views(),
             "functions": writer.mixes.views(),
             "regions": writer.regions.views,
+            "known": writer.chains.known,
             "imports": sorted(writer.regions.imports),
             **common,
         },
@@ -153,6 +154,8 @@ def _inputs(plan: Plan, plan_json: str, templates: Templates, has_kernels: bool)
     inputs = {f"policy {_portable(file)}": digest for file, digest in plan.policy_files}
     if plan.profile is not None:
         inputs[f"profile {_portable(plan.profile[0])}"] = plan.profile[1]
+    if plan.measurements is not None:
+        inputs[f"measurements {_portable(plan.measurements[0])}"] = plan.measurements[1]
     inputs |= {f"template {name}": digest for name, digest in templates.hashes().items()}
     if has_kernels:
         inputs |= {f"template {name}": digest for name, digest in load_kernel_templates().hashes().items()}

@@ -9,6 +9,7 @@ from loka.dispatch.errors import BindError, FrozenWeightError, LokaWarning, NonF
 from loka.dispatch.known import KnownScale, Overflow
 from loka.dispatch.patch import Patch, patch_of
 from loka.dispatch.precision import joined_dtype, output_dtype
+from loka.dispatch.saved import saved_tensors
 from loka.dispatch.stamps import check_stamps
 from loka.kernels.by_rows import mm_by_rows
 from loka.kernels.scaled_mm import scaled_mm
@@ -31,5 +32,6 @@ __all__ = [
     "mm_by_rows",
     "output_dtype",
     "patch_of",
+    "saved_tensors",
     "scaled_mm",
 ]

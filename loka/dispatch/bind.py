@@ -13,7 +13,7 @@ from loka.dispatch.bound import Bound, Frozen, Tickets, derive, is_frozen_class,
 from loka.dispatch.check import Match, match_modules
 from loka.dispatch.devices import warn_of_devices
 from loka.dispatch.errors import BindError
-from loka.dispatch.known import set_known
+from loka.dispatch.known import keep_from_ddp, names_in, set_known
 from loka.dispatch.libraries import library_problems
 from loka.dispatch.patch import BoundModule, Patch, refresh_after_load, unbind
 from loka.dispatch.wrappers import ClosedWrapperError, unwrap
@@ -53,6 +53,7 @@ def apply(model: nn.Module, package: str, bindings: Sequence[Binding], target: s
         for match in matches:
             unbind(match.module)
         raise
+    keep_from_ddp(root, [name for match in matches for name in names_in(match.name, match.generated.loka_known)])
     # Said of the line that called the generated package's apply.
     warn_of_devices(package, target, (match.module for match in matches), stacklevel=3)
     return Patch(root, package, tuple(bound))

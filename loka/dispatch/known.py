@@ -14,6 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+# DistributedDataParallel reads names of buffers from this attribute of the model that it wraps, and leaves them alone.
+_IGNORED = "_ddp_params_and_buffers_to_ignore"
+
 
 @dataclass(frozen=True, slots=True)
 class KnownScale:
@@ -79,6 +82,28 @@ def renew_records(module: nn.Module, scales: Sequence[KnownScale]) -> None:
     for known in scales:
         name = known.buffers[1]
         module._buffers[name] = torch.zeros_like(module.get_buffer(name))
+
+
+def names_in(owner: str, scales: Sequence[KnownScale]) -> list[str]:
+    """The qualified names of the buffers of a module called `owner`."""
+    return [f"{owner}.{name}" if owner else name for known in scales for name in known.buffers]
+
+
+def keep_from_ddp(root: nn.Module, names: Sequence[str]) -> None:
+    """Have DistributedDataParallel leave buffers alone: it would put the records of rank 0 over all others'."""
+    if names:
+        setattr(root, _IGNORED, [*getattr(root, _IGNORED, ()), *names])
+
+
+def give_back_to_ddp(root: nn.Module, names: Sequence[str]) -> None:
+    """Undo `keep_from_ddp`."""
+    if not names or _IGNORED not in vars(root):
+        return
+    others = [name for name in getattr(root, _IGNORED) if name not in names]
+    if others:
+        setattr(root, _IGNORED, others)
+    else:
+        delattr(root, _IGNORED)
 
 
 def clear_records(module: nn.Module, scales: Sequence[KnownScale]) -> None:

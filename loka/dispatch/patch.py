@@ -26,7 +26,7 @@ from loka.dispatch.bound import (
 from loka.dispatch.check import child_problems
 from loka.dispatch.errors import BindError, LokaWarning, VerifyError
 from loka.dispatch.keep import chosen_modules
-from loka.dispatch.known import Overflow, clear_records, drop_known, overflows
+from loka.dispatch.known import Overflow, clear_records, drop_known, give_back_to_ddp, names_in, overflows
 from loka.dispatch.nonfinite import NonFiniteTrace
 from loka.dispatch.wrappers import find_module, plain_name, unwrap
 from loka.kernels import ticks
@@ -149,6 +149,8 @@ class Patch:
         What was put around a module's class since, by FSDP2's fully_shard for one, stays.
         """
         for bound in self._modules:
+            if isinstance(bound.module, Bound):
+                give_back_to_ddp(self._root, names_in(bound.name, bound.module.loka_known))
             unbind(bound.module)
         self._removed = True
 

@@ -32,8 +32,6 @@ ARGUMENTS = (
 )
 BIAS = "Tensor? bias=None"
 
-_library = torch.library.Library(GEMM_NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
-
 
 class GemmFunction(Protocol):
     """What an operator runs on a device."""
@@ -54,6 +52,10 @@ class GemmFunction(Protocol):
     ) -> Tensor:
         """The product, (R, S)."""
         ...
+
+
+_library = torch.library.Library(GEMM_NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+_functions: dict[torch._ops.OpOverload, dict[str, GemmFunction]] = {}  # what each operator runs, by type of device
 
 
 def define(name: str, cpu: GemmFunction, cuda: GemmFunction) -> torch._ops.OpOverload:
@@ -79,7 +81,13 @@ def define(name: str, cpu: GemmFunction, cuda: GemmFunction) -> torch._ops.OpOve
 
     register(name, f"{ARGUMENTS}, {BIAS}", cpu, cuda, fake)
     overload: torch._ops.OpOverload = getattr(torch.ops.loka, name).default
+    _functions[overload] = {"cpu": cpu, "cuda": cuda}
     return overload
+
+
+def function_of(operator: torch._ops.OpOverload, device: str) -> GemmFunction:
+    """What an operator of `define` runs on a type of device, for an operator that stands for several."""
+    return _functions[operator][device]
 
 
 def register(name: str, arguments: str, cpu: object, cuda: object, fake: object) -> None:

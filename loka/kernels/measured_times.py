@@ -24,10 +24,10 @@ Time = tuple[float, float]  # microseconds, or a share of a bound; and spread
 
 
 def axes_of(part: Part) -> Axes:
-    """Where a part stands: rows, columns, contraction of a GEMM; else columns and elements, by which bytes go."""
+    """Where a part stands: rows, columns, contraction of a GEMM; else columns and rows."""
     if part.work is Work.GEMM:
         return (part.rows, part.columns, part.contraction)
-    return (part.columns, part.rows * part.columns)
+    return (part.columns, part.rows)
 
 
 def is_aligned(part: Part) -> bool:
@@ -47,7 +47,7 @@ class Point:
 class Table:
     """Measured parts by one axis. Below the last axis stand points, above it tables."""
 
-    linear: bool  # whether times on the last axis are interpolated linearly in bytes, not in the logarithms
+    linear: bool  # whether times are interpolated linearly in sizes, that is in bytes, and not in the logarithms
     values: list[int] = field(default_factory=list)
     logs: list[float] = field(default_factory=list)
     below: list[Table | Point] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Table:
         if low is None or high is None:
             return None
         first, second = low[0], high[0]
-        if self.linear and len(axes) == 1:
+        if self.linear:
             weight = (size - self.values[first]) / (self.values[second] - self.values[first])
             return _mean(low[1], high[1], weight)
         weight = (math.log(size) - self.logs[first]) / (self.logs[second] - self.logs[first])

@@ -15,7 +15,7 @@ class Recorded:
 
     versions: Versions  # with the version of the kernel's own library
     finished: bool  # a recording under these versions came to its end
-    recorded: str  # when, UTC: "2026-11-21T09:33:00Z"
+    recorded: str  # when, UTC: "2026-11-21T09:33:00.125Z"
     measurement: Measurement
 
 

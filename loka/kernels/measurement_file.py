@@ -1,7 +1,8 @@
 """What a user measures: an SQLite file that several processes may write to at once, and that no kill makes worse.
 
 Each measurement is a transaction of its own in a write-ahead log, so that what was finished is there after a kill at
-any moment. Where the last writer leaves in order, the file is again a single one that can be copied.
+any moment. Where the last writer leaves in order, the file is again a single one that can be copied. Several writers
+need a disk of this machine: SQLite's log does not work over a network.
 
 Schema 1: `versions` has a row for each machine and library, `finished` the time when a recording of it last came to its
 end, or NULL; `measurements` has a row for each part under each versions, the newest measurement of it.
@@ -72,11 +73,12 @@ class Recording:
         self._versions_of = versions_of
         self._connection: sqlite3.Connection | None = None
         self._ids: dict[str, int] = {}  # by kernel, for this recording
+        self._ended = True
 
     def __enter__(self) -> Recording:
         try:
             if self._path.exists() and head_of(self._path):
-                with _opened(self._path) as connection:
+                with _reading(self._path) as connection:
                     _identify(connection, self._path, may_be_new=True)
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = _patiently(lambda: _prepared(self._path))
@@ -91,7 +93,7 @@ class Recording:
     ) -> None:
         connection, self._connection = self._open, None
         try:
-            if kind is None and self._ids:
+            if kind is None and self._ended and self._ids:
                 now = _now()
                 with _transaction(connection):
                     for key in sorted(set(self._ids.values())):
@@ -128,6 +130,10 @@ class Recording:
         except sqlite3.Error as error:
             raise _broken(self._path, error) from error
 
+    def stopped_early(self) -> None:
+        """Say that this recording leaves parts for another time, so that it does not count as one that ended."""
+        self._ended = False
+
     @property
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -151,14 +157,11 @@ def read_file(path: Path, target: str) -> MeasuredSet:
 
     Raises InputError where the file is damaged, something else, of a newer LoKA, or has nothing for the target.
     """
-    try:
-        with _opened(path) as connection:
-            _identify(connection, path, may_be_new=False)
-            connection.execute("BEGIN")  # one moment of a file that others may be writing to
-            rows = _rows(connection, path, target)
-            devices = [row[0] for row in connection.execute("SELECT DISTINCT device FROM versions ORDER BY device")]
-    except sqlite3.Error as error:
-        raise _broken(path, error) from error
+    with _reading(path) as connection:
+        _identify(connection, path, may_be_new=False)
+        connection.execute("BEGIN")  # one moment of a file that others may be writing to
+        rows = _rows(connection, path, target)
+        devices = [row[0] for row in connection.execute("SELECT DISTINCT device FROM versions ORDER BY device")]
     if not rows:
         raise InputError(f"{path}: {nothing_for(target, devices)}")
     return choose(rows)
@@ -190,20 +193,19 @@ def nothing_for(target: str, devices: Sequence[str]) -> str:
 
 
 def _rows(connection: sqlite3.Connection, path: Path, target: str) -> list[Recorded]:
-    rows = []
-    try:
-        machines = {}
-        for key, finished, *fields in connection.execute(f"SELECT id, finished, {_VERSIONS} FROM versions"):
-            versions = Versions(*fields)
-            if versions.is_of(target):
-                machines[key] = versions, finished is not None
-        for key, work, kernel, *rest in connection.execute("SELECT * FROM measurements"):
-            if key in machines:
-                measurement = Measurement(Part(Work(work), kernel, *rest[:6]), *rest[6:12])
+    rows, machines = [], {}
+    for key, finished, *fields in connection.execute(f"SELECT id, finished, {_VERSIONS} FROM versions"):
+        versions = Versions(*fields)
+        if versions.is_of(target):
+            machines[key] = versions, finished is not None
+    for key, work, kernel, *rest in connection.execute("SELECT * FROM measurements"):
+        if key in machines:
+            measurement = Measurement(Part(Work(work), kernel, *rest[:6]), *rest[6:12])
+            try:
                 measurement.check()
-                rows.append(Recorded(*machines[key], rest[12], measurement))
-    except (InputError, ValueError, TypeError) as error:  # what `add` would not have taken
-        raise InputError(f"{path}: damaged: {error}; take it from where it was kept, or record it again") from error
+            except InputError as error:
+                raise _damaged(path, error) from error
+            rows.append(Recorded(*machines[key], rest[12], measurement))
     return rows
 
 
@@ -213,20 +215,27 @@ def _part_row(part: Part) -> tuple[str | int, ...]:
 
 
 def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that changes nothing, unless it has to undo a transaction that a kill left half done."""
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that changes nothing, unless it has to undo a transaction that a kill left half done.
+
+    What goes wrong with the file while it is open is an InputError that names it.
+    """
     mode = "rw" if Path(f"{path}-journal").exists() else "ro"
     address = f"{path.absolute().as_uri()}?mode={mode}"
-    connection = sqlite3.connect(address, uri=True, timeout=PATIENCE, isolation_level=None)
     try:
-        connection.execute("PRAGMA trusted_schema = OFF")
-        yield connection
-    finally:
-        connection.close()
+        with contextlib.closing(
+            sqlite3.connect(address, uri=True, timeout=PATIENCE, isolation_level=None)
+        ) as connection:
+            connection.execute("PRAGMA trusted_schema = OFF")
+            yield connection
+    except sqlite3.Error as error:
+        raise _broken(path, error) from error
+    except (ValueError, TypeError, OverflowError) as error:  # what no LoKA has written, text that is no UTF-8
+        raise _damaged(path, error) from error
 
 
 def _identify(connection: sqlite3.Connection, path: Path, may_be_new: bool) -> None:
@@ -251,7 +260,7 @@ def _identify(connection: sqlite3.Connection, path: Path, may_be_new: bool) -> N
         raise InputError(f"{path}: damaged: schema {schema} never was; take it from where it was kept")
     (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if state != "ok":
-        raise InputError(f"{path}: damaged: {state}; take it from where it was kept, or record it again")
+        raise _damaged(path, state)
 
 
 def _prepared(path: Path) -> sqlite3.Connection:
@@ -299,10 +308,14 @@ def _patiently(prepare: Callable[[], sqlite3.Connection]) -> sqlite3.Connection:
             time.sleep(_PAUSE)
 
 
+def _damaged(path: Path, what: object) -> InputError:
+    return InputError(f"{path}: damaged: {what}; take it from where it was kept, or record it again")
+
+
 def _broken(path: Path, error: sqlite3.Error) -> InputError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return InputError(f"{path}: damaged ({error}); take it from where it was kept, or record it again")
+        return _damaged(path, error)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return InputError(f"{path}: another process has held it for over {PATIENCE:.0f} s; wait for it, or end it")
     return InputError(f"{path}: cannot be used: {error}; check the disk and the file's permissions")

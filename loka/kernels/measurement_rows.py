@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from loka.errors import InputError
 from loka.kernels.parts import Part, Work
@@ -86,7 +86,7 @@ class MeasuredSet:
 
     machine: Versions
     libraries: tuple[tuple[str, str], ...]  # (kernel, version of its own library), where it has one
-    date: str  # of the newest measurement, UTC: "2026-11-21T09:33:00Z"
+    date: str  # of the newest measurement, UTC: "2026-11-21T09:33:00.125Z"
     measurements: tuple[Measurement, ...]  # checked and rounded
     others: tuple[str, ...] = ()  # what the file has beside it, in words: not used
 
@@ -118,6 +118,3 @@ def size_words(part: Part) -> str:
 def digest(lines: Iterable[str]) -> str:
     """The sha256 of lines as a file has them."""
     return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
-
-
-VERSION_FIELDS = tuple(field.name for field in fields(Versions))

@@ -5,7 +5,7 @@ machine (`measurement_choice`). A part that was not measured itself is answered 
 work, kernel, dtype, recipe, and norm or activation. The rules:
 
 - GEMMs: between measured neighbours by rows, columns and contraction, linear in the logarithms of sizes and time.
-  Works bound by memory: by bytes, linear between neighbours of the same width, then between the two nearest widths.
+  Works bound by memory: between neighbours by rows and columns, linear in sizes, and so in bytes.
   Neighbours lie within a factor of four on either side. INTERPOLATED; never outside the times of the neighbours.
 - Where a side has no such neighbour, outside of what was measured or in a gap: the nearest measured place, its time
   scaled by the ratio of the bounds of both (`part_bounds`): bytes at the device's bandwidth or FLOPs at its peak,
@@ -118,6 +118,11 @@ class Measurements(Costs):
             each.check()
             kept.append(each.rounded())
         return cls(MeasuredSet.of(machine, (), "", kept), name)
+
+    @property
+    def measured(self) -> tuple[Measurement, ...]:
+        """All measurements, in the order of their kinds and sizes."""
+        return self._set.measurements
 
     def __len__(self) -> int:
         return len(self._exact)

@@ -49,16 +49,24 @@ class Surroundings:
     after: str = ""  # is applied to the product
     first: bool = True  # no linear stands before `before`: its gradient is counted here
     last: bool = True  # no linear reads what `after` makes: its forward is counted here
-
-    @property
-    def alone(self) -> bool:
-        """Whether the site's own kernel can make its input from what comes before: a norm without an activation."""
-        return self.before in NORMS
+    takes_before: bool = True  # the site's own kernel can make its input from it; else only in a chain with the linear
+    takes_after: bool = True  # the kernel of its gradient can write FP8
 
     @property
     def any(self) -> bool:
         """Whether there is anything to take along."""
         return bool(self.before or self.after)
+
+    def in_chain(self, traced: Surroundings) -> Surroundings:
+        """The same, where tracing found what a chain takes of it; what it does not take is there all the same."""
+        return Surroundings(
+            before=traced.before or self.before,
+            after=traced.after or self.after,
+            first=traced.first and self.first,
+            last=traced.last and self.last,
+            takes_before=traced.first and bool(traced.before),
+            takes_after=bool(traced.after),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,7 @@ def surroundings_of(site: Site) -> Surroundings:
     """What the model's own operations around a site amount to, before anything is traced."""
     before, beyond = _around(tuple(reversed(site.fed_by)), backwards=True)
     after, behind = _around(site.followed_by, backwards=False)
-    return Surroundings(before, after, first=beyond not in _GEMMS, last=behind not in _GEMMS)
+    return Surroundings(before, after, beyond not in _GEMMS, behind not in _GEMMS, takes_before=before in NORMS)
 
 
 def _around(ops: tuple[str, ...], backwards: bool) -> tuple[str, str]:
@@ -197,14 +205,14 @@ def _chained(sizes: Sizes, pairs: Pairs, around: Surroundings, taken: bool, join
     forward, backward = [], []
     rows = "e4m3 rowwise"  # a known scale is written in one pass as well
     weight = "e4m3 tensorwise" if has_known_scales(pairs) else rows
-    if taken and around.before and (joined or around.alone):
+    if taken and around.before and (joined or around.takes_before):
         forward.append(_part(Work.FORWARD, m, k, rows, around.before))
     else:
         forward += _before(sizes, around)
         forward.append(_part(Work.QUANTISE, m, k, rows))
     forward.append(_part(Work.QUANTISE, n, k, weight))
     forward += _last(sizes, around)
-    if taken and around.after:
+    if taken and around.after and around.takes_after:
         backward.append(_part(Work.BACKWARD, m, n, rows, around.after))
     else:
         backward += _after(sizes, around)

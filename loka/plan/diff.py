@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loka.numerics.names import Gemm
-from loka.plan.plan import Evidence, Plan, SitePlan
+from loka.plan.plan import Evidence, Plan, SitePlan, StepTime
+from loka.plan.summary import total_time
 from loka.plan.words import decision_words, evidence_words
 
 
@@ -31,6 +32,16 @@ class RegionChange:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeChange:
+    """A site whose time differs, in microseconds of one call; None where a plan has none."""
+
+    site: str
+    before: float | None
+    after: float | None
+    source: tuple[str, str]  # measured, interpolated or estimated; "" where a plan has none
+
+
+@dataclass(frozen=True, slots=True)
 class PlanDiff:
     """The difference between two plans, in the order of the second one."""
 
@@ -42,10 +53,13 @@ class PlanDiff:
     target: tuple[str, str]
     batch_size: tuple[int, int]
     share_fp8: tuple[float, float]  # of the training GEMM FLOPs, before and after
+    times: tuple[TimeChange, ...] = ()
+    total_us: tuple[float | None, float | None] = (None, None)  # of all timed sites in a training step
+    measurements: tuple[str, str] = ("", "")  # the sets' names, with the start of their hashes
 
     @property
     def same(self) -> bool:
-        """Whether both plans decide the same."""
+        """Whether both plans decide the same, whatever they say of the time."""
         lists = (self.added, self.removed, self.resized, self.gemms, self.regions)
         return not any(lists) and self.target[0] == self.target[1] and self.batch_size[0] == self.batch_size[1]
 
@@ -64,7 +78,34 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
         target=(before.target.value, after.target.value),
         batch_size=(before.batch_size, after.batch_size),
         share_fp8=(before.share_fp8, after.share_fp8),
+        times=tuple(change for a, b in both if (change := _time_change(a, b)) is not None),
+        total_us=(_total(before), _total(after)),
+        measurements=(_measurements(before), _measurements(after)),
     )
+
+
+def _time_change(before: SitePlan, after: SitePlan) -> TimeChange | None:
+    was, now = (plan.timing.chosen if plan.timing is not None else None for plan in (before, after))
+    if was == now:
+        return None
+    return TimeChange(after.site.name, _us(was), _us(now), (_source(was), _source(now)))
+
+
+def _us(time: StepTime | None) -> float | None:
+    return round(time.us, 3) if time is not None else None
+
+
+def _source(time: StepTime | None) -> str:
+    return time.source.value if time is not None else ""
+
+
+def _total(plan: Plan) -> float | None:
+    total = total_time(plan)
+    return total.us if total is not None else None
+
+
+def _measurements(plan: Plan) -> str:
+    return f"{plan.measurements[0]} ({plan.measurements[1][:8]})" if plan.measurements is not None else ""
 
 
 def _sizes(plan: SitePlan, whole: Plan) -> tuple[int, int, int, int]:

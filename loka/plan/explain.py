@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from loka.errors import InputError
 from loka.numerics.names import OPERANDS, Gemm, Range
 from loka.plan.evidence import Known
-from loka.plan.plan import Binding, Plan, SitePlan
-from loka.plan.seen import Seen, budget_of, seen
+from loka.plan.plan import Binding, Candidate, KernelTime, Plan, SitePlan, StepTime
+from loka.plan.seen import Seen, budget_of, seen, speed_said
 from loka.plan.words import gemm_words, place_words
 from loka.policy.settings import Assignment
 
@@ -46,6 +46,20 @@ class Decision:
     kernel: str
     reason: str
     rejected: tuple[tuple[str, str], ...]  # (kernel, why it was turned down)
+    times: tuple[KernelTime, ...] = ()  # of the product alone, on every kernel that was measured
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What the site takes in one call, by which measurements, and the ways that were compared."""
+
+    measurements: str
+    chosen: StepTime
+    as_is: StepTime
+    speedup: float
+    min_speedup: float
+    gemms: tuple[Gemm, ...]  # those of the candidates' kernels
+    candidates: tuple[Candidate, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +89,7 @@ class Explanation:
     gemms: tuple[Decision, ...]
     fields: tuple[FieldHistory, ...]
     evidence: Seen | None = None  # None where the policy names no profile
+    timing: Timing | None = None  # None where no measurement decided
 
 
 def find_site(plan: Plan, name: str) -> SitePlan:
@@ -129,17 +144,34 @@ def explain(plan: Plan, name: str, known: Known | None = None) -> Explanation:
                 kernel=gemm.kernel,
                 reason=gemm.reason,
                 rejected=tuple((rejected.kernel, rejected.reason) for rejected in gemm.rejected),
+                times=gemm.times,
             )
             for gemm in found.gemms
         ),
         fields=_fields(plan, found, dict(plan.rule_notes)),
         evidence=_seen(found, known) if known is not None else None,
+        timing=_timing(plan, found),
+    )
+
+
+def _timing(plan: Plan, found: SitePlan) -> Timing | None:
+    if found.timing is None:
+        return None
+    return Timing(
+        measurements=plan.measurements[0] if plan.measurements is not None else "the measurements",
+        chosen=found.timing.chosen,
+        as_is=found.timing.as_is,
+        speedup=round(found.timing.speedup, 4),
+        min_speedup=budget_of(found.history).min_speedup,
+        gemms=tuple(gemm.gemm for gemm in found.gemms),
+        candidates=found.candidates,
     )
 
 
 def _seen(found: SitePlan, known: Known) -> Seen:
     running = {gemm.gemm: gemm_words(gemm) for gemm in found.gemms}
-    return seen(known, found.site.name, budget_of(found.history), running)
+    budget = budget_of(found.history)
+    return seen(known, found.site.name, budget, running, speed_said(found, budget))
 
 
 def _fields(plan: Plan, found: SitePlan, notes: Mapping[str, str]) -> tuple[FieldHistory, ...]:

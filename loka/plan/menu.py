@@ -15,6 +15,8 @@ from loka.plan.pricing import Price, Pricer
 from loka.plan.turning import why_not_turned
 from loka.plan.words import time_words
 
+LEAST_ROWS = 256  # smaller batches share a kernel
+ROWS_BEYOND = 8  # times the planned M: how far a table of kernels by rows goes
 _POSITIONS = {kernel.name: place for place, kernel in enumerate(KERNELS)}
 Order = tuple[tuple[bool, int, str], ...]
 
@@ -26,6 +28,7 @@ class Offer:
     operands: Pair
     accumulation: Accumulation
     kernels: tuple[str, ...]
+    padding: bool = True  # without it, what runs depends on whether the batch's rows fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class Choice:
     price: Price
     times: tuple[KernelTime, ...]  # the model's own last
     lost: tuple[Rejected, ...]
+    by_rows: tuple[tuple[int, str], ...] = ()  # as in a GemmPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,7 +151,45 @@ def _choice(gemm: Gemm, sizes: Sizes, offer: Offer, own: Price, pricer: Pricer) 
     for kernel, price in prices.items():
         if kernel != taken:
             lost.append(Rejected(kernel, _why_lost(kernel, price, taken, prices[taken])))
-    return Choice(taken, prices[taken], (*times, _kernel_time(AS_IS, own, None)), tuple(lost))
+    by_rows = _by_rows(gemm, sizes, offer, taken, tuple(prices), pricer) if offer.padding else ()
+    return Choice(taken, prices[taken], (*times, _kernel_time(AS_IS, own, None)), tuple(lost), by_rows)
+
+
+def _by_rows(
+    gemm: Gemm, sizes: Sizes, offer: Offer, taken: str, kernels: Sequence[str], pricer: Pricer
+) -> tuple[tuple[int, str], ...]:
+    """The kernels for batches of other sizes, where another is faster there beyond the noise; () where none ever is.
+
+    Looked at where M is a power of two, from 256 to 8 times the planned one; up to each of them the kernel holds that
+    is fastest at it, about the planned M the one that was taken.
+    """
+    limits = [LEAST_ROWS << place for place in range(64) if LEAST_ROWS << place <= ROWS_BEYOND * sizes.m]
+    if len(kernels) < 2 or not limits:
+        return ()
+    table: list[tuple[int, str]] = []
+    for limit in limits:
+        kernel = taken
+        if sizes.m > limit or (sizes.m <= limit // 2 and limit > LEAST_ROWS):
+            kernel = _fastest_at(gemm, Sizes(limit, sizes.k, sizes.n), offer, taken, kernels, pricer)
+        if table and table[-1][1] == kernel:
+            table.pop()
+        table.append((limit, kernel))
+    return tuple(table) if len(table) > 1 or table[0][1] != taken else ()
+
+
+def _fastest_at(gemm: Gemm, sizes: Sizes, offer: Offer, taken: str, kernels: Sequence[str], pricer: Pricer) -> str:
+    """The kernel for some rows: the one that is taken at the planned rows unless another is faster beyond the noise."""
+    prices: dict[str, Price] = {}
+    for kernel in kernels:
+        price = pricer.part(gemm_part(gemm, sizes, kernel, offer.operands, offer.accumulation))
+        if price is not None:
+            prices[kernel] = price
+    if not prices:
+        return taken
+    fastest = min(prices.values(), key=lambda price: price.us)
+    if taken in prices and prices[taken].ties_with(fastest):
+        return taken
+    return next(kernel for kernel, price in prices.items() if price.ties_with(fastest))
 
 
 def _why_lost(kernel: str, price: Price, taken: str, best: Price) -> str:

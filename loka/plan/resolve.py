@@ -17,6 +17,7 @@ from loka.plan.choice import Problem, choose
 from loka.plan.costs import Sizes, Surroundings, Traced, gemm_part, surroundings_of
 from loka.plan.evidence import Judged, Known, judge, with_ranges
 from loka.plan.menu import Menu, Offer, menu_of
+from loka.plan.pinned import Pair, candidates, impossible_pins, pinned_operands, unknown_kernels
 from loka.plan.plan import AS_IS, GemmPlan, Rejected, SitePlan, Target
 from loka.plan.pricing import Pricer
 from loka.plan.timed import SAFE, Timed, problem_of, revise
@@ -73,6 +74,10 @@ def resolve(
     problems: dict[str, None] = {}
     drafts = []
     for site, wanted in zip(sites, settings, strict=True):
+        unknown = unknown_kernels(wanted, situation.files)
+        if unknown:
+            problems.update(dict.fromkeys(unknown))
+            continue
         obstacle = site.blocked or refused.get(site.name)
         key = (id(wanted), site.rows, site.k, site.n, site.input_grad, obstacle, id(seen.get(site.name)))
         gemms = decided.get(key)
@@ -80,6 +85,8 @@ def resolve(
             gemms = resolver.decide(site, wanted, obstacle)
             decided[key] = gemms
         problems.update(dict.fromkeys(_impossible(site, wanted, gemms, situation.files)))
+        pins = impossible_pins(site, wanted, gemms, situation.files, situation.batch_size, situation.target.value)
+        problems.update(dict.fromkeys(pins))
         drafts.append(_Draft(site, wanted, obstacle, gemms))
     if problems:
         raise ImpossibleRuleError("\n".join(problems))
@@ -150,11 +157,12 @@ class _Resolver:
         by = _by(deciding(wanted, gemm))
         operands, lacking = with_ranges(known, site.name, gemm, asked.operands)
         judged = judge(known, site.name, gemm, asked.operands, operands, wanted.budget)
+        operands = self._pinned(site, gemm, replace(asked, operands=operands))
         if asked.compute is Compute.KEEP:
             return _kept(gemm, f"keep{by}", judged)
         obstacle = obstacle or lacking
         if obstacle is not None:
-            kernels = self._situation.considered
+            kernels = candidates(asked, self._situation.considered)
             return _kept(gemm, obstacle, judged, tuple(Rejected(kernel.name, obstacle) for kernel in kernels))
         able, rejected = self._kernels(site, gemm, wanted, replace(asked, operands=operands))
         if not able:
@@ -175,6 +183,9 @@ class _Resolver:
         if key not in self._sifted:
             self._sifted[key] = _sift(site, gemm, asked, self._situation, self._pricer)
         return self._sifted[key]
+
+    def _pinned(self, site: Site, gemm: Gemm, asked: GemmSettings) -> Pair:
+        return pinned_operands(site, gemm, asked, self._situation.batch_size, self._situation.target.value)
 
     def by_time(self, drafts: Sequence[_Draft], traced: Traced) -> list[Timed | None]:
         """What measurements make of the drafts; None where they say nothing."""
@@ -204,12 +215,12 @@ class _Resolver:
         site, wanted = draft.site, draft.wanted
         if self._pricer is None:
             return None
-        around = traced.around.get(site.name)
-        if around is None:
-            key: tuple[object, ...] = (site.fed_by, site.followed_by)
-            if key not in self._around:
-                self._around[key] = surroundings_of(site)
-            around = self._around[key]
+        key: tuple[object, ...] = (site.fed_by, site.followed_by)
+        if key not in self._around:
+            self._around[key] = surroundings_of(site)
+        around = self._around[key]
+        if site.name in traced.around:
+            around = around.in_chain(traced.around[site.name])
         fuse = Fuse.NEVER if site.name in traced.alone else wanted.fuse
         key = (id(wanted), site.rows, site.k, site.n, site.input_grad, around, fuse)
         if key not in self._menus:
@@ -222,11 +233,11 @@ class _Resolver:
         offers = {}
         for plan in draft.gemms:
             asked = draft.wanted.gemms[plan.gemm]
-            if plan.operands is not None:
-                asked = replace(asked, operands=plan.operands)
+            operands = plan.operands or self._pinned(draft.site, plan.gemm, asked)
+            asked = replace(asked, operands=operands)
             able, _ = self._kernels(draft.site, plan.gemm, draft.wanted, asked)
             if able:
-                offers[plan.gemm] = Offer(asked.operands, asked.accumulation, able)
+                offers[plan.gemm] = Offer(asked.operands, asked.accumulation, able, asked.padding)
         return offers
 
 
@@ -260,7 +271,7 @@ def _sift(site: Site, gemm: Gemm, asked: GemmSettings, situation: Situation, pri
     able: list[str] = []
     rejected = []
     sizes, target = Sizes(site.rows.at(situation.batch_size), site.k, site.n), situation.target.value
-    for kernel in situation.considered:
+    for kernel in candidates(asked, situation.considered):
         reason = kernel.why_not(
             gemm, asked.operands, asked.accumulation, asked.padding, sizes.m, sizes.k, sizes.n, target
         )

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from loka.numerics.names import OPERANDS, Gemm
 from loka.plan.evidence import NEVER_RAN, Known, evidence_of, ran
-from loka.plan.words import pair_words
+from loka.plan.plan import SitePlan
+from loka.plan.words import pair_words, speedup_words
 from loka.policy.settings import Assignment, Budget
 from loka.probe.profile import Finding, Interval, OperandSummary, Verdict
 
-NOT_JUDGED = "not judged: there are no measurements, so min_speedup decides nothing"
+NOT_JUDGED = "not judged: no measurement decides here, nor does min_speedup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Seen:
     unjudged: tuple[Gemm, ...] = ()  # without an estimate though its operands were seen: it was kept, or never finite
 
 
-def seen(known: Known, site: str, budget: Budget, running: dict[Gemm, str]) -> Seen:
+def seen(known: Known, site: str, budget: Budget, running: dict[Gemm, str], speed: str = NOT_JUDGED) -> Seen:
     """What the profile holds of a site. `running` gives the words of the recipe that each GEMM runs in."""
     found = known.sites.get(site)
     note = "the profile does not have this site: run loka probe" if found is None else ""
@@ -75,13 +76,20 @@ def seen(known: Known, site: str, budget: Budget, running: dict[Gemm, str]) -> S
         steps=profile.steps,
         samples=profile.samples,
         note=note,
-        speed=NOT_JUDGED,
+        speed=speed,
         budget=budget,
         operands=found.operands if found is not None else (),
         recipes=tuple(sorted(tried, key=lambda each: list(Gemm).index(each.gemm))),
         findings=tuple(finding for finding in profile.findings if finding.site == site),
         unjudged=tuple(gemm for gemm in running if gemm not in judged and operands.issuperset(OPERANDS[gemm])),
     )
+
+
+def speed_said(plan: SitePlan, budget: Budget) -> str:
+    """What the measurements say beside the budget's `min_speedup`."""
+    if plan.timing is None:
+        return NOT_JUDGED
+    return f"{speedup_words(plan.timing.speedup)}, {budget.min_speedup:g} at least to be in FP8"
 
 
 def budget_of(history: dict[str, tuple[Assignment, ...]]) -> Budget:

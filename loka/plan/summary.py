@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from loka.kernels.parts import Source
 from loka.numerics.names import Gemm
 from loka.plan.plan import Evidence, GemmPlan, Plan, SitePlan
-from loka.plan.words import decision_words, mere_words, reason_words, sqnr_words
+from loka.plan.words import decision_words, figure_words, mere_words, reason_words, speedup_words, sqnr_words
 from loka.policy.settings import OperandRecipe
 from loka.probe.profile import Verdict
 
@@ -35,6 +36,9 @@ class Row:
     mere: str = "-"  # the worst of all its GEMMs, with its interval and which GEMM's it is; `-` without evidence
     sqnr_db: str = "-"
     steps: str = "-"  # sampled steps of all steps, "40/4000"
+    us: str = "-"  # of all calls of one site in a training step; `-` without measurements
+    as_is_us: str = "-"  # the same as the model has it
+    speedup: str = "-"  # "1.31x"
 
 
 def group_sites(plan: Plan, alike: bool) -> tuple[Row, ...]:
@@ -48,7 +52,7 @@ def group_sites(plan: Plan, alike: bool) -> tuple[Row, ...]:
             # With a profile each site has its own evidence: then it is what was decided that counts.
             decided = id(found.gemms) if plan.profile is None else tuple(map(_decided, found.gemms))
             key = (pattern_of(site.name), site.kind, site.rows, site.k, site.n, site.calls, decided)
-            key = (*key, found.region, found.region_note)
+            key = (*key, found.region, found.region_note, found.timing)
         groups.setdefault(key, []).append(found)
     return tuple(_row(plan, group) for group in groups.values())
 
@@ -86,6 +90,7 @@ def _row(plan: Plan, group: list[SitePlan]) -> Row:
     m = site.rows.at(plan.batch_size)
     evidence = [(gemm.gemm, gemm.evidence) for each in group for gemm in each.gemms if gemm.evidence is not None]
     mere, sqnr_db, steps = _figures(evidence)
+    us, as_is_us, speedup = _times(first)
     return Row(
         pattern=site.name if len(group) == 1 else common_pattern([each.site.name for each in group]),
         count=len(group),
@@ -104,6 +109,44 @@ def _row(plan: Plan, group: list[SitePlan]) -> Row:
         mere=mere,
         sqnr_db=sqnr_db,
         steps=steps,
+        us=us,
+        as_is_us=as_is_us,
+        speedup=speedup,
+    )
+
+
+def _times(plan: SitePlan) -> tuple[str, str, str]:
+    """What a site takes in a training step, as it is planned and as the model has it, and the ratio."""
+    if plan.timing is None:
+        return "-", "-", "-"
+    chosen, as_is = (each.us * plan.site.calls for each in (plan.timing.chosen, plan.timing.as_is))
+    return figure_words(chosen), figure_words(as_is), speedup_words(plan.timing.speedup)
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """The times of all sites that measurements decided, in one training step, and where they come from."""
+
+    us: float
+    as_is_us: float
+    sites: tuple[tuple[Source, int], ...]  # how many sites' times are measured, interpolated, estimated
+
+    @property
+    def speedup(self) -> float:
+        """Over the model as it is."""
+        return self.as_is_us / self.us
+
+
+def total_time(plan: Plan) -> Total | None:
+    """The sum over the sites; None where no measurement decided any, or none is called."""
+    timed = [(site.timing, site.site.calls) for site in plan.sites if site.timing is not None and site.site.calls]
+    if not timed:
+        return None
+    sources = [timing.chosen.source for timing, _ in timed]
+    return Total(
+        us=round(sum(timing.chosen.us * calls for timing, calls in timed), 3),
+        as_is_us=round(sum(timing.as_is.us * calls for timing, calls in timed), 3),
+        sites=tuple((source, sources.count(source)) for source in Source if source in sources),
     )
 
 

@@ -47,7 +47,6 @@ def revise(problem: Problem, gemms: Sequence[GemmPlan], chosen: Chosen) -> Timed
     as_is = menu.as_is.cost(False).rounded()
     timing = SiteTiming(cost.rounded(), as_is, kept=way.fp8 != problem.may)
     slower = cost.total.us > menu.as_is.apart.total.us
-    figures = f"{time_words(timing.chosen.us)} against {time_words(as_is.us)} ({cost.total.source.value})"
     revised = []
     for plan in gemms:
         if plan.gemm in way.fp8:
@@ -57,8 +56,9 @@ def revise(problem: Problem, gemms: Sequence[GemmPlan], chosen: Chosen) -> Timed
             if reason.startswith(SAFE) and plan.gemm not in problem.least.fp8:
                 reason = reason.replace(SAFE, f"{SAFE} and faster", 1)
             elif slower:
-                reason = f"{reason}, slower than BF16 here: {figures}"
-            plan = replace(plan, kernel=choice.kernel, reason=reason, rejected=_once((*choice.lost, *unable)))
+                reason = f"{reason}, slower than BF16 here"
+            rejected = _once((*choice.lost, *unable))
+            plan = replace(plan, kernel=choice.kernel, reason=reason, rejected=rejected, by_rows=choice.by_rows)
         elif plan.fp8:
             plan = _kept(plan, problem, chosen)
         revised.append(replace(plan, times=menu.times(plan.gemm)))

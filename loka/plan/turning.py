@@ -33,9 +33,10 @@ def why_not_turned(
             return f"{start} stays as it is"
         found = plan.operands[OPERANDS[source_gemm].index(source)]
         if not _has_rows_of_powers_of_two(found):
+            instead = ", or say nothing of turned: under one scale, a copy made anew has the same values"
             return (
                 f"{start} is {recipe_words(found)}; give {source_gemm} scaling: rowwise, range: dynamic and "
-                "power_of_two: true"
+                f"power_of_two: true{instead if found.scaling is Scaling.TENSORWISE else ''}"
             )
     return None
 

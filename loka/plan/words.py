@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from loka.kernels.catalogue import PREFERRED
 from loka.numerics.names import OPERANDS, Gemm, Range
 from loka.plan.plan import AS_IS, NOTHING_AROUND, Evidence, GemmPlan, SitePlan
 from loka.policy.settings import Assignment, Budget, OperandRecipe
 from loka.probe.profile import Interval
+
+USUAL = PREFERRED[0].name  # the kernel that goes without saying
 
 
 def recipe_words(recipe: OperandRecipe) -> str:
@@ -35,11 +38,19 @@ def pair_words(gemm: Gemm, pair: tuple[OperandRecipe, OperandRecipe]) -> str:
 
 
 def decision_words(plan: SitePlan, gemm: Gemm) -> str:
-    """What one GEMM of a site runs in, or `-` where the site has no such GEMM."""
+    """What one GEMM of a site runs in, or `-` where the site has no such GEMM; the kernel where it is not the usual."""
     for decision in plan.gemms:
         if decision.gemm is gemm:
-            return gemm_words(decision)
+            return f"{gemm_words(decision)}{_kernel_words(decision)}"
     return "-"
+
+
+def _kernel_words(decision: GemmPlan) -> str:
+    """The kernels that do not go without saying: ` by fbgemm.rowwise`, ` by fbgemm.rowwise up to M 1024, ...`."""
+    if decision.by_rows:
+        *below, (_, above) = decision.by_rows
+        return " by " + ", ".join([*(f"{kernel} up to M {rows}" for rows, kernel in below), f"{above} above"])
+    return "" if decision.kernel in (AS_IS, USUAL) else f" by {decision.kernel}"
 
 
 def reason_words(plan: SitePlan) -> str:
@@ -83,7 +94,17 @@ def evidence_words(evidence: Evidence | None) -> str:
 
 def time_words(us: float) -> str:
     """A time: `43.2 us`, `1204 us`."""
-    return f"{us:.1f} us" if us < 1000 else f"{us:.0f} us"
+    return f"{figure_words(us)} us"
+
+
+def figure_words(us: float) -> str:
+    """A time in microseconds without its unit: `43.2`, `1204`."""
+    return f"{us:.1f}" if us < 1000 else f"{us:.0f}"
+
+
+def speedup_words(speedup: float) -> str:
+    """A ratio of times: `1.31x`."""
+    return f"{speedup:.2f}x"
 
 
 def over_words(mere: Interval, sqnr_db: Interval, budget: Budget) -> str:

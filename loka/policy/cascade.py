@@ -11,6 +11,7 @@ from loka.policy.dead import dead_patterns
 from loka.policy.policy import OPERAND_FIELDS, Leaf, Policy, Rule
 from loka.policy.problems import Place, PolicyError, Problem, printable, problem
 from loka.policy.settings import (
+    ANY_KERNEL,
     TURNED_FROM,
     Assignment,
     Budget,
@@ -48,6 +49,11 @@ class _State:
         """Whether an operand is turned; there is no such leaf unless a rule sets one."""
         path = f"{gemm}.{operand}.turned"
         return path in self.last and self.value(path) is True
+
+    def kernel(self, gemm: Gemm) -> str:
+        """The kernel that a rule pins; there is no such leaf either unless one does."""
+        path = f"{gemm}.kernel"
+        return cast(str, self.value(path)) if path in self.last else ANY_KERNEL
 
     def later(self, first: str, second: str) -> Leaf:
         """The one of two leaves that was assigned last."""
@@ -126,6 +132,7 @@ def _gemm(state: _State, gemm: Gemm) -> GemmSettings:
         operands=(_recipe(state, gemm, first), _recipe(state, gemm, second)),
         accumulation=cast(Accumulation, state.value(f"{gemm}.accumulation")),
         padding=cast(bool, state.value(f"{gemm}.padding")),
+        kernel=state.kernel(gemm),
     )
 
 

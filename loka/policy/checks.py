@@ -12,9 +12,11 @@ from loka.policy.patterns import PatternError, compile_pattern
 
 NAME_PATTERN = "^[A-Za-z_][A-Za-z0-9_]*$"
 CALLABLE_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+KERNEL_PATTERN = r"^(auto|[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*)$"
 MAX_NAME = 100  # a directory is called so
 
 _NAME = re.compile(NAME_PATTERN)
+_KERNEL = re.compile(KERNEL_PATTERN)
 
 
 def refuse(reason: str) -> PydanticCustomError:
@@ -46,6 +48,15 @@ def callable_name(value: str) -> str:
     if not colon and len(dotted) > 1 and all(part.isidentifier() for part in dotted):
         hint = f", perhaps {'.'.join(dotted[:-1])}:{dotted[-1]}"
     raise refuse(f"{value!r} names no callable; write package.module:name{hint}")
+
+
+def kernel_name(value: str) -> str:
+    """The syntax of "library.kernel"; planning knows which there are."""
+    if value == "as-is":
+        raise refuse("as-is is the model's own GEMM; write compute: keep")
+    if not _KERNEL.fullmatch(value):
+        raise refuse(f"{value!r} names no kernel; write auto, or library.kernel as in torch.scaled_mm")
+    return value
 
 
 def pattern(value: str) -> str:

@@ -72,6 +72,9 @@ _Text = Annotated[str, Field(min_length=1)]
 _Callable = Annotated[
     str, AfterValidator(checks.callable_name), Field(json_schema_extra={"pattern": checks.CALLABLE_PATTERN})
 ]
+_Kernel = Annotated[
+    str, AfterValidator(checks.kernel_name), Field(json_schema_extra={"pattern": checks.KERNEL_PATTERN})
+]
 _Pattern = Annotated[str, AfterValidator(checks.pattern)]
 _Size = Annotated[int, Field(ge=1, le=LARGEST)]
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -137,6 +140,11 @@ class GemmFields(OperandSetting):
         "Default: precise.",
     )
     padding: bool | None = _doc("Padding", "Zero-pad sizes that the kernel cannot take. Default: true.")
+    kernel: _Kernel | None = _doc(
+        "Kernel",
+        "The kernel that FP8 runs on: torch.scaled_mm, fbgemm.rowwise, mslk.rowwise, or auto, the fastest by the "
+        "measurements. Where it cannot run, the GEMM stays as it is, with the reason. Default: auto.",
+    )
 
 
 _Turnable = Annotated[TurnableSetting, AfterValidator(checks.turned)]

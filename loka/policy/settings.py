@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from loka.numerics.names import Accumulation, Compute, Format, Fuse, Gemm, Operand, Range, Scaling
 
+ANY_KERNEL = "auto"  # what `kernel` says where measurements are to decide
+
 TURNED_FROM: dict[tuple[Gemm, Operand], tuple[Gemm, Operand]] = {
     (Gemm.DGRAD, Operand.WEIGHT): (Gemm.FPROP, Operand.WEIGHT),
     (Gemm.WGRAD, Operand.GRAD_OUTPUT): (Gemm.DGRAD, Operand.GRAD_OUTPUT),
@@ -41,6 +43,7 @@ class GemmSettings:
     operands: tuple[OperandRecipe, OperandRecipe]
     accumulation: Accumulation = Accumulation.PRECISE
     padding: bool = True  # zero-pad sizes that the kernel cannot take
+    kernel: str = ANY_KERNEL  # a name of `loka.kernels.catalogue`, or whichever is fastest
 
 
 @dataclass(frozen=True, slots=True)

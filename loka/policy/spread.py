@@ -13,7 +13,7 @@ from loka.policy.schema import GemmFields, OperandSetting, ScalingChoice, Settin
 from loka.policy.settings import TURNED_FROM, Assignment, Budget, OperandRecipe, SiteSettings
 from loka.policy.tree import Mapping, Path, Scalar, follow
 
-GEMM_FIELDS = ("compute", "accumulation", "padding")
+GEMM_FIELDS = ("compute", "accumulation", "padding", "kernel")
 BUILT_IN = "built-in"
 
 

@@ -33,6 +33,7 @@ THRESHOLD = {Operand.INPUT: 1.5, Operand.GRAD_OUTPUT: 4.0}  # octaves
 AMAX = 0.5  # octaves of distance for an octave of the usual amax
 ZEROS = 4.0  # octaves of distance for a share of zeros that changes from 0 to 1
 FEW_ROWS = 4.0  # octaves that n sampled rows scatter, times sqrt(n)
+NAMED = 4  # sites in `way_back`
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,16 @@ def compare(
 def exceeded(drifts: Iterable[SiteDrift]) -> tuple[SiteDrift, ...]:
     """Those beyond their threshold, the furthest beyond first."""
     return tuple(sorted((drift for drift in drifts if drift.exceeded), key=_excess, reverse=True))
+
+
+def way_back(drifts: Iterable[SiteDrift]) -> str:
+    """The call on a running model's patch that sends the sites of these back to the model's own GEMMs, as text.
+
+    Sites that share one generated forward go back together: the call says so where it needs more names.
+    """
+    names = list(dict.fromkeys(drift.site for drift in drifts))
+    shown = [repr(name) for name in names[:NAMED]]
+    return f"patch.keep({', '.join([*shown, '...'] if len(names) > NAMED else shown)})"
 
 
 def worst(drifts: Iterable[SiteDrift]) -> SiteDrift | None:

@@ -95,7 +95,7 @@ def test_a_cell_has_the_bytes_as_its_bound_and_compares_with_the_reference(
 
 
 def _place_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("randn", "randint"):
+    for name in ("randn", "randint", "full", "zeros"):
         original = getattr(torch, name)
 
         def made(*sizes: Any, device: str = "cpu", original: Any = original, **options: Any) -> torch.Tensor:

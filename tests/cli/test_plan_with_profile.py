@@ -148,7 +148,7 @@ def test_a_package_is_stale_when_its_profile_changed(shop, loka, learned):
     save(shop.folder / FILE, replace(changed, findings=()))  # nothing that decides
     stale = loka("generate", shop.policy, "--check")
     assert stale.status == 1
-    assert "manifest.json: stale: the policy, its profile, the model or LoKA changed since" in stale.err
+    assert "manifest.json: stale: the policy, its profile, measurements, the model or LoKA changed since" in stale.err
 
 
 def test_the_same_profile_gives_the_same_bytes_from_any_directory(shop, loka, learned, monkeypatch):

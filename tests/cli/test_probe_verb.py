@@ -160,6 +160,7 @@ def test_check_leaves_with_1_where_the_data_changed(probed, loka):
     assert "drifted" in first
     assert float(first.split()[2]) > 5
     assert "run loka probe again" in ran.err
+    assert "patch.keep('" in ran.err
 
 
 @pytest.mark.parametrize("after", [0, 7])

@@ -217,3 +217,9 @@ def test_doctor_reports_versions_and_the_path(loka):
     items = {item["name"]: item for item in json.loads(loka("doctor", "--json").out)}
     assert items["torch"]["status"] == "ok"
     assert items["torchao"]["note"]
+    assert items["kernel as-is"]["note"] == "can run here"
+    fbgemm = items["kernel fbgemm.rowwise"]
+    assert (fbgemm["status"], fbgemm["found"]) == ("missing", "")
+    assert fbgemm["note"] == "cannot run here: FBGEMM GenAI is not installed: pip install 'loka[fbgemm]'"
+    assert "its reference runs" in items["kernel torch.scaled_mm"]["note"]
+    assert items["kernel triton.gemm"]["note"].endswith("not called by generated code")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -204,6 +205,22 @@ def mixed_plan() -> Plan:
     sites = [site_plan(f"tower.{i}.fc", **recipe) for i, recipe in enumerate(recipes)]  # type: ignore[arg-type]
     bindings = [linear_binding((site.site.name,), bias=i != 6) for i, site in enumerate(sites)]
     return make_plan(sites, bindings)
+
+
+def planned_on(
+    plan: Plan, kernels: Mapping[Gemm, str], by_rows: Mapping[Gemm, tuple[tuple[int, str], ...]] | None = None
+) -> Plan:
+    """The plan with its FP8 GEMMs on other kernels."""
+    sites = []
+    for site in plan.sites:
+        gemms = [
+            replace(gemm, kernel=kernels.get(gemm.gemm, "torch.scaled_mm"), by_rows=(by_rows or {}).get(gemm.gemm, ()))
+            if gemm.fp8
+            else gemm
+            for gemm in site.gemms
+        ]
+        sites.append(replace(site, gemms=tuple(gemms)))
+    return replace(plan, sites=tuple(sites))
 
 
 def import_package(files: dict[str, str], folder: Path, name: str) -> ModuleType:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from loka import dispatch
 from loka.codegen import render_package
 from loka.errors import LokaError
 from loka.kernels import ticks
@@ -27,22 +27,6 @@ FBGEMM, MSLK, TORCH = "fbgemm.rowwise", "mslk.rowwise", "torch.scaled_mm"
 MIXED = {Gemm.FPROP: FBGEMM, Gemm.DGRAD: TORCH, Gemm.WGRAD: MSLK}
 TABLE = ((6, TORCH), (40, FBGEMM), (100, MSLK))
 Package = Callable[[Plan], ModuleType]
-
-
-def planned_on(
-    plan: Plan, kernels: Mapping[Gemm, str], by_rows: Mapping[Gemm, tuple[tuple[int, str], ...]] | None = None
-) -> Plan:
-    """The plan with its FP8 GEMMs on other kernels."""
-    sites = []
-    for site in plan.sites:
-        gemms = [
-            replace(gemm, kernel=kernels.get(gemm.gemm, TORCH), by_rows=(by_rows or {}).get(gemm.gemm, ()))
-            if gemm.fp8
-            else gemm
-            for gemm in site.gemms
-        ]
-        sites.append(replace(site, gemms=tuple(gemms)))
-    return replace(plan, sites=tuple(sites))
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +70,7 @@ def same_but_for_bfloat16(found: dict[str, Tensor], expected: dict[str, Tensor],
 
 
 def test_each_gemm_of_a_linear_calls_its_own_operator(package: Package) -> None:
-    plan = planned_on(plans.linear_plan(("a", "b")), MIXED)
+    plan = plans.planned_on(plans.linear_plan(("a", "b")), MIXED)
     files = render_package(plan)
     text = files["kernels.py"]
     assert "def linear_mixed(" in text or "on_fbgemm_rowwise" in text
@@ -104,7 +88,7 @@ def test_each_gemm_of_a_linear_calls_its_own_operator(package: Package) -> None:
 
 def test_torchs_kernel_is_not_said(package: Package) -> None:
     plan = plans.linear_plan(("a", "b"))
-    assert render_package(planned_on(plan, {})) == render_package(plan)
+    assert render_package(plans.planned_on(plan, {})) == render_package(plan)
     assert "kernels=" not in render_package(plan)["__init__.py"]
 
 
@@ -117,12 +101,12 @@ def test_linears_run_on_the_planned_kernels(package: Package, kernels, bias: boo
     model, x = Linears(bias), torch.randn(21, 48)
     dy = torch.randn(21, 64)
     on_torch = trained(package(plan), model, x, dy)
-    same_but_for_bfloat16(trained(package(planned_on(plan, kernels)), model, x, dy), on_torch)
+    same_but_for_bfloat16(trained(package(plans.planned_on(plan, kernels)), model, x, dy), on_torch)
 
 
 def test_what_ran_is_counted_for_the_kernel_that_ran(package: Package) -> None:
     model = Linears()
-    patch = package(planned_on(plans.linear_plan(("a", "b")), MIXED)).apply(model)
+    patch = package(plans.planned_on(plans.linear_plan(("a", "b")), MIXED)).apply(model)
     model(torch.randn(3, 48, requires_grad=True)).sum().backward()
     first = model.a.loka.tick(0)
     assert [ticks.counts(first + offset) for offset in range(3)] == [{FBGEMM: 1}, {TORCH: 1}, {MSLK: 1}]
@@ -132,7 +116,7 @@ def test_what_ran_is_counted_for_the_kernel_that_ran(package: Package) -> None:
 def test_frozen_weights_run_on_the_kernel_of_fprop(package: Package) -> None:
     model, x = Linears(), torch.randn(5, 48)
     expected = model(x)
-    patch = package(planned_on(plans.linear_plan(("a", "b")), MIXED)).apply(model, mode="infer")
+    patch = package(plans.planned_on(plans.linear_plan(("a", "b")), MIXED)).apply(model, mode="infer")
     with torch.no_grad():
         found = model(x)
     patch.verify()
@@ -144,7 +128,7 @@ def test_frozen_weights_run_on_the_kernel_of_fprop(package: Package) -> None:
 def test_a_chain_runs_on_the_planned_kernels(package: Package, kernels) -> None:
     body = chains.Tower()
     plan = chains.chain_plan(body, chains.ROWWISE_CHAIN)
-    other = planned_on(plan, kernels)
+    other = plans.planned_on(plan, kernels)
     text = render_package(other)["kernels.py"]
     forward, backward = text.split("def backward(")[:2]
     assert forward.count("dispatch.scaled_mm(") == (0 if Gemm.FPROP in kernels else 3) + 1  # one in the docstring
@@ -158,7 +142,7 @@ def test_a_chain_runs_on_the_planned_kernels(package: Package, kernels) -> None:
 
 def test_chains_that_differ_in_a_kernel_alone_are_two_functions() -> None:
     tower, other = chains.linear_plan(("a", "b")), {Gemm.DGRAD: FBGEMM}
-    sites = (tower.sites[0], planned_on(tower, other).sites[1])
+    sites = (tower.sites[0], plans.planned_on(tower, other).sites[1])
     bindings = [plans.linear_binding((name,)) for name in ("a", "b")]
     text = render_package(plans.make_plan(sites, bindings))["kernels.py"]
     assert text.count("(torch.autograd.Function):") == 2
@@ -167,7 +151,7 @@ def test_chains_that_differ_in_a_kernel_alone_are_two_functions() -> None:
 
 def test_modules_on_different_kernels_do_not_share_a_class() -> None:
     plan = plans.linear_plan(("a", "b"))
-    sites = (plan.sites[0], planned_on(plan, MIXED).sites[1])
+    sites = (plan.sites[0], plans.planned_on(plan, MIXED).sites[1])
     with pytest.raises(LokaError, match="mixes recipes"):
         render_package(plans.make_plan(sites, plan.bindings))
 
@@ -175,15 +159,15 @@ def test_modules_on_different_kernels_do_not_share_a_class() -> None:
 def test_a_site_without_dgrad_has_one_that_would_run_all_the_same() -> None:
     recipe = {"fprop": (plans.ROWWISE, plans.ROWWISE), "wgrad": (plans.ROWWISE, plans.ROWWISE), "input_grad": False}
     for kernels, calls in ((dict.fromkeys(Gemm, FBGEMM), 3), ({Gemm.FPROP: FBGEMM}, 1)):
-        text = render_package(planned_on(plans.linear_plan(("a", "b"), **recipe), kernels))["kernels.py"]
+        text = render_package(plans.planned_on(plans.linear_plan(("a", "b"), **recipe), kernels))["kernels.py"]
         assert text.partition("_frozen(")[0].count("torch.ops.loka.fbgemm_rowwise_mm.default(") == calls
 
 
 def test_a_table_by_rows_is_in_the_call() -> None:
-    plan = planned_on(plans.linear_plan(("a", "b")), {}, dict.fromkeys(Gemm, TABLE))
+    plan = plans.planned_on(plans.linear_plan(("a", "b")), {}, dict.fromkeys(Gemm, TABLE))
     files = render_package(plan)
     text = " ".join(files["kernels.py"].split())
-    table = '(6, 40, 100), ("torch.scaled_mm", "fbgemm.rowwise", "mslk.rowwise")'
+    table = '"6: torch.scaled_mm, 40: fbgemm.rowwise, 100: mslk.rowwise"'
     assert text.count(f"False, tick, 0, {table}") == 2  # trained and frozen
     assert f"False, ctx.tick + 1, 0, {table}" in text
     assert f"False, ctx.tick + 2, 1, {table}" in text
@@ -197,7 +181,7 @@ def test_batches_run_on_their_kernels_in_two_compilations(package: Package, chai
     sites = [plans.site_plan(name, k=k, n=32) for name, k in (("body.0", 48), ("body.2", 32))]
     bindings = [plans.linear_binding((site.site.name,), k=site.site.k) for site in sites]
     plain = chains.chain_plan(body, chains.ROWWISE_CHAIN) if chain else plans.make_plan(sites, bindings)
-    found = package(planned_on(plain, {}, dict.fromkeys(Gemm, TABLE)))
+    found = package(plans.planned_on(plain, {}, dict.fromkeys(Gemm, TABLE)))
     model, eager = chains.Holder(copy.deepcopy(body)), chains.Holder(copy.deepcopy(body))
     patch = found.apply(model)
     found.apply(eager)
@@ -229,10 +213,22 @@ def test_batches_run_on_their_kernels_in_two_compilations(package: Package, chai
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
+@pytest.mark.parametrize("by_rows", [None, dict.fromkeys(Gemm, TABLE)], ids=["kernel", "table"])
+def test_a_nan_is_traced_through_every_kernel(package: Package, by_rows) -> None:
+    model = Linears()
+    plan = plans.planned_on(plans.linear_plan(("a", "b")), dict.fromkeys(Gemm, FBGEMM), by_rows)
+    patch = package(plan).apply(model)
+    with torch.no_grad():
+        model.b.weight[3, 4] = torch.nan
+    with pytest.raises(dispatch.NonFiniteError) as error, patch.trace_nonfinite():
+        model(torch.randn(5, 48))
+    assert (error.value.site, error.value.gemm) == ("b", "fprop")
+
+
 @pytest.mark.slow
 def test_inductor_takes_the_operators(package: Package) -> None:
     model = Linears()
-    patch = package(planned_on(plans.linear_plan(("a", "b")), MIXED, {Gemm.FPROP: TABLE})).apply(model)
+    patch = package(plans.planned_on(plans.linear_plan(("a", "b")), MIXED, {Gemm.FPROP: TABLE})).apply(model)
     compiled = torch.compile(model, fullgraph=True)
     for rows in (5, 17, 200):
         x, dy = torch.randn(rows, 48), torch.randn(rows, 64)
@@ -246,27 +242,27 @@ def test_inductor_takes_the_operators(package: Package) -> None:
 
 def test_a_kernel_without_an_operator_is_a_fault() -> None:
     with pytest.raises(LokaError, match=r"a plan runs 'triton\.gemm', which has no operator"):
-        render_package(planned_on(plans.linear_plan(), {Gemm.FPROP: "triton.gemm"}))
-    with pytest.raises(LokaError, match=r"does not ascend: \(40, 6\)"):
-        render_package(planned_on(plans.linear_plan(), {}, {Gemm.FPROP: ((40, FBGEMM), (6, TORCH))}))
+        render_package(plans.planned_on(plans.linear_plan(), {Gemm.FPROP: "triton.gemm"}))
+    with pytest.raises(LokaError, match=r"limits that ascend, not \[40, 6\]"):
+        render_package(plans.planned_on(plans.linear_plan(), {}, {Gemm.FPROP: ((40, FBGEMM), (6, TORCH))}))
 
 
 def test_a_table_survives_plan_json_and_makes_it_version_2() -> None:
-    plan = planned_on(plans.linear_plan(), MIXED, {Gemm.FPROP: TABLE})
+    plan = plans.planned_on(plans.linear_plan(), MIXED, {Gemm.FPROP: TABLE})
     text = to_json(plan)
     assert '"version": 2' in text
     assert from_json(text) == plan
     assert plan.sites[0].gemms[0].kernels == (FBGEMM, TORCH, MSLK)
-    assert '"version": 1' in to_json(planned_on(plan, MIXED))
+    assert '"version": 1' in to_json(plans.planned_on(plan, MIXED))
 
 
 def test_ruff_has_nothing_to_say(tmp_path: Path) -> None:
     body = chains.Tower()
     table = dict.fromkeys(Gemm, TABLE)
     for name, plan in {
-        "linears": planned_on(plans.linear_plan(), MIXED, {Gemm.WGRAD: TABLE}),
-        "chain": planned_on(chains.chain_plan(body, chains.ROWWISE_CHAIN), MIXED),
-        "tables": planned_on(chains.chain_plan(body, chains.ROWWISE_CHAIN), {}, table),
+        "linears": plans.planned_on(plans.linear_plan(), MIXED, {Gemm.WGRAD: TABLE}),
+        "chain": plans.planned_on(chains.chain_plan(body, chains.ROWWISE_CHAIN), MIXED),
+        "tables": plans.planned_on(chains.chain_plan(body, chains.ROWWISE_CHAIN), {}, table),
     }.items():
         (tmp_path / name).mkdir()
         for file, text in render_package(plan).items():

@@ -154,6 +154,26 @@ def test_a_writer_that_fails_leaves_what_it_finished(tmp_path):
     assert len(Measurements.open(path, "h100")) == 1
 
 
+HALF_DONE = """
+import os, signal, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA cache_size = 1")  # so that pages are written before the transaction is whole
+connection.execute("BEGIN IMMEDIATE")
+connection.execute("UPDATE measurements SET us = 999.0")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_transaction_that_a_kill_left_half_done_is_undone(tmp_path):
+    path = record(tmp_path / "m.sqlite", [*grid(), *passes(rows=range(512, 16384, 256))])
+    subprocess.run([sys.executable, "-c", HALF_DONE, str(path)], check=False)
+    assert Path(f"{path}-journal").exists(), "the kill came too late"
+    found = Measurements.open(path, "h100")
+    assert {found.time(each.part).us for each in grid()}.isdisjoint({999.0})
+    assert list(tmp_path.iterdir()) == [path]
+    record(path, [measurement(gemm(64, 64, 65))])
+
+
 def test_reading_goes_on_while_others_write(tmp_path):
     path = tmp_path / "m.sqlite"
     with Recording(path, lambda kernel: HOPPER) as recording:
@@ -195,6 +215,19 @@ def test_a_recording_that_did_not_end_does_not_take_the_place_of_a_complete_one(
     interrupted(path, LATER)
     assert Measurements.open(path, "h100").machine == HOPPER
     record(path, [measurement(gemm(64, 64, 128))], LATER)
+    assert Measurements.open(path, "h100").machine == LATER
+
+
+def test_nor_does_one_that_stopped_early(tmp_path):
+    path = record(tmp_path / "m.sqlite", [measurement(gemm(64, 64, 64)), measurement(gemm(64, 64, 128))])
+    with Recording(path, lambda kernel: LATER) as recording:
+        recording.add(measurement(gemm(64, 64, 64)))
+        recording.stopped_early()
+    assert Measurements.open(path, "h100").machine == HOPPER
+    record(path, [], LATER)
+    assert Measurements.open(path, "h100").machine == HOPPER, "that recording asked for nothing"
+    with Recording(path, lambda kernel: LATER) as recording:
+        assert recording.has(gemm(64, 64, 64))
     assert Measurements.open(path, "h100").machine == LATER
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -100,6 +101,11 @@ def test_every_field_that_differs_has_a_line():
     assert [line.split(":")[0] for line in found.stale(other)] == [
         "device", "capability", "driver", "CUDA", "cuBLAS", "torch", "Triton",
     ]  # fmt: skip
+
+
+def test_measurements_need_neither_pydantic_nor_yaml():
+    code = "import sys; sys.modules.update(pydantic=None, yaml=None, jinja2=None); import loka.kernels.measurements"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.gpu

@@ -15,8 +15,10 @@ from loka.plan.costs import Surroundings, Traced
 from loka.plan.evidence import Known
 from loka.plan.plan import AS_IS, GemmPlan, SitePlan, Target
 from loka.plan.resolve import Situation, resolve
+from loka.plan.words import decision_words
 from loka.policy.settings import Budget, GemmSettings, SiteSettings
 from loka.probe.profile import Estimate, Interval
+from loka.sites.site import Rows
 
 NAME = "layers.0.fmb.0"
 OTHER = AnyGemm("zz.other")
@@ -113,7 +115,7 @@ def test_too_small_a_gain_is_named_with_the_budget(decide, wanted) -> None:
 def test_what_the_policy_forces_stays_and_says_that_it_is_slower(decide, wanted) -> None:
     plan = decide(wanted(Compute.FP8), MadeUp(KERNELS), k=64, n=64)
     assert all(gemm.fp8 for gemm in plan.gemms)
-    assert all(gemm.reason.startswith("fp8 by p.yaml:14, slower than BF16 here: ") for gemm in plan.gemms)
+    assert {gemm.reason for gemm in plan.gemms} == {"fp8 by p.yaml:14, slower than BF16 here"}
     fast = decide(wanted(Compute.FP8), MadeUp(KERNELS), k=4096, n=4096)
     assert {gemm.reason for gemm in fast.gemms} == {"fp8 by p.yaml:14"}
 
@@ -142,6 +144,29 @@ def test_what_cannot_be_told_apart_goes_by_the_catalogue(decide, wanted) -> None
     unknown = [AnyGemm(name) for name in reversed(names)]
     plan = decide(wanted(Compute.FP8), MadeUp({AS_IS: 1.0, **dict.fromkeys(names, 1.0)}), kernels=unknown)
     assert {gemm.kernel for gemm in plan.gemms} == {"aa.other"}  # both unknown to the catalogue: by name
+
+
+def test_batches_of_other_sizes_have_the_kernel_that_is_fastest_there(decide, wanted) -> None:
+    def factor(part: Part) -> float:
+        rows = part.contraction if part.columns == 2048 and part.rows == 1024 else part.rows  # of the batch
+        return 0.8 if part.kernel == OTHER.name and rows <= 1024 else 1.0
+
+    plan = decide(wanted(Compute.FP8), MadeUp(KERNELS, factor), k=2048, n=1024)
+    for gemm in plan.gemms:
+        assert gemm.kernel == SCALED_MM
+        assert gemm.by_rows == ((1024, OTHER.name), (32768, SCALED_MM))
+        assert decision_words(plan, gemm.gemm).endswith(" by zz.other up to M 1024, torch.scaled_mm above")
+    noisy = decide(wanted(Compute.FP8), MadeUp(KERNELS, factor, spread=0.3), k=2048, n=1024)
+    assert {gemm.by_rows for gemm in noisy.gemms} == {()}
+    same = decide(wanted(Compute.FP8), MadeUp(KERNELS), k=2048, n=1024)
+    assert {gemm.by_rows for gemm in same.gemms} == {()}
+
+
+def test_a_small_batch_has_its_own_kernel_up_to_256_rows(decide, wanted) -> None:
+    costs = MadeUp(KERNELS, lambda part: 1.0 if part.kernel != OTHER.name else 0.8 if part.rows == 200 else 1.2)
+    plan = decide(wanted(Compute.FP8, dgrad=Compute.KEEP), costs, k=2048, n=1024, rows=Rows(0, 200), input_grad=False)
+    fprop = gemm_of(plan, Gemm.FPROP)
+    assert (fprop.kernel, fprop.by_rows) == (OTHER.name, ((256, OTHER.name), (1024, SCALED_MM)))
 
 
 def test_a_kernel_with_wrong_numbers_is_never_taken(decide, wanted) -> None:
@@ -213,7 +238,7 @@ def test_a_forced_gemm_takes_what_it_is_turned_from_along(decide, wanted) -> Non
     settings = wanted(Compute.AUTO, wgrad=Compute.FP8)
     plan = decide(settings, MadeUp(KERNELS), k=64, n=64)
     assert all(gemm.fp8 for gemm in plan.gemms)  # wgrad is turned from fprop's and dgrad's operands
-    assert gemm_of(plan, Gemm.FPROP).reason.startswith("safe by evidence, auto by p.yaml:14, slower than BF16 here")
+    assert gemm_of(plan, Gemm.FPROP).reason == "safe by evidence, auto by p.yaml:14, slower than BF16 here"
 
 
 def test_every_way_is_a_candidate_with_its_reason(decide, wanted) -> None:

@@ -71,7 +71,7 @@ def test_a_chain_of_one_linear_alone_quantises_in_passes_of_their_own() -> None:
 
 
 def test_an_activation_before_is_taken_only_with_the_linear_that_it_follows() -> None:
-    around = Surroundings("layer_norm silu", "", first=False)
+    around = Surroundings("layer_norm silu", "", first=False, takes_before=False)
     joined, apart = (sheet_of(SIZES, CHAIN, around, True, joined) for joined in (True, False))
     assert words(joined.forward)[0] == "forward 4096x512 layer_norm silu -> e4m3 rowwise"
     assert words(apart.forward)[:2] == [
@@ -157,12 +157,12 @@ def test_rows_too_wide_for_a_kernel_run_as_without_a_chain() -> None:
         (
             ("silu", "layer_norm", "linear"),
             ("layer_norm", "linear"),
-            Surroundings("layer_norm silu", "layer_norm", False, False),
+            Surroundings("layer_norm silu", "layer_norm", False, False, False),
         ),
-        (("add", "mul", "linear"), ("mul", "add", "linear"), Surroundings("", "", False, False)),
+        (("add", "mul", "linear"), ("mul", "add", "linear"), Surroundings("", "", False, False, False)),
         (("add", "layer_norm", "cat"), ("sigmoid",), Surroundings("layer_norm", "sigmoid")),
-        (("dropout", "layer_norm"), ("softmax",), Surroundings()),
-        ((), (), Surroundings()),
+        (("dropout", "layer_norm"), ("softmax",), Surroundings(takes_before=False)),
+        ((), (), Surroundings(takes_before=False)),
     ],
 )
 def test_what_stands_around_a_site_by_the_models_own_operations(fed_by, followed_by, expected, make_site) -> None:

@@ -207,3 +207,16 @@ class TestAge:
         assert drift.age(make_profile(created="soon"), now).endswith("at an unknown time")
         assert drift.age(make_profile(created="2026-11-21T12:00:00"), now).endswith("1 day ago")
         assert "days ago" in drift.age(make_profile(created="2020-01-01T00:00:00Z"))
+
+
+@pytest.mark.parametrize(
+    ("sites", "call"),
+    [
+        (["a"], "patch.keep('a')"),
+        (["a", "b.0", "a"], "patch.keep('a', 'b.0')"),
+        (["a", "b", "c", "d", "e"], "patch.keep('a', 'b', 'c', 'd', ...)"),
+    ],
+)
+def test_the_way_back_names_each_site_once(sites: list[str], call: str) -> None:
+    drifts = [drift.SiteDrift(site, Operand.INPUT, 9.0, 1.5, "far") for site in sites]
+    assert drift.way_back(drifts) == call

@@ -1,0 +1,42 @@
+"""A recording that ran out of time does not take the place of a complete one; one that went to its end does."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from loka.bench import orders
+from loka.bench.orders import Order
+from loka.bench.record import Tally
+from loka.kernels.measurements import Measurements, Versions
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+from measured_cases import HOPPER, LATER, gemm, measurement, record
+
+PARTS = (gemm(64, 64, 64), gemm(64, 64, 128))
+
+
+@pytest.mark.parametrize(
+    ("tally", "machine"),
+    [
+        (Tally(measured=1, known=0, wrong=0, failed=0), HOPPER),
+        (Tally(measured=1, known=1, wrong=0, failed=0), LATER),
+        (Tally(measured=1, known=0, wrong=1, failed=1), LATER),
+    ],
+)
+def test_only_what_asked_for_every_part_came_to_its_end(tally, machine, tmp_path, monkeypatch):
+    path = record(tmp_path / "m.sqlite", map(measurement, PARTS))
+
+    def run(book, *_):
+        book.recording.add(measurement(PARTS[0]))
+        return tally
+
+    monkeypatch.setattr(orders, "require_gpu", lambda: None)
+    monkeypatch.setattr(orders, "parts_of", lambda *_: PARTS)
+    monkeypatch.setattr(orders, "run_record", run)
+    monkeypatch.setattr(Versions, "here", lambda library="": replace(LATER, library=library))
+    orders.record(Order("kernels", record=path), path, lambda line: None)
+    assert Measurements.open(path, "h100").machine == machine

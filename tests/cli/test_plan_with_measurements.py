@@ -1,0 +1,41 @@
+"""The verbs on a policy whose measurements are not there, damaged, or there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+from measured_cases import grid, passes, record
+
+HEAD = 'version: 1\nname: shop\nmodel: {factory: "shopmodel:build", inputs: "shopmodel:inputs", batch_size: 64}\n'
+VERBS = (("plan",), ("validate",), ("generate",), ("explain", "layers.0.up"))
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
+@pytest.mark.parametrize(("content", "says"), [(None, "is not there; make it with"), (b"MZ" * 99, "no file of")])
+def test_every_verb_that_plans_says_what_is_wrong_at_its_place(verb, content, says, shop, loka):
+    shop.write_policy(HEAD + "measurements: h100.sqlite\n")
+    if content is not None:
+        (shop.folder / "policies/h100.sqlite").write_bytes(content)
+    before = shop.files()
+    ran = loka(verb[0], shop.policy, *verb[1:])
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.startswith(f"policies/shop.yaml:4:15: measurements: policies/h100.sqlite: {says}")
+    assert shop.files() == before
+
+
+def test_the_language_alone_is_checked_without_them(shop, loka):
+    shop.write_policy(HEAD + "measurements: h100.sqlite\n")
+    assert loka("validate", shop.policy, "--no-model").status == 0
+
+
+def test_where_they_are_there_the_plan_is_made_and_nothing_is_left_beside_them(shop, loka):
+    shop.write_policy(HEAD + "measurements: h100.sqlite\n")
+    record(shop.folder / "policies/h100.sqlite", [*grid(), *passes()])
+    before = shop.files()
+    ran = loka("validate", shop.policy)
+    assert (ran.status, ran.err) == (0, "")
+    assert shop.files() == before

@@ -1,0 +1,144 @@
+"""Planned kernels on a Hopper GPU: compiled, captured, counted, missing; and what a table by rows costs the CPU."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import chain_plans as chains
+import codegen_plans as plans
+import pytest
+import torch
+
+from loka import dispatch
+from loka.codegen import render_package
+from loka.kernels import fbgemm, mslk, ticks
+from loka.numerics.names import Gemm
+from loka.plan.plan import Plan
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
+    ),
+]
+
+TORCH = "torch.scaled_mm"
+WIDTH = 512
+Package = Callable[[Plan], ModuleType]
+
+
+def needed(kernel: str) -> None:
+    library = {"fbgemm.rowwise": fbgemm.LIBRARY, "mslk.rowwise": mslk.LIBRARY}.get(kernel)
+    if library is not None and library.why_missing() is not None:
+        pytest.skip(str(library.why_missing()))
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
+    made: list[ModuleType] = []
+
+    def of(plan: Plan) -> ModuleType:
+        name = f"gen_kernels_gpu_{len(made)}"
+        folder: Path = tmp_path_factory.mktemp(name)
+        made.append(plans.import_package(render_package(plan), folder, name))
+        return made[-1]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def tower() -> chains.Tower:
+    torch.manual_seed(0)
+    return chains.Tower(WIDTH, WIDTH)
+
+
+def plan_of(tower: chains.Tower) -> Plan:
+    return chains.chain_plan(tower, chains.ROWWISE_CHAIN, lambda batch: torch.randn(batch, WIDTH))
+
+
+@pytest.mark.parametrize("kernel", ["fbgemm.rowwise", "mslk.rowwise"])
+@pytest.mark.parametrize("gemms", [tuple(Gemm), (Gemm.FPROP,), (Gemm.DGRAD,), (Gemm.WGRAD,)], ids=str)
+def test_a_chain_on_another_library_gives_what_it_gives_on_torch(package: Package, tower, kernel: str, gemms) -> None:
+    needed(kernel)
+    plan = plan_of(tower)
+    x, dy = (torch.randn(4096, WIDTH, device="cuda").bfloat16() for _ in range(2))
+    found = []
+    for planned in (plan, plans.planned_on(plan, dict.fromkeys(gemms, kernel))):
+        model = chains.Holder(copy.deepcopy(tower).cuda().bfloat16())
+        with package(planned).apply(model) as patch:
+            found.append(chains.gradients(model, x, dy))
+            patch.verify()
+    for name, value in found[0].items():
+        assert chains.error(found[1][name], value) < 2e-2, name
+
+
+@pytest.mark.parametrize("kernel", ["fbgemm.rowwise", "mslk.rowwise"])
+def test_where_the_library_is_missing_nothing_is_bound(package: Package, tower, kernel: str) -> None:
+    library = {"fbgemm.rowwise": fbgemm.LIBRARY, "mslk.rowwise": mslk.LIBRARY}[kernel]
+    if library.why_not_here() is None:
+        pytest.skip(f"{library.name} is here")
+    model = chains.Holder(copy.deepcopy(tower).cuda().bfloat16())
+    with pytest.raises(dispatch.BindError, match="cannot run on this machine") as error:
+        package(plans.planned_on(plan_of(tower), {Gemm.WGRAD: kernel})).apply(model)
+    assert library.name in error.value.problems[0]
+    assert library.install in error.value.problems[0]
+    assert type(model.body) is chains.Tower
+
+
+@pytest.mark.parametrize("kernel", [TORCH, "fbgemm.rowwise"])
+def test_batches_run_on_their_kernels_compiled_and_captured(package: Package, tower, kernel: str) -> None:
+    needed(kernel)
+    table = ((1000, TORCH), (5000, kernel))
+    made = package(plans.planned_on(plan_of(tower), {}, dict.fromkeys(Gemm, table)))
+    model = chains.Holder(copy.deepcopy(tower).cuda().bfloat16())
+    patch = made.apply(model)
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(model, fullgraph=True)
+    number = model.body.loka.tick(0)
+    for rows in (512, 1000, 1001, 4096, 8192, 96):
+        patch.reset()
+        before = ticks.counts(number)
+        x = torch.randn(rows, WIDTH, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        compiled(x).float().square().sum().backward()
+        patch.verify()
+        ran = {name for name, count in ticks.counts(number).items() if count > before.get(name, 0)}
+        assert ran == {TORCH if rows <= 1000 else kernel}
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    for rows in (512, 4096):
+        x = torch.randn(rows, WIDTH, device="cuda", dtype=torch.bfloat16)
+        with torch.no_grad():
+            expected = model(x)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out = model(x)
+            out.zero_()
+            graph.replay()
+        assert torch.equal(out, expected)
+
+
+def test_a_table_costs_the_cpu_less_than_5_us_a_call() -> None:
+    a = torch.randn(64, 64, device="cuda").to(torch.float8_e4m3fn)
+    scale, number = torch.ones(64, 1, device="cuda"), ticks.new(1)
+    operands = (a, scale, a, scale, "rowwise", "rowwise", torch.bfloat16, False, number)
+    table = "8: fbgemm.rowwise, 16: fbgemm.rowwise, 64: torch.scaled_mm"
+
+    def host_us(call: Callable[[], object]) -> float:
+        best = float("inf")
+        for _ in range(20):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(100):
+                call()
+            best = min(best, (time.perf_counter() - start) / 100 * 1e6)
+        return best
+
+    direct = host_us(lambda: dispatch.scaled_mm(*operands))
+    by_rows = host_us(lambda: dispatch.mm_by_rows(*operands, 0, table))
+    print(f"scaled_mm {direct:.2f} us, mm_by_rows {by_rows:.2f} us of host time a call")
+    assert by_rows - direct < 5.0

@@ -1,0 +1,62 @@
+"""Recorded known scales and plain transpositions on a Hopper GPU: bit for bit what the reference gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from quantised_cases import specs
+from recorded_cases import HOWS, TRANSPOSED, TURNED, largest_of, new_record, scale_of
+from rendered_cases import write_package
+from test_quantised_gpu import corners, poisoned_memory, pytestmark, same_nan_of
+
+from loka.kernels.rendered_specs import NormForward
+
+__all__ = ["poisoned_memory", "pytestmark"]  # a fixture and the markers of all tests here
+
+WIDTHS = (13, 479, 2048, 8256)
+BARE = [
+    spec
+    for width in WIDTHS
+    for spec in specs(width, HOWS)
+    if isinstance(spec, NormForward) and not (spec.norm or spec.activation)
+]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    return write_package(tmp_path_factory.mktemp("gpu") / "rendered_recorded_gpu", [*BARE, *TURNED, *TRANSPOSED])
+
+
+def same(package, spec, x) -> None:
+    """Three launches leave what three calls of the reference do."""
+    ours, theirs, scale = new_record("cuda"), new_record(), 256.0 * scale_of(spec)
+    for _ in range(3):
+        got = package.run(spec, x, scale.cuda(), ours)
+        expected = package.run(spec, x.cpu(), scale, theirs)
+    assert int(ours[0]) == int(theirs[0])
+    assert largest_of(ours.cpu()) == largest_of(theirs)
+    for name in spec.results:
+        assert torch.equal(same_nan_of(got[name].cpu()), same_nan_of(expected[name])), name
+
+
+@pytest.mark.parametrize("rows", [13, 4093])
+@pytest.mark.parametrize("spec", BARE, ids=lambda spec: spec.function)
+def test_rows_are_recorded(package, spec, rows):
+    x = corners(rows, spec.width)
+    same(package, spec, x)
+
+
+@pytest.mark.parametrize("shape", [(17, 13), (4093, 479), (4096, 2048), (17, 8256)])
+@pytest.mark.parametrize("spec", TURNED, ids=lambda spec: spec.function)
+def test_both_copies_are_recorded(package, spec, shape):
+    same(package, spec, corners(*shape))
+
+
+@pytest.mark.parametrize("shape", [(1, 13), (17, 13), (4093, 479), (4096, 2048), (17, 8256), (0, 24), (16384, 1)])
+def test_transposed_copies(package, shape):
+    x = torch.randn(shape, device="cuda").to(torch.float8_e4m3fn)
+    others = [x, torch.randn(300, 200, device="cuda").to(torch.float8_e4m3fn), x]
+    for spec in TRANSPOSED:
+        got = package.run(spec, *others[: spec.count]).values()
+        for ours, values in zip(got, others, strict=False):
+            assert torch.equal(ours.view(torch.uint8), values.view(torch.uint8).t())

@@ -1,0 +1,126 @@
+"""The measurements that a policy names, found when it is planned, with the place of the field where they are wrong."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from loka.errors import InputError
+from loka.kernels import measurement_text
+from loka.kernels.measurements import export
+from loka.plan.make import make_plan, planned
+from loka.plan.measured import open_measurements
+from loka.policy.load import load_policy
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+from measured_cases import HOPPER, gemm, grid, record
+
+HEAD = 'version: 1\nname: shop\nmodel: {factory: "small:build", inputs: "small:inputs", batch_size: 64}\n'
+MODEL = """\
+import torch
+
+
+def build():
+    return torch.nn.Linear(32, 32)
+
+
+def inputs(batch_size):
+    return (torch.randn(batch_size, 32),)
+"""
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes policies/shop.yaml beside a model, in an empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    sys.modules.pop("small", None)
+    Path("small.py").write_text(MODEL)
+    Path("policies").mkdir()
+
+    def policy(text: str) -> str:
+        Path("policies/shop.yaml").write_text(HEAD + text)
+        return "policies/shop.yaml"
+
+    yield policy
+    sys.modules.pop("small", None)
+
+
+def test_they_lie_relative_to_the_policy(write):
+    record(Path("policies/measured/h100.sqlite"), grid())
+    found = planned(write("measurements: measured/h100.sqlite\n")).measurements
+    assert (found.name, len(found)) == ("measured/h100.sqlite", 64)
+
+
+def test_they_lie_relative_to_the_base_that_names_them(write):
+    record(Path("shared/h100.sqlite"), grid())
+    Path("shared/base.yaml").write_text(HEAD + "measurements: h100.sqlite\n")
+    found = open_measurements(load_policy(write("extends: ../shared/base.yaml\n")))
+    assert found.name == "../shared/h100.sqlite"
+
+
+def test_named_absolutely_they_go_by_their_last_part(write, tmp_path):
+    record(tmp_path / "h100.sqlite", grid())
+    assert open_measurements(load_policy(write(f"measurements: {tmp_path}/h100.sqlite\n"))).name == "h100.sqlite"
+
+
+def test_as_text_they_are_the_same(write):
+    export(record(Path("h100.sqlite"), grid()), "policies/h100.jsonl", "h100", "made up")
+    found = open_measurements(load_policy(write("measurements: h100.jsonl\n")))
+    assert found.sha256 == open_measurements(load_policy(write("measurements: ../h100.sqlite\n"))).sha256
+
+
+def test_a_policy_that_names_none_gets_the_set_of_its_target(write, monkeypatch, tmp_path):
+    monkeypatch.setattr(measurement_text, "DATA", tmp_path / "data")
+    assert open_measurements(load_policy(write(""))) is None
+    export(record(Path("h100.sqlite"), grid()), tmp_path / "data" / "h100.jsonl", "h100", "made up")
+    assert open_measurements(load_policy(write(""))).time(gemm(64, 64, 64)) is not None
+    assert open_measurements(load_policy(write("target: h200\n"))) is None
+    assert open_measurements(load_policy(write("target: reference\n"))) is None
+
+
+def missing(path: Path) -> None:
+    """Makes nothing."""
+
+
+def foreign(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE shop (id INTEGER)")
+    connection.commit()
+    connection.close()
+
+
+def newer(path: Path) -> None:
+    record(path, grid())
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+
+
+def other_device(path: Path) -> None:
+    record(path, grid(), replace(HOPPER, device="NVIDIA H200"))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (missing, "is not there; make it with `loka bench kernels --record policies/m.sqlite`"),
+        (lambda path: path.write_bytes(b"\x00\x01" * 5000), "no file of measurements"),
+        (lambda path: path.write_bytes(b""), "empty; record measurements"),
+        (foreign, "an SQLite file, but none of `loka bench kernels --record`"),
+        (newer, "written by a newer LoKA (schema 99"),
+        (other_device, "nothing was measured on a device of target h100: it has measurements of NVIDIA H200"),
+    ],
+)
+def test_what_is_wrong_with_them_is_said_at_the_place_of_the_field(write, make, says):
+    path = Path("policies/m.sqlite")
+    make(path)
+    before = path.read_bytes() if path.exists() else None
+    with pytest.raises(InputError) as caught:
+        make_plan(write("measurements: m.sqlite\n"))
+    assert str(caught.value).startswith(f"policies/shop.yaml:4:15: measurements: policies/m.sqlite: {says}")
+    assert (path.read_bytes() if path.exists() else None) == before
