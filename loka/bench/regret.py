@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from loka.bench.crossover import measured, total
 from loka.bench.results import Table, plain_table
@@ -169,8 +169,7 @@ def to_text(summaries: Sequence[Summary], shares: Sequence[float]) -> str:
     )
     parts = [plain_table(table)]
     if shares:
-        places = [shares[min(int(share * len(shares)), len(shares) - 1)] for share in (0.5, 0.95, 1.0)]
-        words = ", ".join(f"{100 * share:.2f} %" for share in places)
+        words = ", ".join(f"{100 * share:.2f} %" for share in _drifts(shares).values())
         parts.append(f"{len(shares)} parts differ between the sets by (median, 95th percentile, most): {words}")
     for each in summaries:
         worst = sorted(each.outcomes, key=lambda outcome: (-outcome.regret, outcome.name))[:WORST]
@@ -180,3 +179,29 @@ def to_text(summaries: Sequence[Summary], shares: Sequence[float]) -> str:
         if lines:
             parts.append(f"{each.title}, the worst:\n" + plain_table((("problem", "chosen", "best", "regret"), lines)))
     return "\n\n".join(parts)
+
+
+def to_plain(summaries: Sequence[Summary], shares: Sequence[float]) -> dict[str, object]:
+    """The same as JSON can hold it, with every problem that flipped."""
+    return {
+        "problems": [
+            {
+                "title": each.title,
+                "count": len(each.outcomes),
+                "mean": each.mean,
+                "worst": each.worst,
+                "flips": each.flips,
+                "outside": each.outside,
+                "flipped": [asdict(outcome) for outcome in each.outcomes if outcome.flipped],
+            }
+            for each in summaries
+        ],
+        "parts": len(shares),
+        "drift": _drifts(shares),
+    }
+
+
+def _drifts(shares: Sequence[float]) -> dict[str, float]:
+    """Median, 95th percentile and the most of sorted shares; nothing of none."""
+    places = {"median": 0.5, "p95": 0.95, "most": 1.0} if shares else {}
+    return {name: shares[min(int(share * len(shares)), len(shares) - 1)] for name, share in places.items()}
