@@ -14,7 +14,7 @@ from loka.bench.comparison import Progress
 from loka.bench.crossover_plot import plot
 from loka.bench.dispatch_cases import HOWS, SHAPES
 from loka.bench.dispatch_run import run_dispatch
-from loka.bench.dispatch_table import VARIANTS, to_markdown
+from loka.bench.dispatch_table import USUAL, VARIANTS, to_markdown
 from loka.bench.machine import require_gpu
 from loka.bench.record_book import FileBook
 from loka.bench.record_run import libraries, parts_of, run_record
@@ -165,7 +165,7 @@ def dispatch(order: Order, progress: Progress) -> Outcome:
     if not order.names:
         raise InputError("loka bench dispatch: name a file of measurements, and then regions as M,N,K, or none for all")
     shapes = tuple(map(parse_shape, order.names[1:])) or SHAPES
-    variants = choose(order.variants, VARIANTS)
+    variants = choose(order.variants, VARIANTS) if order.variants is not None else USUAL
     known = Measurements.open(order.names[0], order.target)
     require_gpu()
     usable_folder(order.out)

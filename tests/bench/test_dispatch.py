@@ -189,6 +189,9 @@ def test_means_are_over_the_regions_that_all_variants_have() -> None:
     _, table = times(lines, names)
     assert table[0] == ("2048, 256, 768", "200.0", "100.0", "100.0", "50.0", "50 %")
     assert table[2] == ("2048, 512, 3456", "100.0", "-", "-", "50.0", "-")
+    slower = [*lines, line(first, "torchao-rowwise", 300.0), line(second, "torchao-rowwise", 160.0)]
+    _, rows = means(slower, variants_of(slower))
+    assert rows[1] == ("torchao-rowwise", "2", "1.118x", "0.280")
     assert "## " not in to_markdown(lines, "A device", "made up")
     assert json.dumps(to_markdown(lines, "A device", "made up"))
 
