@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.jobs, options.export, options.target, options.variants, options.out,
     )  # fmt: skip
     if order.of_records:
-        return done(order)
+        return done(order, options.json)
     request = Request(options.what, tuple(options.names), options.form, options.only, options.variants)
     try:
         report = run(request, options.out, tell)
@@ -56,13 +56,14 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def done(order: Order) -> int:
+def done(order: Order, as_json: bool) -> int:
     """Carry an order out and print what came of it; returns the exit status."""
     try:
-        print(carry_out(order, tell))
+        outcome = carry_out(order, tell)
     except LokaError as error:
         print(error, file=sys.stderr)
         return error.exit_status
+    print(json.dumps(outcome.plain, indent=2, allow_nan=False) if as_json else outcome.text)
     return 0
 
 

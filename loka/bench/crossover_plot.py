@@ -26,7 +26,7 @@ def plot(found: Map, machine: str, path: Path, sizes: Sequence[int] = SIZES) -> 
 
     across, down = len(sizes), len(View)
     side = CELL * len(sizes)
-    with matplotlib.rc_context({"svg.hashsalt": SALT, "font.size": 7}):
+    with matplotlib.rc_context({"svg.hashsalt": SALT, "svg.fonttype": "none", "font.size": 7}):
         figure, axes = pyplot.subplots(
             down, across, figsize=(across * (side + 0.25) + 1.2, down * (side + 0.55) + 0.6), squeeze=False,
             sharex=True, sharey=True, layout="constrained",

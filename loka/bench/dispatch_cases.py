@@ -6,6 +6,7 @@ speed alone is judged, and `min_speedup` is 1. Every plan keeps a GEMM in BF16 w
 loses:
 
 - `fused-bf16`: no GEMM in FP8;
+- `torchao-RECIPE`: torchao's Float8Linear as a whole, under torch.compile; where it loses, BF16 counts in its place;
 - `LIBRARY-ACCUMULATION`: one library and one accumulation alone;
 - `dispatch`: whatever of all of these is fastest, for each GEMM its own accumulation and its own library.
 
@@ -44,6 +45,10 @@ SHAPES = tuple(
     )
 )  # fmt: skip
 COMPILED, FUSED, DISPATCH = "bf16", "fused-bf16", "dispatch"
+TORCHAO = {
+    "torchao-tensorwise": "tensorwise",
+    "torchao-rowwise": "rowwise",
+}  # compiled, whole: measured where asked for
 LIBRARIES = {"cublas": SCALED_MM, "fbgemm": FBGEMM, "mslk": "mslk.rowwise"}
 HOWS = (Accumulation.PRECISE, Accumulation.FAST)
 SINGLES = tuple(f"{library}-{how.value}" for library in LIBRARIES for how in HOWS)
@@ -113,7 +118,7 @@ def recorded_variants(costs: Measurements) -> tuple[str, ...]:
     """What can be compared by these measurements: the singles of libraries that were measured."""
     known = {part.kernel for part in costs.parts if part.work is Work.GEMM}
     singles = (name for name in SINGLES if LIBRARIES[name.partition("-")[0]] in known)
-    return (COMPILED, FUSED, *singles, DISPATCH)
+    return (COMPILED, *TORCHAO, FUSED, *singles, DISPATCH)
 
 
 def decisions(shape: Shape, workshop: Workshop, costs: Measurements) -> dict[str, Decided]:

@@ -18,7 +18,15 @@ import torch
 from loka.bench import roofline
 from loka.bench.comparison import Progress, describe
 from loka.bench.dispatch_bound import bound_us
-from loka.bench.dispatch_cases import COMPILED, Decided, decisions, gemm_words, is_rendered, recorded_variants
+from loka.bench.dispatch_cases import (
+    COMPILED,
+    TORCHAO,
+    Decided,
+    decisions,
+    gemm_words,
+    is_rendered,
+    recorded_variants,
+)
 from loka.bench.packages import Workshop
 from loka.bench.regions import Form, Shape, build
 from loka.bench.steps import SEED, Work, make_work, measure
@@ -107,11 +115,11 @@ def measured_lines(
         progress(f"{shape}: {describe(error)}")
         yield from (_failed(shape, variant, "", describe(error)) for variant in variants if variant not in there)
         return
-    for variant in (COMPILED, *found):
+    for variant in (COMPILED, *TORCHAO, *found):
         if variant not in variants or variant in there:
             continue
         decided = found.get(variant)
-        runs = decided.runs if decided is not None else AS_COMPILED
+        runs = decided.runs if decided is not None else variant if variant in TORCHAO else AS_COMPILED
         if runs not in by_runs:
             line = _measured(shape, variant, runs, decided, work, workshop)
             progress(f"{shape} {variant} ({runs}): {line.failure or f'{line.us:.1f} us'}")
@@ -130,7 +138,9 @@ def _measured(shape: Shape, variant: str, runs: str, decided: Decided | None, wo
         plan = decided.plan() if decided is not None else None
         if plan is not None and gemm_words(plan.sites) != runs:
             raise LokaError(f"traced, it is planned otherwise: {gemm_words(plan.sites)}")
-        if plan is None or not plan.bindings:  # nothing is replaced: the model as it is
+        if variant in TORCHAO:
+            found = measure(work, Variant(variant, Precision.FP8_FAST, torchao=TORCHAO[variant]), True, None)
+        elif plan is None or not plan.bindings:  # nothing is replaced: the model as it is
             found = measure(work, Variant(variant, Precision.BF16), True, None)
         else:
             package = workshop.package(replace(plan, name=f"{plan.name}_{variant.replace('-', '_')}"))

@@ -6,12 +6,13 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from loka.bench.dispatch_cases import COMPILED, DISPATCH, FUSED, SHAPES, SINGLES
+from loka.bench.dispatch_cases import COMPILED, DISPATCH, FUSED, SHAPES, SINGLES, TORCHAO
 from loka.bench.dispatch_run import Line
 from loka.bench.regions import Shape
 from loka.bench.results import NOTHING, Table, markdown_table
 
-VARIANTS = (COMPILED, FUSED, *SINGLES, DISPATCH)
+USUAL = (COMPILED, FUSED, *SINGLES, DISPATCH)  # what is measured where nothing is named
+VARIANTS = (COMPILED, *TORCHAO, FUSED, *SINGLES, DISPATCH)
 
 
 def to_markdown(lines: Sequence[Line], machine: str, source: str) -> str:
@@ -36,7 +37,7 @@ def to_markdown(lines: Sequence[Line], machine: str, source: str) -> str:
 
 def variants_of(lines: Sequence[Line]) -> tuple[str, ...]:
     """Those that were measured, in their order."""
-    there = {line.variant for line in lines}
+    there = {line.variant for line in lines if line.us is not None}
     return tuple(name for name in VARIANTS if name in there)
 
 
@@ -78,7 +79,7 @@ def means(lines: Sequence[Line], names: Sequence[str]) -> Table:
 def best_words(lines: Sequence[Line], names: Sequence[str]) -> str:
     """Dispatch over the single library that is best over all regions."""
     whole = complete(lines, names)
-    singles = [name for name in names if name in SINGLES]
+    singles = [name for name in names if name in (*SINGLES, *TORCHAO)]
     if not whole or not singles or DISPATCH not in names:
         return "No single library to compare with."
     ratios = {name: geometric_mean([each[name] / each[DISPATCH] for each in whole.values()]) for name in singles}
@@ -87,12 +88,17 @@ def best_words(lines: Sequence[Line], names: Sequence[str]) -> str:
 
 
 def complete(lines: Sequence[Line], names: Sequence[str]) -> dict[Shape, dict[str, float]]:
-    """The times of the regions that every variant has."""
+    """The times of the regions that every variant has; of torchao, BF16's where that is less."""
     found: dict[Shape, dict[str, float]] = {}
     for line in lines:
         if line.us is not None:
             found.setdefault(line.shape, {})[line.variant] = line.us
-    return {shape: each for shape, each in found.items() if set(names) <= set(each)}
+    whole = {shape: each for shape, each in found.items() if set(names) <= set(each)}
+    for each in whole.values():
+        for name in TORCHAO:
+            if name in each and COMPILED in each:
+                each[name] = min(each[name], each[COMPILED])
+    return whole
 
 
 def choices(lines: Sequence[Line]) -> Table:

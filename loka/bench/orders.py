@@ -6,7 +6,7 @@ import contextlib
 import math
 import shlex
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from loka.bench import crossover, regret
@@ -14,7 +14,7 @@ from loka.bench.comparison import Progress
 from loka.bench.crossover_plot import plot
 from loka.bench.dispatch_cases import HOWS, SHAPES
 from loka.bench.dispatch_run import run_dispatch
-from loka.bench.dispatch_table import VARIANTS, to_markdown
+from loka.bench.dispatch_table import USUAL, VARIANTS, to_markdown
 from loka.bench.machine import require_gpu
 from loka.bench.record_book import FileBook
 from loka.bench.record_run import libraries, parts_of, run_record
@@ -53,15 +53,19 @@ class Order:
         return self.what in WHAT or any(each is not None for each in (self.record, self.export, self.policy))
 
     def command(self) -> str:
-        """As it is typed again."""
-        parts = ["loka", "bench", self.what, *self.names]
-        options = {"--record": self.record, "--parts": self.parts, "--policy": self.policy, "--export": self.export}
-        for option, value in options.items():
-            parts += [option, str(value)] if value is not None else []
-        return shlex.join(parts)
+        """As it is typed again, files without their folders."""
+        return shlex.join(["loka", "bench", self.what, *(Path(name).name for name in self.names)])
 
 
-def carry_out(order: Order, progress: Progress) -> str:
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of an order: in words, and as JSON can hold it."""
+
+    text: str
+    plain: dict[str, object]
+
+
+def carry_out(order: Order, progress: Progress) -> Outcome:
     """Do what is asked; gives what is to be printed.
 
     Raises InputError where the order is not right, a file is missing or wrong, or there is no GPU to record on.
@@ -76,17 +80,18 @@ def carry_out(order: Order, progress: Progress) -> str:
         raise InputError("loka bench kernels: --policy says what is recorded; name the file with --record")
     if order.what != "kernels":
         raise InputError(f"loka bench {order.what}: --record and --export are for `loka bench kernels`; leave them out")
-    lines = []
+    outcomes = []
     if order.record is not None:
         if order.names:
             raise InputError(f"loka bench kernels --record: name kinds of parts with --parts, not {order.names[0]!r}")
-        lines.append(record(order, order.record, progress))
+        outcomes.append(record(order, order.record, progress))
     if order.export is not None:
-        lines.append(export_text(order, order.export))
-    return "\n".join(lines)
+        outcomes.append(export_text(order, order.export))
+    plain = {key: value for each in outcomes for key, value in each.plain.items()}
+    return Outcome("\n".join(each.text for each in outcomes), plain)
 
 
-def record(order: Order, file: Path, progress: Progress) -> str:
+def record(order: Order, file: Path, progress: Progress) -> Outcome:
     """Measure what the file has not got."""
     works = tuple(filter(None, (order.parts or "").split(",")))
     known = libraries()
@@ -96,19 +101,22 @@ def record(order: Order, file: Path, progress: Progress) -> str:
         tally = run_record(FileBook(recording), parts, progress, order.seconds, order.jobs)
         if tally.measured + tally.known + tally.failed < len(set(parts)):
             recording.stopped_early()
-    return f"{file}: {tally}"
+    return Outcome(f"{file}: {tally}", {"recorded": str(file), **asdict(tally)})
 
 
-def export_text(order: Order, text: Path) -> str:
+def export_text(order: Order, text: Path) -> Outcome:
     """Write a file's measurements as text, of the file just recorded or the one that is named."""
     if order.record is None and len(order.names) != 1:
         raise InputError("loka bench kernels --export: name the one file of measurements that is to be exported")
     source = order.record if order.record is not None else Path(order.names[0])
-    measured = export(source, text, order.target, order.command())
-    return f"wrote {text}: {len(measured.measurements)} measurements on {measured.machine}"
+    measured = export(source, text, order.target, f"loka bench kernels --record {source.name}")
+    count = len(measured.measurements)
+    return Outcome(
+        f"wrote {text}: {count} measurements on {measured.machine}", {"exported": str(text), "measurements": count}
+    )
 
 
-def draw_map(order: Order) -> str:
+def draw_map(order: Order) -> Outcome:
     """Write the crossover map's page and plot."""
     if len(order.names) != 1:
         raise InputError("loka bench crossover: name one file of measurements")
@@ -124,10 +132,14 @@ def draw_map(order: Order) -> str:
     write_text(page, crossover.to_markdown(found, str(known.machine), source))
     lines = [f"{crossover.TITLES[view]}: {crossover.summary(ratios)}" for view, ratios in found.items()]
     plot(found, known.machine.device, picture)
-    return "\n".join([*lines, f"wrote {page} and {picture}"])
+    plain: dict[str, object] = {
+        view.value: [{"m": m, "k": k, "n": n, **asdict(ratio)} for (m, k, n), ratio in ratios.items()]
+        for view, ratios in found.items()
+    }
+    return Outcome("\n".join([*lines, f"wrote {page} and {picture}"]), plain)
 
 
-def compare(order: Order) -> str:
+def compare(order: Order) -> Outcome:
     """Regret between two files."""
     if len(order.names) != 2:
         raise InputError("loka bench regret: name two files of measurements: one to decide by, one to judge by")
@@ -135,21 +147,25 @@ def compare(order: Order) -> str:
     parts = first.parts
     both = {part.kernel for part in parts} & {part.kernel for part in second.parts}
     kernels = [kernel.name for kernel in KERNELS if kernel.operator is not None and kernel.name in both]
-    summaries = [regret.summarise("GEMMs, all kernels and recipes", regret.gemm_problems(parts), first, second)]
-    for how in HOWS:
-        title = f"sites, {how.value} accumulation"
-        with contextlib.suppress(InputError):  # of producers nothing was recorded
-            summaries.append(regret.summarise(title, site_problems(kernels, how), first, second))
-    return regret.to_text(summaries, regret.drift(parts, first, second))
+    problems = {f"GEMMs, {recipe}": found for recipe, found in regret.gemm_problems(parts).items()}
+    problems.update({f"sites, {how.value} accumulation": tuple(site_problems(kernels, how)) for how in HOWS})
+    summaries = []
+    for title, found in problems.items():
+        with contextlib.suppress(InputError):  # nothing of the kind was recorded twice
+            summaries.append(regret.summarise(title, found, first, second))
+    if not summaries:
+        raise InputError(f"{order.names[0]} and {order.names[1]} have nothing in common; record the same parts twice")
+    shares = regret.drift(parts, first, second)
+    return Outcome(regret.to_text(summaries, shares), regret.to_plain(summaries, shares))
 
 
-def dispatch(order: Order, progress: Progress) -> str:
+def dispatch(order: Order, progress: Progress) -> Outcome:
     """Plan the regions by measurements, measure what is not in the file of lines yet, and write the table."""
     end = time.monotonic() + order.seconds
     if not order.names:
         raise InputError("loka bench dispatch: name a file of measurements, and then regions as M,N,K, or none for all")
     shapes = tuple(map(parse_shape, order.names[1:])) or SHAPES
-    variants = choose(order.variants, VARIANTS)
+    variants = choose(order.variants, VARIANTS) if order.variants is not None else USUAL
     known = Measurements.open(order.names[0], order.target)
     require_gpu()
     usable_folder(order.out)
@@ -157,4 +173,5 @@ def dispatch(order: Order, progress: Progress) -> str:
     source = f"By {known.name}, measured until {known.date}"
     page = to_markdown(lines, str(known.machine), source)
     write_text(order.out / "dispatch.md", page)
-    return f"{page}\nwrote {order.out / LINES} and {order.out / 'dispatch.md'}"
+    text = f"{page}\nwrote {order.out / LINES} and {order.out / 'dispatch.md'}"
+    return Outcome(text, {"lines": [asdict(line) for line in lines]})

@@ -12,14 +12,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from loka.bench.crossover import measured, total
 from loka.bench.results import Table, plain_table
 from loka.errors import InputError
 from loka.kernels.parts import Costs, Part, Timed, Work
 
-WORST = 10  # problems that are listed
+WORST, LISTED = 5, 1.005  # problems that are listed, and the regret above which they are
+
+Size = tuple[int, int, int, str]  # rows, columns, contraction and dtype of a GEMM
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +111,34 @@ def summarise(title: str, problems: Iterable[Problem], first: Costs, second: Cos
     return Summary(title, tuple(outcomes))
 
 
-def gemm_problems(parts: Iterable[Part]) -> tuple[Problem, ...]:
-    """For each GEMM size among measured parts every kernel and recipe that writes the same dtype, FP8 first."""
-    sizes: dict[tuple[int, int, int, str], dict[str, tuple[Part, ...]]] = {}
-    for part in sorted(parts, key=lambda part: (not part.recipe, part)):
-        if part.work is Work.GEMM:
-            key = (part.rows, part.columns, part.contraction, part.dtype)
-            sizes.setdefault(key, {})[f"{part.kernel} {part.recipe}".strip()] = (part,)
-    return tuple(
-        Problem(f"{rows} x {columns} x {contraction} {dtype}", candidates)
-        for (rows, columns, contraction, dtype), candidates in sorted(sizes.items())
-    )
+def gemm_problems(parts: Iterable[Part]) -> dict[str, tuple[Problem, ...]]:
+    """By recipe: for each size and dtype among measured parts every kernel that takes the recipe, and the model's own.
+
+    This is what a plan decides of a GEMM: the recipe is the policy's.
+    """
+    gemms = sorted(part for part in parts if part.work is Work.GEMM)
+    own = {_size(part): part for part in gemms if not part.recipe}
+    found: dict[str, dict[Size, dict[str, tuple[Part, ...]]]] = {}
+    for part in gemms:
+        if part.recipe:
+            found.setdefault(part.recipe, {}).setdefault(_size(part), {})[part.kernel] = (part,)
+    for sizes in found.values():
+        for size, candidates in sizes.items():
+            if size in own:
+                candidates[own[size].kernel] = (own[size],)
+    return {
+        recipe: tuple(Problem(_words(size), candidates) for size, candidates in sorted(sizes.items()))
+        for recipe, sizes in sorted(found.items())
+    }
+
+
+def _size(part: Part) -> Size:
+    return part.rows, part.columns, part.contraction, part.dtype
+
+
+def _words(size: Size) -> str:
+    rows, columns, contraction, dtype = size
+    return f"{rows} x {columns} x {contraction} {dtype}"
 
 
 def drift(parts: Iterable[Part], first: Costs, second: Costs) -> list[float]:
@@ -150,14 +169,39 @@ def to_text(summaries: Sequence[Summary], shares: Sequence[float]) -> str:
     )
     parts = [plain_table(table)]
     if shares:
-        places = [shares[min(int(share * len(shares)), len(shares) - 1)] for share in (0.5, 0.95, 1.0)]
-        words = ", ".join(f"{100 * share:.2f} %" for share in places)
+        words = ", ".join(f"{100 * share:.2f} %" for share in _drifts(shares).values())
         parts.append(f"{len(shares)} parts differ between the sets by (median, 95th percentile, most): {words}")
     for each in summaries:
         worst = sorted(each.outcomes, key=lambda outcome: (-outcome.regret, outcome.name))[:WORST]
         lines: list[tuple[str, ...]] = [
-            (out.name, out.chosen, out.best, f"{100 * (out.regret - 1):.1f} %") for out in worst if out.regret > 1
+            (out.name, out.chosen, out.best, f"{100 * (out.regret - 1):.1f} %") for out in worst if out.regret > LISTED
         ]
         if lines:
             parts.append(f"{each.title}, the worst:\n" + plain_table((("problem", "chosen", "best", "regret"), lines)))
     return "\n\n".join(parts)
+
+
+def to_plain(summaries: Sequence[Summary], shares: Sequence[float]) -> dict[str, object]:
+    """The same as JSON can hold it, with every problem that flipped."""
+    return {
+        "problems": [
+            {
+                "title": each.title,
+                "count": len(each.outcomes),
+                "mean": each.mean,
+                "worst": each.worst,
+                "flips": each.flips,
+                "outside": each.outside,
+                "flipped": [asdict(outcome) for outcome in each.outcomes if outcome.flipped],
+            }
+            for each in summaries
+        ],
+        "parts": len(shares),
+        "drift": _drifts(shares),
+    }
+
+
+def _drifts(shares: Sequence[float]) -> dict[str, float]:
+    """Median, 95th percentile and the most of sorted shares; nothing of none."""
+    places = {"median": 0.5, "p95": 0.95, "most": 1.0} if shares else {}
+    return {name: shares[min(int(share * len(shares)), len(shares) - 1)] for name, share in places.items()}

@@ -56,7 +56,11 @@ def command(
 
     order = Order(what, tuple(names or ()), record, parts, policy, seconds, jobs, export, target, variants, out)
     if order.of_records:
-        print(carry_out(order, note))
+        outcome = carry_out(order, note)
+        if as_json:
+            print_json(outcome.plain)
+        else:
+            print(outcome.text)
         return
     from loka.bench.request import Request, run
     from loka.bench.results import to_plain, write_files

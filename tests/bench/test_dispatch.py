@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from loka.bench import dispatch_run
 from loka.bench.dispatch_bound import bound_us
 from loka.bench.dispatch_cases import COMPILED, DISPATCH, FUSED, SHAPES, SINGLES, decisions, gemm_words, is_rendered
 from loka.bench.dispatch_run import AS_COMPILED, Line, read_lines, run_dispatch
 from loka.bench.dispatch_table import best_words, means, times, to_markdown, variants_of
+from loka.bench.machine import HOPPER
 from loka.bench.packages import Workshop
 from loka.bench.record_grid import DENSE_RECIPES, kinds
 from loka.bench.regions import Shape
@@ -188,5 +190,26 @@ def test_means_are_over_the_regions_that_all_variants_have() -> None:
     _, table = times(lines, names)
     assert table[0] == ("2048, 256, 768", "200.0", "100.0", "100.0", "50.0", "50 %")
     assert table[2] == ("2048, 512, 3456", "100.0", "-", "-", "50.0", "-")
+    slower = [*lines, line(first, "torchao-rowwise", 300.0), line(second, "torchao-rowwise", 160.0)]
+    _, rows = means(slower, variants_of(slower))
+    assert rows[1] == ("torchao-rowwise", "2", "1.118x", "0.280")
     assert "## " not in to_markdown(lines, "A device", "made up")
     assert json.dumps(to_markdown(lines, "A device", "made up"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != HOPPER, reason="needs a Hopper GPU"
+)
+def test_a_region_is_measured_on_a_gpu(tmp_path: Path) -> None:
+    variants = (COMPILED, FUSED, "cublas-precise", "cublas-fast", DISPATCH)
+    lines = run_dispatch(tmp_path / "lines.jsonl", known(fp8=0.3, fast=0.8), [SHAPE], variants, print, lambda: False)
+    assert {each.variant for each in lines} == set(variants)
+    for each in lines:
+        assert each.failure == "", each
+        assert each.us is not None
+        assert 20 < each.us < 2000
+        assert each.output_db is not None
+        assert each.output_db > (25 if "scaled_mm" in each.runs else 35)
+    by_name = {each.variant: each for each in lines}
+    assert by_name[DISPATCH].us == by_name["cublas-fast"].us

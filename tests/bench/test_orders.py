@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -69,16 +70,20 @@ def test_what_was_recorded_can_be_planned_by_and_is_not_measured_again(recorded:
 def test_the_map_is_written_as_a_page(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     monkeypatch.setattr("loka.bench.orders.plot", lambda found, machine, path: drawn.append((machine, path.name)))
-    text = carry_out(Order("crossover", (str(recorded),), out=tmp_path / "results"), print)
+    outcome = carry_out(Order("crossover", (str(recorded),), out=tmp_path / "results"), print)
     (page,) = (tmp_path / "results").glob("crossover-*.md")
     assert drawn == [(MACHINE.device, page.name.replace(".md", ".svg"))]
-    assert "GEMM alone, precise accumulation: 64 shapes: FP8 wins 64, loses 0, ties 0" in text
+    assert "GEMM alone, precise accumulation: 64 shapes: FP8 wins 64, loses 0, ties 0" in outcome.text
+    assert len(outcome.plain["GEMM"]) == 64  # type: ignore[arg-type]
     assert "driver 580.65.06" in page.read_text()
+    assert str(tmp_path) not in page.read_text()
 
 
 def test_measurements_are_exported_without_a_gpu(recorded: Path, tmp_path: Path) -> None:
     text = tmp_path / "h100.jsonl"
-    assert "measurements on NVIDIA H100 80GB HBM3" in carry_out(Order("kernels", (str(recorded),), export=text), print)
+    outcome = carry_out(Order("kernels", (str(recorded),), export=text), print)
+    assert "measurements on NVIDIA H100 80GB HBM3" in outcome.text
+    assert '"loka bench kernels --record h100.sqlite"' in text.read_text().splitlines()[0]
     assert Measurements.open(text, "h100").sha256 == Measurements.open(recorded, "h100").sha256
 
 
@@ -89,6 +94,10 @@ def test_two_recordings_are_compared(recorded: Path, tmp_path: Path, capsys: pyt
     printed = capsys.readouterr().out
     assert "0.00 %" in printed
     assert "10.00 %, 10.00 %, 10.00 %" in printed
+    assert entry.main(["regret", str(recorded), str(again), "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["drift"] == pytest.approx({"median": 0.1, "p95": 0.1, "most": 0.1}, rel=1e-3)
+    assert [problem["flips"] for problem in plain["problems"]] == [0] * len(plain["problems"])
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,17 @@ def test_the_spread_is_half_of_the_distance_of_the_quartiles() -> None:
         span_of([1.0])
 
 
+def test_a_restless_time_is_taken_twice_and_the_calmer_one_counts() -> None:
+    spans = [Span(5.0, 0.2, 9), Span(4.0, 0.01, 9), Span(1.0, 0.001, 9)]
+
+    class Clock:
+        def time(self, call: Any, arguments: Any) -> Span:
+            return spans.pop(0)
+
+    assert measure(SMALL, FakeBench(), Clock())[0] == Span(4.0, 0.01, 9)
+    assert len(spans) == 1
+
+
 def test_a_call_that_does_several_parts_is_shared_by_them() -> None:
     class Bench:
         def prepare(self, part: Part) -> tuple[Prepared, ...]:

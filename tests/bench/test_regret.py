@@ -90,15 +90,19 @@ def test_the_summary_has_the_geometric_mean_and_the_worst() -> None:
         summarise("none", problems, of(), of())
 
 
-def test_kernels_of_one_size_compete_and_the_plain_one_is_last() -> None:
+def test_kernels_of_one_recipe_and_size_compete_and_the_plain_one_is_last() -> None:
     plain = Part(Work.GEMM, "as-is", 64, 64, 64)
-    fast = Part(Work.GEMM, "torch.scaled_mm", 64, 64, 64, recipe="e4m3 rowwise, e4m3 rowwise, fast")
+    fast, precise = (
+        Part(Work.GEMM, "torch.scaled_mm", 64, 64, 64, recipe=f"e4m3 rowwise, e4m3 rowwise, {how}")
+        for how in ("fast", "precise")
+    )
+    second = Part(Work.GEMM, "z.rowwise", 64, 64, 64, recipe=fast.recipe)
     other = Part(Work.GEMM, "as-is", 64, 64, 64, dtype="float32")
-    problems = gemm_problems([plain, fast, other, Part(Work.TURN, "rendered", 64, 64)])
-    assert [list(problem.candidates) for problem in problems] == [
-        ["torch.scaled_mm e4m3 rowwise, e4m3 rowwise, fast", "as-is"],
-        ["as-is"],
-    ]
+    problems = gemm_problems([plain, second, fast, precise, other, Part(Work.TURN, "rendered", 64, 64)])
+    assert {recipe: [list(each.candidates) for each in found] for recipe, found in problems.items()} == {
+        fast.recipe: [["torch.scaled_mm", "z.rowwise", "as-is"]],
+        precise.recipe: [["torch.scaled_mm", "as-is"]],
+    }
 
 
 def test_sites_are_run_in_every_way_that_fits_together() -> None:
