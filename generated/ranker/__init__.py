@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "916d996ffd006d9c1d5dcdfe7162995e29e758ce1ea93f3dbc762227043a70ca"
+STAMP = "3c1e0e094c46b3586ff013eb094683f35081b7e9c7f6bc963bfedbce7ddd6aa9"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

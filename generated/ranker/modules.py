@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "916d996ffd006d9c1d5dcdfe7162995e29e758ce1ea93f3dbc762227043a70ca"
+STAMP = "3c1e0e094c46b3586ff013eb094683f35081b7e9c7f6bc963bfedbce7ddd6aa9"
 
 
 class EmbedDense(dispatch.Bound):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import mix_reference, operators
 
-STAMP = "916d996ffd006d9c1d5dcdfe7162995e29e758ce1ea93f3dbc762227043a70ca"
+STAMP = "3c1e0e094c46b3586ff013eb094683f35081b7e9c7f6bc963bfedbce7ddd6aa9"
 
 
 @triton.jit(do_not_specialize=["m"])

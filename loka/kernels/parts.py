@@ -46,7 +46,7 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A part's time in microseconds. `spread` is half of the distance between the quartiles, as a share of the time."""
+    """A part's time in microseconds. `spread`, a share of it, is how far another measurement may well be off."""
 
     us: float
     spread: float
