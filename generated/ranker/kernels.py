@@ -27,7 +27,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "3c1e0e094c46b3586ff013eb094683f35081b7e9c7f6bc963bfedbce7ddd6aa9"
+STAMP = "62f4e5ac5c359fda85fc52cb10d23f42388ecfb0c05349a2eafceb9118aca0b4"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive

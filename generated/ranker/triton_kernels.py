@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import mix_reference, operators
 
-STAMP = "3c1e0e094c46b3586ff013eb094683f35081b7e9c7f6bc963bfedbce7ddd6aa9"
+STAMP = "62f4e5ac5c359fda85fc52cb10d23f42388ecfb0c05349a2eafceb9118aca0b4"
 
 
 @triton.jit(do_not_specialize=["m"])

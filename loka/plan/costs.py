@@ -8,7 +8,9 @@ A site's step is its GEMMs, what makes their operands, and the norms and activat
   weight is quantised; backward, the gradient of those after is written in FP8; it, the input and the weight are turned;
 - in a chain's recipe alone: the same, with a quantiser each for the input and the output gradient;
 - in a chain under known scales: the same passes;
-- in any other recipe: each GEMM quantises both of its operands anew, from a transposed copy where it has to.
+- in any other recipe, and where some of its GEMMs stay in BF16: each GEMM quantises both of its operands anew, from a
+  transposed copy where it has to. Such a site is no chain; where `fuse: always` would have rendered its norms, the
+  compiler writes them (`COMPILED`), which costs the site what fusion gains.
 
 A norm between two linears is counted once: its forward with the linear that reads it, its gradient with the linear
 before it. What is summed on the way (products, residuals, biases) costs the same bytes in each of these, and is left
@@ -21,7 +23,7 @@ gains.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import dropwhile, takewhile
 
 from loka.kernels.catalogue import gemm_sizes
@@ -37,6 +39,7 @@ Pair = tuple[OperandRecipe, OperandRecipe]
 Pairs = Mapping[Gemm, Pair | None]  # the GEMMs of a site; None where one stays as the model has it
 
 RENDERED = "rendered"
+COMPILED = "compiled"  # by torch.compile; not measured, priced by what is rendered
 DTYPE = "bfloat16"  # of activations: the model's own, or autocast's
 _GEMMS = frozenset({"linear", "matmul", "mm", "addmm", "einsum", "bmm"})
 
@@ -189,15 +192,23 @@ def _is_e4m3(recipe: OperandRecipe, scaling: Scaling, range_: Range) -> bool:
     return form == (Format.E4M3, scaling, range_, False)
 
 
-def sheet_of(sizes: Sizes, pairs: Pairs, around: Surroundings, taken: bool, joined: bool) -> Sheet:
+def sheet_of(
+    sizes: Sizes, pairs: Pairs, around: Surroundings, taken: bool, joined: bool, unfused: bool = False
+) -> Sheet:
     """The parts beside the GEMMs.
 
     `taken` says whether kernels of a chain take the neighbours along, and `joined` whether the site before is in the
-    same chain, so that its last kernel makes this one's input.
+    same chain, so that its last kernel makes this one's input; `unfused`, whether norms and activations are left to the
+    compiler that other ways of this site have rendered.
     """
     if sizes.fits and has_form_of_chain(pairs):
         return _chained(sizes, pairs, around, taken, joined)
-    return _plain(sizes, pairs, around)
+    sheet = _plain(sizes, pairs, around)
+    return Sheet(_left(sheet.forward), _left(sheet.backward)) if unfused else sheet
+
+
+def _left(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    return tuple(replace(part, kernel=COMPILED) if part.around else part for part in parts)
 
 
 def _chained(sizes: Sizes, pairs: Pairs, around: Surroundings, taken: bool, joined: bool) -> Sheet:

@@ -289,7 +289,7 @@ def _way(
     products = {gemm: choices[gemm].price if gemm in fp8 else own[gemm] for gemm in gemms}
 
     def cost(taken: bool, joined: bool) -> Cost | None:
-        sheet = sheet_of(sizes, pairs, around, taken, joined)
+        sheet = sheet_of(sizes, pairs, around, taken, joined, unfused)
         forward, backward = pricer.sum(sheet.forward), pricer.sum(sheet.backward)
         if forward is None or backward is None:
             return None
@@ -301,6 +301,7 @@ def _way(
         return Cost.of(forward, backward)
 
     form = sizes.fits and has_form_of_chain(pairs)
+    unfused = bool(fp8) and not form and fuse is Fuse.ALWAYS
     chained = form or (sizes.fits and keeps_wgrad_in_chain(pairs) and not around.any)
     taken = form and around.any and fuse is not Fuse.NEVER
     apart = cost(taken, False)

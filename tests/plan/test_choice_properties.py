@@ -75,7 +75,9 @@ def time_of(site: Site, wanted: SiteSettings, kernels: tuple[str, ...], costs: M
         gemm: None if kernel == AS_IS else wanted.gemms[gemm].operands
         for gemm, kernel in zip(gemms, kernels, strict=True)
     }
-    sheet = sheet_of(sizes, pairs, surroundings_of(site), wanted.fuse is Fuse.ALWAYS, False)
+    fused = wanted.fuse is Fuse.ALWAYS
+    unfused = fused and any(pairs.values())  # where they are no chain
+    sheet = sheet_of(sizes, pairs, surroundings_of(site), fused, False, unfused)
     products = [
         gemm_part(gemm, sizes, kernel, pairs[gemm], Accumulation.PRECISE if pairs[gemm] else None)
         for gemm, kernel in zip(gemms, kernels, strict=True)

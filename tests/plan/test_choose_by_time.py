@@ -285,7 +285,7 @@ def test_evidence_and_time_both_have_to_agree(decide, wanted, safe) -> None:
     assert gemm_of(unsafe, Gemm.WGRAD).reason == "input is to be turned from fprop's, which stays as it is"
     assert unsafe.timing is not None
     assert not unsafe.timing.kept
-    half = decide(wanted(), costs, known=safe(unsafe=(Gemm.WGRAD,)), k=4096, n=4096)
+    half = decide(wanted(fuse=Fuse.AUTO), costs, known=safe(unsafe=(Gemm.WGRAD,)), k=4096, n=4096)
     assert [gemm.fp8 for gemm in half.gemms] == [True, True, False]
     assert gemm_of(half, Gemm.WGRAD).reason.startswith("unsafe: MERE")
 
@@ -299,7 +299,8 @@ def test_keep_is_kept_whatever_it_would_gain(decide, wanted) -> None:
 
 def test_gemms_are_chosen_together_since_they_share_what_is_quantised(decide, wanted) -> None:
     """wgrad's FP8 product alone is faster, and loses to the transposed copies that it needs."""
-    plan = decide(wanted(), MadeUp(KERNELS, slow("turn", by=30.0)), k=4096, n=4096, input_grad=False)
+    slow_turn = MadeUp(KERNELS, slow("turn", by=30.0))
+    plan = decide(wanted(fuse=Fuse.AUTO), slow_turn, k=4096, n=4096, input_grad=False)
     assert [gemm.fp8 for gemm in plan.gemms] == [True, False]
     reason = gemm_of(plan, Gemm.WGRAD).reason
     assert reason.startswith("kept: BF16 is faster here: ")
@@ -418,3 +419,15 @@ def test_a_linear_that_keeps_wgrad_alone_stays_in_its_chain(make_site, wanted, s
 
     assert forward_of_up(wgrad=Compute.KEEP) == forward_of_up()
     assert forward_of_up() < forward_of_up(wgrad=Compute.KEEP, dgrad=Compute.KEEP)
+
+
+def test_a_mixture_loses_the_fusion_that_a_site_in_bf16_keeps(decide, wanted, safe) -> None:
+    """Under `fuse: always` BF16 alone has its norms rendered; with wgrad alone in BF16 the compiler writes them."""
+    kept, left = (
+        decide(wanted(fuse=fuse), MadeUp(KERNELS), known=safe(unsafe=(Gemm.WGRAD,)), k=4096, n=4096)
+        for fuse in (Fuse.ALWAYS, Fuse.AUTO)
+    )
+    assert not kept.fp8
+    assert [gemm.fp8 for gemm in left.gemms] == [True, True, False]
+    mixture = next(each for each in kept.candidates if each.kernels == (SCALED_MM, SCALED_MM, AS_IS))
+    assert mixture.time.source is Source.ESTIMATED

@@ -222,7 +222,9 @@ def test_a_file_of_times_decides_as_the_costs_that_it_was_made_of(measured: Path
     assert plan.measurements is not None
     assert plan.measurements[0] == "times.sqlite"
     assert {gemm.kernel for gemm in site(plan, FIRST).gemms} == {"fbgemm.rowwise"}
-    assert all(each.time.source.value == "measured" for each in site(plan, FIRST).candidates)
+    for each in site(plan, FIRST).candidates:  # in a mixture the compiler writes the norms, which nothing measures
+        alike = len(set(each.kernels)) == 1
+        assert each.time.source.value == ("measured" if alike else "estimated")
     assert from_json(to_json(plan)) == plan
 
 

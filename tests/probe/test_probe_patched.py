@@ -9,7 +9,13 @@ import loka
 from generated import ranker as package
 from loka.zoo import click_loss, ranker, ranker_batches
 
-SITES = tuple(site for binding in package.BINDINGS for sites in binding.sites for site in sites)
+PATCHED = {
+    site: gemms
+    for binding in package.BINDINGS
+    for sites in binding.sites
+    for site, gemms in zip(sites, binding.gemms, strict=True)
+}
+SITES = tuple(site for site, gemms in PATCHED.items() if gemms)  # in FP8; kernels may have taken the others
 
 
 def learned(patched, compiled=False, steps=2):
@@ -37,9 +43,11 @@ def plain():
 @pytest.mark.parametrize("compiled", [False, True])
 def test_operands_of_patched_sites_are_those_of_the_model_rounded(plain, compiled):
     found = learned(patched=True, compiled=compiled)
-    assert len(SITES) > 3
+    assert len(SITES) == 13
     assert set(found) == set(plain)
     for name in found:
+        if name in PATCHED and name not in SITES:
+            continue
         for part in ("input", "grad_output"):
             one, other = getattr(found[name], part), getattr(plain[name], part)
             assert (one.calls, one.rows, one.moments.count) == (other.calls, other.rows, other.moments.count), name
