@@ -7,6 +7,7 @@ microseconds, spread, runs, MERE, SQNR in dB, and why it is wrong where it is. E
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from loka.errors import InputError
-from loka.kernels.measurement_file import nothing_for, read_file
+from loka.kernels.measurement_file import MAGIC, head_of, nothing_for, read_file
 from loka.kernels.measurement_rows import Kind, MeasuredSet, Measurement, digest
 from loka.kernels.parts import Part, Work
 from loka.kernels.versions import Versions
+from loka.places import place_of
 
 FORMAT = "loka.measurements"
 VERSION = 1
@@ -31,16 +33,20 @@ _AGAIN = "take it from where it was kept, or export it again"
 def export(sqlite: str | os.PathLike[str], text: str | os.PathLike[str], target: str, command: str) -> MeasuredSet:
     """Write what an SQLite file has for a target as text; `command` says how it was measured. Gives what was written.
 
-    Raises InputError as `measurement_file.read_file` does, and where the text cannot be written.
+    Raises InputError as `measurement_file.read_file` does, where the file is such a text already, and where the text
+    cannot be written, or would take the place of an SQLite file.
     """
-    measured = read_file(Path(sqlite), target)
-    path = Path(text)
+    source, path = Path(sqlite), Path(text)
+    measured = _to_export(source, target)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        if _is_recording(path):
+            raise InputError(f"{path}: a recording stands there, which the text would replace; choose another place")
+        place = place_of(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        temporary = place.with_name(f".{place.name}.{os.getpid()}")
         try:
             temporary.write_text(to_text(measured, command), encoding="utf-8", newline="\n")
-            temporary.replace(path)
+            temporary.replace(place)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
@@ -107,6 +113,22 @@ def read_text(path: Path, target: str) -> MeasuredSet:
 def shipped_file(target: str) -> Path:
     """Where the set of a target is, if it ships."""
     return DATA / f"{target}.jsonl"
+
+
+def _to_export(source: Path, target: str) -> MeasuredSet:
+    with contextlib.suppress(OSError):  # `head_of` says what is wrong
+        if is_text(source):
+            raise InputError(f"{source}: a text already; name the file of `loka bench kernels --record`")
+    head_of(source)
+    return read_file(source, target)
+
+
+def _is_recording(path: Path) -> bool:
+    """Whether an SQLite file stands there, with measurements that only it may have."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def _set(rows: Sequence[Any]) -> MeasuredSet:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -137,6 +139,35 @@ def test_where_it_cannot_be_written_it_says_so(tmp_path):
     with pytest.raises(InputError, match="taken: cannot be written: Is a directory"):
         export(path, tmp_path / "taken", "h100", COMMAND)
     assert sorted(tmp_path.iterdir()) == [path, tmp_path / "taken"]
+
+
+def test_a_recording_is_never_replaced_by_its_text(tmp_path):
+    path = record(tmp_path / "m.sqlite", grid())
+    before = path.read_bytes()
+    with pytest.raises(InputError, match=r"m\.sqlite: a recording stands there, which the text would replace"):
+        export(path, path, "h100", COMMAND)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_nor_is_a_pipe_or_a_device(tmp_path):
+    path = record(tmp_path / "m.sqlite", grid())
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="pipe: cannot be written: it is a device or a pipe"):
+        export(path, tmp_path / "pipe", "h100", COMMAND)
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+def test_what_cannot_be_exported_is_said_as_it_is(exported, tmp_path):
+    for source, says in (
+        (exported, "a text already; name the file of"),
+        (tmp_path / "nowhere", "is not there; make it with"),
+        (tmp_path, "cannot be read: Is a directory"),
+    ):
+        with pytest.raises(InputError) as caught:
+            export(source, tmp_path / "o.jsonl", "h100", COMMAND)
+        assert str(caught.value).startswith(f"{source}: {says}")
+    assert not (tmp_path / "o.jsonl").exists()
 
 
 def test_a_target_without_a_set_has_none(monkeypatch, exported):
