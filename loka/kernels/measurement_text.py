@@ -83,28 +83,37 @@ def is_text(path: Path) -> bool:
         return file.read(len(_START)) == _START.encode()
 
 
-def read_text(path: Path, target: str) -> MeasuredSet:
-    """The set in a text. Raises InputError where it is damaged, edited, of a newer LoKA, or not for the target."""
+def read_text(path: Path, target: str, advice: str = _AGAIN) -> MeasuredSet:
+    """The set in a text. Raises InputError where it is damaged, edited, of a newer LoKA, or not for the target.
+
+    `advice` is what to do about one that is damaged.
+    """
     try:
-        head, _, body = path.read_text(encoding="utf-8").partition("\n")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}; {advice}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: damaged: no UTF-8 at byte {error.start}; {advice}") from error
+    head, _, body = text.partition("\n")
+    try:
         first = json.loads(head)
         version, sha256 = int(first["version"]), first["sha256"]
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"{path}: damaged in line 1: {error}; {_AGAIN}") from error
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise InputError(f"{path}: damaged in line 1: {error}; {advice}") from error
     if version > VERSION:
         raise InputError(
             f"{path}: written by a newer LoKA (version {version}, this one reads {VERSION}); install that LoKA, or "
             "name another file"
         )
+    if version < 1:
+        raise InputError(f"{path}: damaged in line 1: version {version} never was; {advice}")
     lines = body.splitlines()
     if digest(lines) != sha256:
-        raise InputError(f"{path}: cut short or edited: its lines are not those that were exported; {_AGAIN}")
+        raise InputError(f"{path}: cut short or edited: its lines are not those that were exported; {advice}")
     try:
         measured = _set(json.loads(f"[{','.join(lines)}]"))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, InputError) as error:
-        raise InputError(f"{path}: damaged: {error}; {_AGAIN}") from error
+        raise InputError(f"{path}: damaged: {error}; {advice}") from error
     if not measured.machine.is_of(target):
         raise InputError(f"{path}: {nothing_for(target, [measured.machine.device])}")
     return measured

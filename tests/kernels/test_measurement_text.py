@@ -91,7 +91,9 @@ BROKEN = {
     "no sha256": (edit('"sha256"', '"sha"'), "damaged in line 1: 'sha256'"),
     "the first line cut": (lambda text: text[:60], "damaged in line 1"),
     "a version that is none": (edit('"version": 1', '"version": []'), "damaged in line 1"),
-    "no UTF-8": (lambda text: text.replace("loka bench", "\udcff"), "damaged in line 1"),
+    "a version that is infinite": (edit('"version": 1', '"version": Infinity'), "damaged in line 1: cannot convert"),
+    "a version that never was": (edit('"version": 1', '"version": -1'), "damaged in line 1: version -1 never was"),
+    "no UTF-8": (lambda text: text.replace("loka bench", "\udcff"), "damaged: no UTF-8 at byte"),
 }
 
 
@@ -175,6 +177,17 @@ def test_a_target_without_a_set_has_none(monkeypatch, exported):
     assert Measurements.shipped("h200") is None
     found = Measurements.shipped("h100")
     assert (found.name, len(found)) == ("h100.jsonl of LoKA", 79)
+
+
+def test_a_set_that_ships_damaged_says_that_it_came_with_loka(monkeypatch, exported):
+    monkeypatch.setattr(measurement_text, "DATA", exported.parent)
+    exported.write_text(exported.read_text()[:2000])
+    with pytest.raises(InputError, match=r"h100\.jsonl: cut short or edited: .* exported; it came with LoKA: install"):
+        Measurements.shipped("h100")
+    exported.unlink()
+    exported.mkdir()
+    with pytest.raises(InputError, match="cannot be read: Is a directory; it came with LoKA: install"):
+        Measurements.shipped("h100")
 
 
 def test_every_set_that_ships_can_be_read():
