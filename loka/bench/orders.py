@@ -20,14 +20,14 @@ from loka.bench.record_book import FileBook
 from loka.bench.record_run import libraries, parts_of, run_record
 from loka.bench.regions import parse_shape
 from loka.bench.regret_sites import site_problems
+from loka.bench.request import OF_RECORDS
 from loka.bench.results import usable_folder, write_text
 from loka.bench.variants import choose
 from loka.errors import InputError
-from loka.kernels.catalogue import KERNELS
+from loka.kernels.catalogue import HOPPER_TARGETS, KERNELS
 from loka.kernels.measurements import Measurements, Recording, Versions, export
 
-MAP, REGRET, DISPATCH = "crossover", "regret", "dispatch"
-WHAT = (MAP, REGRET, DISPATCH)
+MAP, REGRET, DISPATCH = WHAT = OF_RECORDS
 LINES = "dispatch.jsonl"
 
 
@@ -70,6 +70,7 @@ def carry_out(order: Order, progress: Progress) -> Outcome:
 
     Raises InputError where the order is not right, a file is missing or wrong, or there is no GPU to record on.
     """
+    _check(order)
     if order.what == MAP:
         return draw_map(order)
     if order.what == REGRET:
@@ -89,6 +90,15 @@ def carry_out(order: Order, progress: Progress) -> Outcome:
         outcomes.append(export_text(order, order.export))
     plain = {key: value for each in outcomes for key, value in each.plain.items()}
     return Outcome("\n".join(each.text for each in outcomes), plain)
+
+
+def _check(order: Order) -> None:
+    """Raises InputError for a target that there is not, and for seconds that are no time."""
+    if order.target not in HOPPER_TARGETS:
+        known = " or ".join(HOPPER_TARGETS)
+        raise InputError(f"loka bench --target: nothing is measured for {order.target!r}; write {known}")
+    if math.isnan(order.seconds) or order.seconds <= 0:
+        raise InputError(f"loka bench --seconds: {order.seconds:g} is no time to work in; write a number above 0")
 
 
 def record(order: Order, file: Path, progress: Progress) -> Outcome:

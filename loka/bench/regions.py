@@ -92,7 +92,7 @@ def parse_shape(text: str) -> Shape:
     """ "8192,2048,1024" is M, N, K; "8192,2048" has K = N. Raises InputError."""
     parts = re.split(r"[,x]", text)
     if len(parts) not in (2, 3) or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise InputError(f"loka bench region: {text!r} is no shape; write M,N,K like 8192,2048,2048, or M,N for K = N")
+        raise InputError(f"loka bench: {text!r} is no shape; write M,N,K like 8192,2048,2048, or M,N for K = N")
     m, n, *rest = map(int, parts)
     return Shape(m, n, rest[0] if rest else n)
 

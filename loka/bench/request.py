@@ -17,6 +17,7 @@ from loka.bench.variants import choose, variants_named
 from loka.errors import InputError
 
 WHAT = ("kernels", "region", "model")
+OF_RECORDS = ("crossover", "regret", "dispatch")  # those of `loka.bench.orders`
 ONLY = ("train", "infer")
 FORMS = tuple(form.value for form in Form)
 
@@ -65,7 +66,8 @@ class Job:
 def check(request: Request) -> Job:
     """Everything that can be known before measuring. Raises InputError."""
     if request.what not in WHAT:
-        raise InputError(f"loka bench: there is no {request.what!r} to measure; write one of {', '.join(WHAT)}")
+        known = ", ".join((*WHAT, *OF_RECORDS))
+        raise InputError(f"loka bench: there is no {request.what!r} to measure; write one of {known}")
     if request.form is not None and request.what != "region":
         raise InputError(f"loka bench {request.what}: --form is for `loka bench region`; leave it out")
     if request.only is not None and request.what == "kernels":

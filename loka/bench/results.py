@@ -14,6 +14,7 @@ from pathlib import Path
 from loka.bench.machine import Environment
 from loka.bench.timing import Timing
 from loka.errors import InputError
+from loka.places import place_of
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]  # columns and rows
 NOTHING = "-"
@@ -276,10 +277,11 @@ def write_files(report: Report, folder: Path) -> tuple[Path, Path]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all. Raises InputError where that cannot be."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    place = place_of(path)
+    temporary = place.with_name(f".{place.name}.{os.getpid()}")
     try:
         temporary.write_text(text, encoding="utf-8", newline="\n")
-        temporary.replace(path)
+        temporary.replace(place)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()

@@ -33,7 +33,7 @@ def shipped_items(here: Versions | None) -> tuple[Item, ...]:
         try:
             found = Measurements.shipped(target)
         except InputError as error:
-            items.append(Item(name, "problem", "", f"{error}; install LoKA again"))
+            items.append(Item(name, "problem", "", str(error)))
             continue
         if found is None:
             items.append(Item(name, "missing", "", f"none ship for {target}; a policy can name its own: {RECORD}"))

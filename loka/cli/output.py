@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from loka.errors import InputError
+from loka.places import place_of
 
 PIPED_WIDTH = 400  # columns of a table that goes into a file or a pipe, so that nothing in it is cut
 
@@ -82,16 +83,17 @@ def percent(share: float) -> str:
 def write_file(path: Path, text: str) -> None:
     """Write a file whole or not at all, making its directory.
 
-    Raises InputError where the directory or file cannot be written.
+    Raises InputError where the directory or file cannot be written, or where a device stands there.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        place = place_of(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
                 file.write(text)
             os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, path)
+            os.replace(temporary, place)
         except BaseException:
             os.unlink(temporary)
             raise

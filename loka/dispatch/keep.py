@@ -21,6 +21,12 @@ def chosen_modules(
     if not patterns:
         raise BindError(f"{package}: keep takes the names of sites, or globs over them")
     for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise BindError(
+                f"{package}: keep takes names, each as an argument of its own, and {pattern!r} is none; write "
+                "patch.keep(*names) for several in a list"
+            )
+    for pattern in patterns:
         if not any(fnmatchcase(site, pattern) for site in known):
             close = difflib.get_close_matches(pattern, known, n=2, cutoff=0.4)
             hint = f" (nearest: {', '.join(close)})" if close else f" (there are {len(known)}: see patch.sites)"

@@ -177,7 +177,7 @@ def head_of(path: Path) -> bytes:
             f"{path}: is not there; make it with `loka bench kernels --record {path}`, or check the path"
         ) from error
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}; check the path") from error
     if head not in (b"", MAGIC):
         raise InputError(f"{path}: no file of measurements; name one of `loka bench kernels --record`")
     return head
@@ -314,7 +314,7 @@ def _damaged(path: Path, what: object) -> InputError:
 
 def _broken(path: Path, error: sqlite3.Error) -> InputError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):  # the last: a table is not there
         return _damaged(path, error)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return InputError(f"{path}: another process has held it for over {PATIENCE:.0f} s; wait for it, or end it")

@@ -7,6 +7,7 @@ microseconds, spread, runs, MERE, SQNR in dB, and why it is wrong where it is. E
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from loka.errors import InputError
-from loka.kernels.measurement_file import nothing_for, read_file
+from loka.kernels.measurement_file import MAGIC, head_of, nothing_for, read_file
 from loka.kernels.measurement_rows import Kind, MeasuredSet, Measurement, digest
 from loka.kernels.parts import Part, Work
 from loka.kernels.versions import Versions
+from loka.places import place_of
 
 FORMAT = "loka.measurements"
 VERSION = 1
@@ -31,16 +33,20 @@ _AGAIN = "take it from where it was kept, or export it again"
 def export(sqlite: str | os.PathLike[str], text: str | os.PathLike[str], target: str, command: str) -> MeasuredSet:
     """Write what an SQLite file has for a target as text; `command` says how it was measured. Gives what was written.
 
-    Raises InputError as `measurement_file.read_file` does, and where the text cannot be written.
+    Raises InputError as `measurement_file.read_file` does, where the file is such a text already, and where the text
+    cannot be written, or would take the place of an SQLite file.
     """
-    measured = read_file(Path(sqlite), target)
-    path = Path(text)
+    source, path = Path(sqlite), Path(text)
+    measured = _to_export(source, target)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        if _is_recording(path):
+            raise InputError(f"{path}: a recording stands there, which the text would replace; choose another place")
+        place = place_of(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        temporary = place.with_name(f".{place.name}.{os.getpid()}")
         try:
             temporary.write_text(to_text(measured, command), encoding="utf-8", newline="\n")
-            temporary.replace(path)
+            temporary.replace(place)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
@@ -77,28 +83,37 @@ def is_text(path: Path) -> bool:
         return file.read(len(_START)) == _START.encode()
 
 
-def read_text(path: Path, target: str) -> MeasuredSet:
-    """The set in a text. Raises InputError where it is damaged, edited, of a newer LoKA, or not for the target."""
+def read_text(path: Path, target: str, advice: str = _AGAIN) -> MeasuredSet:
+    """The set in a text. Raises InputError where it is damaged, edited, of a newer LoKA, or not for the target.
+
+    `advice` is what to do about one that is damaged.
+    """
     try:
-        head, _, body = path.read_text(encoding="utf-8").partition("\n")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}; {advice}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: damaged: no UTF-8 at byte {error.start}; {advice}") from error
+    head, _, body = text.partition("\n")
+    try:
         first = json.loads(head)
         version, sha256 = int(first["version"]), first["sha256"]
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"{path}: damaged in line 1: {error}; {_AGAIN}") from error
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise InputError(f"{path}: damaged in line 1: {error}; {advice}") from error
     if version > VERSION:
         raise InputError(
             f"{path}: written by a newer LoKA (version {version}, this one reads {VERSION}); install that LoKA, or "
             "name another file"
         )
+    if version < 1:
+        raise InputError(f"{path}: damaged in line 1: version {version} never was; {advice}")
     lines = body.splitlines()
     if digest(lines) != sha256:
-        raise InputError(f"{path}: cut short or edited: its lines are not those that were exported; {_AGAIN}")
+        raise InputError(f"{path}: cut short or edited: its lines are not those that were exported; {advice}")
     try:
         measured = _set(json.loads(f"[{','.join(lines)}]"))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, InputError) as error:
-        raise InputError(f"{path}: damaged: {error}; {_AGAIN}") from error
+        raise InputError(f"{path}: damaged: {error}; {advice}") from error
     if not measured.machine.is_of(target):
         raise InputError(f"{path}: {nothing_for(target, [measured.machine.device])}")
     return measured
@@ -107,6 +122,22 @@ def read_text(path: Path, target: str) -> MeasuredSet:
 def shipped_file(target: str) -> Path:
     """Where the set of a target is, if it ships."""
     return DATA / f"{target}.jsonl"
+
+
+def _to_export(source: Path, target: str) -> MeasuredSet:
+    with contextlib.suppress(OSError):  # `head_of` says what is wrong
+        if is_text(source):
+            raise InputError(f"{source}: a text already; name the file of `loka bench kernels --record`")
+    head_of(source)
+    return read_file(source, target)
+
+
+def _is_recording(path: Path) -> bool:
+    """Whether an SQLite file stands there, with measurements that only it may have."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def _set(rows: Sequence[Any]) -> MeasuredSet:

@@ -46,6 +46,7 @@ __all__ = ["Measurement", "Measurements", "Recording", "Versions", "export"]
 
 DRIFT = 0.01  # of a measured time from one recording to the next, as a share
 HELD_OUT = 0.035  # of a time that is looked up between others, or beside them
+_SHIPPED_AGAIN = "it came with LoKA: install LoKA again, or name a file of your own in the policy (`measurements:`)"
 
 
 @dataclass(slots=True)
@@ -118,7 +119,7 @@ class Measurements(Costs):
     def shipped(cls, target: str) -> Measurements | None:
         """The set that ships for a target, None where there is none. Raises InputError where it is damaged."""
         path = shipped_file(target)
-        return cls(read_text(path, target), f"{path.name} of LoKA") if path.is_file() else None
+        return cls(read_text(path, target, _SHIPPED_AGAIN), f"{path.name} of LoKA") if path.exists() else None
 
     @classmethod
     def of(cls, measurements: Iterable[Measurement], machine: Versions, name: str = "measurements") -> Measurements:

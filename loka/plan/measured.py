@@ -6,6 +6,7 @@ import os
 from pathlib import Path, PurePath
 
 from loka.errors import InputError
+from loka.kernels.catalogue import REFERENCE_TARGET
 from loka.kernels.measurements import Measurements
 from loka.policy.policy import Policy
 
@@ -14,11 +15,16 @@ def open_measurements(policy: Policy) -> Measurements | None:
     """Those of the file that a policy names; where it names none, the set that ships for its target, or None.
 
     Raises InputError with the place of the field where the file is missing, damaged, something else, of a newer LoKA,
-    or was not measured on the policy's target.
+    or was not measured on the policy's target, and where the target is the reference path.
     """
     path = policy.measurements_file
     if path is None:
         return Measurements.shipped(policy.target)
+    if policy.target == REFERENCE_TARGET:
+        raise InputError(
+            f"{policy.where('measurements')}: measurements: the reference path has no kernels to choose from, and "
+            "nothing is measured for it; leave `measurements` out, or name the target that was measured"
+        )
     try:
         return Measurements.open(path, policy.target, portable_name(policy, policy.measurements or "", path))
     except InputError as error:

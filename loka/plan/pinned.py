@@ -75,9 +75,9 @@ def impossible_pins(
     files: Mapping[str, str],
     batch_size: int,
     target: str,
-) -> list[str]:
+) -> dict[Gemm, str]:
     """A message for each GEMM that stays as it is because the kernel that a rule for this one site names refuses it."""
-    problems = []
+    problems = {}
     for plan in gemms:
         asked, by = wanted.gemms[plan.gemm], _assigned(wanted, plan.gemm)
         if by is None or not by.names_one_site or plan.fp8:
@@ -90,7 +90,7 @@ def impossible_pins(
             plan.gemm, operands, asked.accumulation, asked.padding, *sizes, target
         )
         if reason is not None and reason == plan.reason:
-            problems.append(
+            problems[plan.gemm] = (
                 f"{_place(by, files)}: {by.source} wants {plan.gemm.value} of {site.name!r} on {asked.kernel}, which "
                 f"cannot be: {reason}; write another kernel there, or leave it out"
             )

@@ -92,9 +92,10 @@ def resolve(
         if gemms is None:
             gemms = resolver.decide(site, wanted, obstacle)
             decided[key] = gemms
-        problems.update(dict.fromkeys(_impossible(site, wanted, gemms, situation.files)))
         pins = impossible_pins(site, wanted, gemms, situation.files, situation.batch_size, situation.target.value)
-        problems.update(dict.fromkeys(pins))
+        others = [plan for plan in gemms if plan.gemm not in pins]  # once said, at the rule that names the kernel
+        problems.update(dict.fromkeys(_impossible(site, wanted, others, situation.files)))
+        problems.update(dict.fromkeys(pins.values()))
         drafts.append(_Draft(site, wanted, obstacle, gemms))
     if problems:
         raise ImpossibleRuleError("\n".join(problems))

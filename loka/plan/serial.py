@@ -8,6 +8,7 @@ review of a changed plan shows the sites that changed.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -148,6 +149,8 @@ def from_json(text: str, name: str = "plan.json") -> Plan:
             f"{name}:{error.lineno}:{error.colno}: not a whole JSON file ({error.msg}); it may have been cut short: "
             "make it again with `loka generate`"
         ) from error
+    except ValueError as error:  # a number of more digits than Python reads
+        raise InputError(f"{name}: damaged: {error}; make the plan again with `loka generate`") from error
     except RecursionError as error:
         raise InputError(f"{name}: nested too deeply to be a plan; name a plan.json of `loka generate`") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -159,7 +162,9 @@ def from_json(text: str, name: str = "plan.json") -> Plan:
             "plan again with `loka generate`"
         )
     try:
-        return _from_file(_adapter().validate_json(text))
+        file = _adapter().validate_json(text)
+        _refuse_nonsense(file, name)
+        return _from_file(file)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the file"
@@ -170,6 +175,23 @@ def from_json(text: str, name: str = "plan.json") -> Plan:
         raise InputError(
             f"{name}: damaged: a site names a row that the file lacks; make the plan again with `loka generate`"
         ) from error
+
+
+def _refuse_nonsense(file: _PlanFile, name: str) -> None:
+    """Raises InputError for what is well formed and yet no plan, as an edit by hand leaves it."""
+    wrong = ""
+    if file.batch_size < 1:
+        wrong = f"batch_size is {file.batch_size}, and has to be 1 or more"
+    counts = Counter(row.site.name for row in file.sites)
+    for site, count in counts.items():
+        if count > 1:
+            wrong = f"site {site!r} is there {count} times"
+    for row in file.timings:
+        times = (row.timing.chosen, row.timing.as_is, *(each.time for each in row.candidates))
+        if not all(isfinite(time.us) and min(time.forward, time.backward) >= 0 and time.us > 0 for time in times):
+            wrong = "a time is zero, negative or not finite"
+    if wrong:
+        raise InputError(f"{name}: damaged: {wrong}; make the plan again with `loka generate`")
 
 
 def _to_file(plan: Plan) -> _PlanFile:

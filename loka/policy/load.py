@@ -13,11 +13,12 @@ from loka.policy.extends import Documents, read_documents
 from loka.policy.policy import Bound, Match, ModelSpec, Pattern, Policy, Rule, TrainSpec
 from loka.policy.problems import PolicyError, Problem
 from loka.policy.spread import Origin, built_in, shown, spread
-from loka.policy.tree import Mapping, follow, plain
+from loka.policy.tree import Mapping, Scalar, follow, plain
 from loka.policy.tree import Path as TreePath
 from loka.policy.unsupported import unsupported_keys
 
 DEFAULT_BATCH_SIZE = 4096
+PLAN_FORMAT = "loka.plan"  # of loka.plan.serial, a room above this one
 DEFAULT_LEARNING_RATE = 1e-3
 EVERY_SITE = Match("*")
 
@@ -32,11 +33,20 @@ def load_policy(path: Path | str) -> Policy:
     problems = list(documents.problems)
     setting = None
     if documents.tree is not None:
+        _refuse_plan(documents.tree)
         setting = _validate(documents.tree, documents.complete, problems)
         problems += unsupported_keys(documents.tree)
     if problems or setting is None or documents.tree is None:
         raise PolicyError(_in_order(problems, documents))
     return _policy(Path(path), setting, documents.tree, documents)
+
+
+def _refuse_plan(tree: Mapping) -> None:
+    """Raises PolicyError for a plan.json, which is YAML too, instead of a complaint about each of its keys."""
+    entry = tree.entries.get("format")
+    if entry is not None and isinstance(entry.node, Scalar) and entry.node.value == PLAN_FORMAT:
+        advice = "name the policy that it was generated from (its policy_files)"
+        raise PolicyError([Problem(entry.key.file, 0, 0, f"a plan of `loka generate`, no policy; {advice}")])
 
 
 def _validate(tree: Mapping, complete: bool, problems: list[Problem]) -> schema.PolicySetting | None:

@@ -23,6 +23,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from loka.errors import InputError
+from loka.places import place_of
 from loka.probe import header, tensors
 from loka.probe.bins import MAGNITUDE_BINS
 from loka.probe.header import Parsed
@@ -128,7 +129,7 @@ def _check_stats(profile: Profile, stats: tuple[SiteStats, ...]) -> None:
 
 def _replace(path: Path, data: bytes) -> None:
     """Write beside the place, onto the disk, then rename: a reader sees the old file or the new one."""
-    path = Path(os.path.realpath(path))  # a link stays a link
+    path = place_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:

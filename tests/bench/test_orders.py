@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,11 @@ def test_two_recordings_are_compared(recorded: Path, tmp_path: Path, capsys: pyt
         (Order("kernels", (), policy=Path("x")), "name the file with --record"),
         (Order("kernels", (), export=Path("x")), "name the one file of measurements"),
         (Order("crossover", ("nowhere.sqlite",)), "is not there"),
+        (Order("crossover", ("nowhere.sqlite",), target=""), "nothing is measured for ''; write h100 or h200"),
+        (Order("kernels", ("nowhere.sqlite",), export=Path("x"), target="reference"), "measured for 'reference'"),
+        (Order("kernels", record=Path("x"), seconds=math.nan), "--seconds: nan is no time to work in"),
+        (Order("kernels", record=Path("x"), seconds=-1), "--seconds: -1 is no time"),
+        (Order("dispatch", ("nowhere.sqlite", "a,b")), "^loka bench: 'a,b' is no shape"),
     ],
 )
 def test_orders_that_are_not_right_say_so(order: Order, message: str) -> None:

@@ -94,6 +94,18 @@ def test_every_verb_refuses_a_missing_policy(verb, shop, loka):
     assert ran.err.startswith("policies/absent.yaml: no such file")
 
 
+@pytest.mark.parametrize("verb", ["plan", "validate", "explain", "doctor", "generate"])
+def test_a_plan_where_a_policy_belongs_is_told_as_one(verb, shop, loka):
+    (shop.folder / "plan.json").write_text('{\n "assignments": [],\n "format": "loka.plan",\n "version": 2\n}\n')
+    before = shop.files()
+    ran = loka(verb, "plan.json", *(("layers.0.up",) if verb == "explain" else ()))
+    refused(ran, before, shop)
+    assert ran.err == (
+        "plan.json: a plan of `loka generate`, no policy; name the policy that it was generated from (its "
+        "policy_files)\n"
+    )
+
+
 def test_a_dead_pattern_is_placed_with_the_nearest_name(shop, loka, policy_text):
     policy = shop.write_policy(policy_text.replace('"layers.*.up"', '"layers.*.upp"'))
     before = shop.files()

@@ -115,3 +115,11 @@ def test_a_compiled_model_follows(model):
     compiled(x)
     patch.keep("*")
     assert torch.equal(compiled(x), plain(x))
+
+
+@pytest.mark.parametrize("given", [["0", "2"], ("0",), 0, None])
+def test_what_is_no_name_is_an_error_that_says_how_to_pass_several(given, model):
+    patch = sample.apply(model)
+    with pytest.raises(dispatch.BindError, match=r"is none; write patch\.keep\(\*names\) for several in a list"):
+        patch.keep("4", given)
+    assert patch.sites == ("0", "2", "4")

@@ -318,6 +318,14 @@ def unknown_work(path: Path) -> None:
     connection.close()
 
 
+def without_a_table(path: Path) -> None:
+    record(path, grid())
+    connection = sqlite3.connect(path)
+    connection.execute("DROP TABLE measurements")
+    connection.commit()
+    connection.close()
+
+
 BROKEN = {
     "random bytes": (lambda path: path.write_bytes(bytes(range(256)) * 40), "no file of measurements"),
     "random bytes behind the right start": (
@@ -326,7 +334,7 @@ BROKEN = {
     ),
     "the start of a header alone": (lambda path: path.write_bytes(b"SQLite"), "no file of measurements"),
     "a header alone": (lambda path: path.write_bytes(b"SQLite format 3\0"), "damaged"),
-    "a folder": (lambda path: path.mkdir(), "s a directory"),
+    "a folder": (lambda path: path.mkdir(), "s a directory; check the path"),
     "another program's database": (foreign, "an SQLite file, but none of"),
     "a newer schema": (newer, rf"newer LoKA \(schema {SCHEMA + 1}, this one reads {SCHEMA}\)"),
     "a schema that never was": (older, "schema 0 never was"),
@@ -334,6 +342,7 @@ BROKEN = {
     "overwritten in the middle": (scribbled, "damaged"),
     "a negative time": (nonsense, "damaged: measurement of"),
     "a work that is none": (unknown_work, "damaged: 'sort'"),
+    "a table that is not there": (without_a_table, "damaged: no such table: measurements; take it from"),
 }
 
 
@@ -350,7 +359,9 @@ def test_what_cannot_be_read_is_an_error_and_stays_as_it_is(case, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-UNWRITABLE = sorted(set(BROKEN) - {"a negative time", "a work that is none"})  # that one may be written to
+UNWRITABLE = sorted(
+    set(BROKEN) - {"a negative time", "a work that is none", "a table that is not there"}
+)  # found on reading
 
 
 @pytest.mark.parametrize("case", UNWRITABLE)
@@ -401,4 +412,4 @@ def test_without_permission_it_says_so():
         path = record(Path(folder) / "m.sqlite", grid())
         path.chmod(0)
         ran = subprocess.run([sys.executable, "-c", AS_NOBODY, str(path)], capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines() == [f"{path}: cannot be read: Permission denied"] * 2
+    assert ran.stdout.splitlines() == [f"{path}: cannot be read: Permission denied; check the path"] * 2

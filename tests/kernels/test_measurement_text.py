@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -89,7 +91,9 @@ BROKEN = {
     "no sha256": (edit('"sha256"', '"sha"'), "damaged in line 1: 'sha256'"),
     "the first line cut": (lambda text: text[:60], "damaged in line 1"),
     "a version that is none": (edit('"version": 1', '"version": []'), "damaged in line 1"),
-    "no UTF-8": (lambda text: text.replace("loka bench", "\udcff"), "damaged in line 1"),
+    "a version that is infinite": (edit('"version": 1', '"version": Infinity'), "damaged in line 1: cannot convert"),
+    "a version that never was": (edit('"version": 1', '"version": -1'), "damaged in line 1: version -1 never was"),
+    "no UTF-8": (lambda text: text.replace("loka bench", "\udcff"), "damaged: no UTF-8 at byte"),
 }
 
 
@@ -139,11 +143,51 @@ def test_where_it_cannot_be_written_it_says_so(tmp_path):
     assert sorted(tmp_path.iterdir()) == [path, tmp_path / "taken"]
 
 
+def test_a_recording_is_never_replaced_by_its_text(tmp_path):
+    path = record(tmp_path / "m.sqlite", grid())
+    before = path.read_bytes()
+    with pytest.raises(InputError, match=r"m\.sqlite: a recording stands there, which the text would replace"):
+        export(path, path, "h100", COMMAND)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_nor_is_a_pipe_or_a_device(tmp_path):
+    path = record(tmp_path / "m.sqlite", grid())
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="pipe: cannot be written: it is a device or a pipe"):
+        export(path, tmp_path / "pipe", "h100", COMMAND)
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+def test_what_cannot_be_exported_is_said_as_it_is(exported, tmp_path):
+    for source, says in (
+        (exported, "a text already; name the file of"),
+        (tmp_path / "nowhere", "is not there; make it with"),
+        (tmp_path, "cannot be read: Is a directory"),
+    ):
+        with pytest.raises(InputError) as caught:
+            export(source, tmp_path / "o.jsonl", "h100", COMMAND)
+        assert str(caught.value).startswith(f"{source}: {says}")
+    assert not (tmp_path / "o.jsonl").exists()
+
+
 def test_a_target_without_a_set_has_none(monkeypatch, exported):
     monkeypatch.setattr(measurement_text, "DATA", exported.parent)
     assert Measurements.shipped("h200") is None
     found = Measurements.shipped("h100")
     assert (found.name, len(found)) == ("h100.jsonl of LoKA", 79)
+
+
+def test_a_set_that_ships_damaged_says_that_it_came_with_loka(monkeypatch, exported):
+    monkeypatch.setattr(measurement_text, "DATA", exported.parent)
+    exported.write_text(exported.read_text()[:2000])
+    with pytest.raises(InputError, match=r"h100\.jsonl: cut short or edited: .* exported; it came with LoKA: install"):
+        Measurements.shipped("h100")
+    exported.unlink()
+    exported.mkdir()
+    with pytest.raises(InputError, match="cannot be read: Is a directory; it came with LoKA: install"):
+        Measurements.shipped("h100")
 
 
 def test_every_set_that_ships_can_be_read():

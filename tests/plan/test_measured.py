@@ -83,6 +83,12 @@ def test_a_policy_that_names_none_gets_the_set_of_its_target(write, monkeypatch,
     assert open_measurements(load_policy(write("target: reference\n"))) is None
 
 
+def test_the_reference_path_has_none_to_name(write):
+    record(Path("policies/m.sqlite"), grid())
+    with pytest.raises(InputError, match=r"shop\.yaml:5:15: measurements: the reference path has no kernels .* leave"):
+        open_measurements(load_policy(write("target: reference\nmeasurements: m.sqlite\n")))
+
+
 def missing(path: Path) -> None:
     """Makes nothing."""
 

@@ -63,6 +63,15 @@ def test_a_rule_for_one_site_that_names_it_is_an_error(compute, make_site, make_
     assert len(lines) == 3
 
 
+def test_a_rule_that_asks_for_fp8_too_is_told_once_what_to_do(make_site, make_settings):
+    settings = pinned(make_settings(names_one_site=True, recipe=TENSORWISE), "mslk.rowwise", True)
+    with pytest.raises(InputError) as caught:
+        decide(make_site(), settings)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 3
+    assert all("mslk.rowwise, which cannot be: " in line for line in lines)
+
+
 def test_a_gemm_that_is_kept_or_waits_for_evidence_is_no_error(make_site, make_settings):
     kept = pinned(make_settings(Compute.KEEP, recipe=TENSORWISE), "mslk.rowwise", True)
     assert not decide(make_site(), kept).fp8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -122,6 +123,27 @@ def test_a_damaged_row_of_times_is_found(old, new, make_plan, make_site, make_se
         from_json(text.replace(old, new), "p.json")
 
 
+@pytest.mark.parametrize("forward", ["NaN", "Infinity", "-5.0"])
+def test_times_that_are_none_are_found(forward, make_plan, make_site, make_settings):
+    text = to_json(timed_plan(make_plan, make_site, make_settings))
+    edited = re.sub(r'"forward": [0-9.]+', f'"forward": {forward}', text)
+    assert edited != text
+    with pytest.raises(InputError, match=r"^p\.json: damaged: a time is zero, negative or not finite; make the plan"):
+        from_json(edited, "p.json")
+
+
+def test_times_of_nothing_are_found(make_plan, make_site, make_settings):
+    text = to_json(timed_plan(make_plan, make_site, make_settings))
+    with pytest.raises(InputError, match="damaged: a time is zero"):
+        from_json(re.sub(r'"(forward|backward)": [0-9.]+', r'"\1": 0.0', text), "p.json")
+
+
+def test_a_site_that_is_there_twice_is_found(make_plan, make_site):
+    text = to_json(make_plan(make_site("up"), make_site("down")))
+    with pytest.raises(InputError, match=r"^p\.json: damaged: site 'up' is there 2 times; make the plan again"):
+        from_json(text.replace('"down"', '"up"'), "p.json")
+
+
 def test_what_sites_share_is_written_once_and_read_as_one(make_plan, make_site):
     plan = make_plan(*(make_site(f"layers.{i}.up") for i in range(100)))
     text = to_json(plan)
@@ -167,6 +189,8 @@ def test_a_newer_version_says_what_to_do(version, whole_plan):
     [
         ('"target": "h100"', '"target": "b300"'),
         ('"batch_size": 4096', '"batch_size": "many"'),
+        ('"batch_size": 4096', '"batch_size": 0'),
+        ('"batch_size": 4096', '"batch_size": ' + "9" * 5000),
         ('"kind": "linear"', '"kind": "quadratic"'),
         ('"history": 0', '"history": 7'),
         ('"history": 0', '"history": -1'),

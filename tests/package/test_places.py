@@ -1,0 +1,45 @@
+"""Where files are put by a rename, every writer of LoKA: in the place of a file, never of a device or a pipe."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from loka.bench.results import write_text
+from loka.cli.output import write_file
+from loka.errors import InputError
+from loka.places import place_of
+
+WRITERS = {"of verbs": write_file, "of loka bench": write_text}
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    """A named pipe: what anyone can make that is neither a file nor a folder."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    return path
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_what_is_no_file_stays_what_it_is(writer, pipe):
+    with pytest.raises(InputError, match=r"pipe: cannot be written: it is a device or a pipe, no file; choose another"):
+        WRITERS[writer](pipe, "text")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert list(pipe.parent.iterdir()) == [pipe]
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_link_stays_a_link(writer, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    WRITERS[writer](tmp_path / "link", "text")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "text"
+
+
+def test_a_place_that_cannot_be_seen_is_an_error():
+    with pytest.raises(InputError, match="cannot be written: File name too long; choose another place"):
+        place_of(Path("n" * 5000))
