@@ -76,7 +76,7 @@ def test_explain_lists_every_way_and_every_kernel(shop, loka, measured):
     assert ways[0].split()[6:8] == ["0.12", "31.5"]
     assert "slower than fbgemm.rowwise: " in out
     (chosen,) = [line for line in out.splitlines() if line.split()[:2] == ["fprop", "fbgemm.rowwise"]]
-    assert chosen.split()[3:] == ["0.5", "0.12", "31.5", "measured", "chosen"]
+    assert chosen.split()[3:] == ["1.1", "0.12", "31.5", "measured", "chosen"]
     assert "fprop, dgrad, wgrad  mslk.rowwise" in out
     data = json.loads(loka("explain", shop.policy, "layers.1.up", "--json").out)
     assert len(data["timing"]["candidates"]) == 8
