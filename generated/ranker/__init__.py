@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "62f4e5ac5c359fda85fc52cb10d23f42388ecfb0c05349a2eafceb9118aca0b4"
+STAMP = "b7d60719637fe0b86cba17bd764e30674ca28e414129f4940bce4aea5959f32e"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

@@ -27,7 +27,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "62f4e5ac5c359fda85fc52cb10d23f42388ecfb0c05349a2eafceb9118aca0b4"
+STAMP = "b7d60719637fe0b86cba17bd764e30674ca28e414129f4940bce4aea5959f32e"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import mix_reference, operators
 
-STAMP = "62f4e5ac5c359fda85fc52cb10d23f42388ecfb0c05349a2eafceb9118aca0b4"
+STAMP = "b7d60719637fe0b86cba17bd764e30674ca28e414129f4940bce4aea5959f32e"
 
 
 @triton.jit(do_not_specialize=["m"])
