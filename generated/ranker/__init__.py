@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "b7d60719637fe0b86cba17bd764e30674ca28e414129f4940bce4aea5959f32e"
+STAMP = "219702be0ffce63041c7ad21ef5ece29a230d4f745f6585cacac18259914c9d8"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "b7d60719637fe0b86cba17bd764e30674ca28e414129f4940bce4aea5959f32e"
+STAMP = "219702be0ffce63041c7ad21ef5ece29a230d4f745f6585cacac18259914c9d8"
 
 
 class EmbedDense(dispatch.Bound):

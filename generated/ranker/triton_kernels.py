@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import mix_reference, operators
 
-STAMP = "b7d60719637fe0b86cba17bd764e30674ca28e414129f4940bce4aea5959f32e"
+STAMP = "219702be0ffce63041c7ad21ef5ece29a230d4f745f6585cacac18259914c9d8"
 
 
 @triton.jit(do_not_specialize=["m"])

@@ -151,7 +151,7 @@ def to_markdown(found: Map, machine: str, source: str, sizes: Sequence[int] = SI
         "# Where FP8 wins over BF16",
         f"{machine}. {source}. Ratios are BF16's time over FP8's, sums of kernels that were each timed alone in CUDA "
         f"graphs; `{TIE}` marks a tie inside the spreads, `{NOTHING}` what was not measured.",
-        "y = x @ weight.T, x of (M, K), weight of (N, K). The plot has the same numbers.",
+        "y = x @ weight.T, x of (M, K), weight of (N, K). The plot shows the same ratios.",
     ]
     for view in View:
         parts += [f"## {TITLES[view]}", summary(found[view]), "The least M from which FP8 wins at every larger M:"]

@@ -36,7 +36,6 @@ def plot(found: Map, machine: str, path: Path, sizes: Sequence[int] = SIZES) -> 
                 picture = axis.imshow(
                     values(found[view], k, sizes), origin="lower", cmap=COLOURS, vmin=-WIDEST, vmax=WIDEST
                 )
-                _mark(axis, found[view], k, sizes)
                 axis.set_xticks(range(across), [_short(m) for m in sizes], rotation=90)
                 axis.set_yticks(range(across), [_short(n) for n in sizes])
             row[0].set_ylabel(f"{TITLES[view]}\nN")
@@ -62,19 +61,6 @@ def values(view: dict[Shape, Ratio], k: int, sizes: Sequence[int]) -> list[list[
         [math.log2(ratio.value) if (ratio := view.get((m, k, n))) is not None else math.nan for m in sizes]
         for n in sizes
     ]
-
-
-def _mark(axis: object, view: dict[Shape, Ratio], k: int, sizes: Sequence[int]) -> None:
-    """The ratio in each square, small."""
-    for y, n in enumerate(sizes):
-        for x, m in enumerate(sizes):
-            ratio = view.get((m, k, n))
-            if ratio is not None:
-                text = f"{ratio.value:.1f}"
-                dark = abs(math.log2(ratio.value)) > 0.7 * WIDEST
-                axis.text(  # type: ignore[attr-defined]
-                    x, y, text, ha="center", va="center", fontsize=4, color="white" if dark else "black"
-                )
 
 
 def _short(size: int) -> str:

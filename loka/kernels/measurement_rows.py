@@ -12,6 +12,7 @@ from loka.kernels.parts import Part, Work
 from loka.kernels.versions import Versions
 
 DIGITS = 6  # significant ones that are kept of a figure; the spread of a time is far above
+SPREAD_DIGITS = 2  # of the spread itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Measurement:
         return replace(
             self,
             us=rounded(self.us),
-            spread=rounded(self.spread),
+            spread=rounded(self.spread, SPREAD_DIGITS),
             mere=None if self.mere is None else rounded(self.mere),
             sqnr_db=None if self.sqnr_db is None else rounded(self.sqnr_db),
         )
@@ -99,14 +100,14 @@ class MeasuredSet:
         measurements: Iterable[Measurement],
         others: Iterable[str] = (),
     ) -> MeasuredSet:
-        """Sorted, so that equal contents make equal sets."""
-        ordered = sorted(measurements, key=lambda each: (Kind.of(each.part), each.part))
+        """Sorted and rounded, so that equal contents make equal sets."""
+        ordered = sorted((each.rounded() for each in measurements), key=lambda each: (Kind.of(each.part), each.part))
         return cls(machine, tuple(sorted(libraries)), date, tuple(ordered), tuple(others))
 
 
-def rounded(figure: float) -> float:
-    """With DIGITS significant digits."""
-    return float(f"{figure:.{DIGITS}g}")
+def rounded(figure: float, digits: int = DIGITS) -> float:
+    """With so many significant digits."""
+    return float(f"{figure:.{digits}g}")
 
 
 def size_words(part: Part) -> str:
