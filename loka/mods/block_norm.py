@@ -112,7 +112,7 @@ def without_affine(state: dict[str, Tensor], name: str) -> tuple[Unchanged, ...]
             size = (
                 "" if value.is_meta else f", up to {float((value.detach() - neutral).abs().max()):.3g} off {neutral:g}"
             )
-            lost.append(Unchanged(key, f"a norm's {part}{size}, for which a norm of blocks has no place"))
+            lost.append(Unchanged(key, f"a norm's {part}{size}, which the adapted model has no place for"))
     return tuple(lost)
 
 

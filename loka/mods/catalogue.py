@@ -9,6 +9,7 @@ from loka.mods.block_norm import BlockNorms
 from loka.mods.hard_swish import HardSwish
 from loka.mods.mod import ModelMod
 from loka.mods.no_bias import NoBias
+from loka.mods.norm_first import NormFirst
 
-_ALL: tuple[ModelMod, ...] = (NoBias(), BlockNorms(), HardSwish())
+_ALL: tuple[ModelMod, ...] = (NoBias(), BlockNorms(), HardSwish(), NormFirst())
 MODEL_MODS: Mapping[str, ModelMod] = MappingProxyType({mod.name: mod for mod in _ALL})
