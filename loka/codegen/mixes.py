@@ -10,11 +10,10 @@ from loka.codegen.cross_functions import CrossShape, cross_view
 from loka.codegen.mix_functions import FunctionView, backward_of, join_view, mix_view
 from loka.codegen.names import Names, class_of
 from loka.errors import LokaError
-from loka.kernels.join_specs import LARGEST_PARTS, NORMS, JoinForward
+from loka.kernels.join_specs import JoinForward, why_not
 from loka.kernels.matrix_specs import Reduce
 from loka.kernels.mix_specs import MixBackward, MixForward, MixSizes
 from loka.kernels.rendering import AnySpec
-from loka.kernels.widths import LARGEST_WIDTH
 from loka.sites.joins import joined_norm
 from loka.sites.norms import ChainNorm
 from loka.sites.straight import Cross, Join, Mix, Ref, RefKind, StraightForward
@@ -95,7 +94,7 @@ def passing(join: Join, mixes: Sequence[Mix]) -> Mix | None:
 def join_shape(join: Join, forward: StraightForward) -> JoinForward | None:
     """The kernel of a join; None where no kernel takes it."""
     norm = norm_of(join, forward)
-    if norm.kind not in NORMS or norm.width > LARGEST_WIDTH or len(join.parts) > LARGEST_PARTS:
+    if why_not(norm.kind, norm.width, len(join.parts)) is not None:
         return None
     weight, bias = norm.weight is not None, norm.bias is not None
     residual = join.residual is not None

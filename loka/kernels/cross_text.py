@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from loka.errors import InputError
 from loka.kernels.configs import padded_width
-from loka.kernels.rendered_specs import LARGEST_WIDTH
 from loka.kernels.rendered_text import WIDTH, Views, header, indented, opened
+from loka.kernels.widths import LARGEST_WIDTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,9 @@ class CrossBackward:
     passed: bool
 
     def __post_init__(self) -> None:
-        if not 1 <= self.width <= LARGEST_WIDTH:
-            raise InputError(f"no cross layer is {self.width} wide; rows have 1 to {LARGEST_WIDTH} elements")
+        reason = why_not(self.width)
+        if reason is not None:
+            raise InputError(reason)
 
     @property
     def function(self) -> str:
@@ -59,6 +60,13 @@ class CrossConfiguration:
     rows: int  # of a block, a power of two
     warps: int  # of a program
     programs: int  # for a block of columns, on each multiprocessor, at most
+
+
+def why_not(width: int) -> str | None:
+    """Why there is no kernel for this width; None where there is."""
+    if not 1 <= width <= LARGEST_WIDTH:
+        return f"no cross layer is {width} wide; rows have 1 to {LARGEST_WIDTH} elements"
+    return None
 
 
 def cross_configuration(spec: CrossBackward) -> CrossConfiguration:
