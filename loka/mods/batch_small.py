@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from loka.errors import LokaError
 from loka.mods import rewriting
@@ -43,6 +43,10 @@ class Batch:
     n: int
     base: str | None  # an expression over the local `source` whose slices along the first dimension are the inputs
     source: str  # "" where the inputs are stacked
+
+    def under(self, rename: Callable[[str], str]) -> Batch:
+        """The same with its sites under other names."""
+        return replace(self, name=rename(self.name), members=tuple(map(rename, self.members)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,15 +273,14 @@ def _batched(forward: StraightForward, batch: Batch, group: Sequence[PlainLinear
     x = Ref(RefKind.LOCAL, source)
     base = batch.base or "{0}"
     weights = Ref(RefKind.LOCAL, of_calls("weights", "weight"))
-    note = rewriting.notes_of([each.statement for each in group])
     products = name("products")
     if group[0].call.bias is None:
         template = f"torch.bmm({base}, {{1}}.transpose(1, 2))"
-        made.append(Statement(products, "bmm", template, (x, weights), note=note))
+        made.append(Statement(products, "bmm", template, (x, weights), note=batch.name))
     else:
         biases = Ref(RefKind.LOCAL, of_calls("biases", "bias"))
         template = f"torch.baddbmm({{2}}.unsqueeze(1), {base}, {{1}}.transpose(1, 2))"
-        made.append(Statement(products, "baddbmm", template, (x, weights, biases), note=note))
+        made.append(Statement(products, "baddbmm", template, (x, weights, biases), note=batch.name))
     parts = name("parts")
     made.append(Statement(parts, "unbind", "{0}.unbind(0)", (Ref(RefKind.LOCAL, products),)))
     for number, each in enumerate(group):

@@ -14,8 +14,8 @@ Where one linear has a bias and another none, that one's part of the merged bias
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from loka.errors import LokaError
 from loka.mods import rewriting
@@ -39,6 +39,10 @@ class Siblings:
     members: tuple[str, ...]
     sizes: tuple[int, ...]  # N of each
     k: int
+
+    def under(self, rename: Callable[[str], str]) -> Siblings:
+        """The same with its sites under other names."""
+        return replace(self, name=rename(self.name), members=tuple(map(rename, self.members)))
 
     @property
     def n(self) -> int:
@@ -121,8 +125,7 @@ def _merged(target: str, siblings: Siblings, group: Sequence[PlainLinear]) -> St
     ]
     bias = f"torch.cat([{', '.join(biases)}])" if any(linear.call.bias is not None for linear in group) else None
     call = SiteCall(siblings.name, x, f"torch.cat([{', '.join(weights)}])", bias, "{0}")
-    note = rewriting.notes_of([linear.statement for linear in group])
-    return rewriting.linear_statement(target, call, operands.refs, note)
+    return rewriting.linear_statement(target, call, operands.refs, siblings.name)
 
 
 def _followers(forward: StraightForward, group: Sequence[PlainLinear]) -> tuple[int, ...] | None:

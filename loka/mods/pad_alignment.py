@@ -13,8 +13,8 @@ M, the batch, is not padded: the operators pad it where a GEMM contracts over it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from loka.errors import LokaError
 from loka.mods import rewriting
@@ -25,6 +25,7 @@ from loka.sites.straight import SiteCall, Statement, StraightForward
 NAME = "pad_alignment"
 EXACT = True
 PROMISE = "K and N are padded with zeros to what the kernels take"
+ALIGNED = "K and N are such multiples already"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,10 @@ class Pad:
     k: int  # before
     n: int
     to: int  # what both are made multiples of, elements
+
+    def under(self, rename: Callable[[str], str]) -> Pad:
+        """The same with its site under another name."""
+        return replace(self, site=rename(self.site))
 
     @property
     def padded(self) -> Size:
@@ -54,7 +59,7 @@ def find(
         name = statement.call.site
         pad = Pad(name, sites[name].k, sites[name].n, to)
         if pad.padded == sites[name]:
-            reasons[name] = f"K and N are multiples of {to} already"
+            reasons[name] = ALIGNED
         else:
             found[name] = pad
     return tuple(found.values()), tuple(Unchanged(name, reason) for name, reason in reasons.items())

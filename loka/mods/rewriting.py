@@ -148,12 +148,6 @@ def in_place(forward: StraightForward, except_places: Container[int] = ()) -> bo
     return changes_in_place([step for step in steps if step not in unread])
 
 
-def notes_of(statements: Sequence[Statement]) -> str:
-    """The modules that statements came from, the first of them and how many more."""
-    notes = list(dict.fromkeys(step.note for step in statements if step.note))
-    return ", ".join(notes) if len(notes) < 4 else f"{notes[0]} and {len(notes) - 1} more"
-
-
 def joined_name(owner: str, members: Sequence[str]) -> str:
     """What several sites are called together: "layers.0.q+k", "experts.0.0+7" for eight of them."""
     prefix = f"{owner}." if owner else ""

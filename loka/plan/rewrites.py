@@ -39,6 +39,7 @@ class Wish:
     fused: tuple[Site, ...] = ()  # their neighbours are to be taken along
     kept: frozenset[str] = frozenset()  # names of those in `fused` whose GEMMs stay in the model's dtype
     chained: frozenset[str] = frozenset()  # names of those in `fused` whose operands are those of a chain
+    changed: frozenset[str] = frozenset()  # names of those in `parameters` that mods changed, whatever they run in
     apart: frozenset[str] = frozenset()  # owners in which chained linears of several modules are not to be joined
 
     @property
@@ -53,13 +54,14 @@ class Wish:
             tuple(site for site in self.fused if site.name in names),
             frozenset(name for name in self.kept if name in names),
             frozenset(name for name in self.chained if name in names),
+            frozenset(name for name in self.changed if name in names),
             self.apart,
         )
 
     @property
-    def fp8_parameters(self) -> tuple[Site, ...]:
-        """The sites on Parameters that run in FP8 if their owner can be rewritten."""
-        return tuple(site for site in self.parameters if site.name not in self.kept)
+    def needed(self) -> tuple[Site, ...]:
+        """The sites on Parameters that run in FP8, or as a mod has them, if their owner can be rewritten."""
+        return tuple(site for site in self.parameters if site.name not in self.kept or site.name in self.changed)
 
 
 # Trace an owner; sites in the forward that comes back are named as the owner calls them.
@@ -101,26 +103,26 @@ def _after(stage: ChainStage) -> str:
     return " ".join([*norm, *([stage.activation] if stage.activation is not None else [])])
 
 
-def wish_of(plans: Sequence[SitePlan], settings: Sequence[SiteSettings]) -> Wish:
+def wish_of(plans: Sequence[SitePlan], settings: Sequence[SiteSettings], changed: frozenset[str] = frozenset()) -> Wish:
     """The sites of a plan that cannot be patched by a forward of their own, or shall not.
 
-    Among them those with `fuse: always` that the policy or the measurements keep: only the kernels around their GEMMs
-    are replaced.
+    Among them those that mods changed, and those with `fuse: always` that the policy or the measurements keep: only the
+    kernels around their GEMMs are replaced.
     """
     parameters, fused, kept, chained = [], [], set(), set()
     for plan, wanted in zip(plans, settings, strict=True):
         site, always = plan.site, wanted.fuse is Fuse.ALWAYS or plan.gains_by_fusing
         if always and not plan.fp8 and _may_be_fused_as_it_is(plan, wanted):
             kept.add(site.name)
-        if not plan.fp8 and site.name not in kept:
+        if not plan.fp8 and site.name not in kept | changed:
             continue
         if site.kind is not Kind.LINEAR:
             parameters.append(site)
-        if always:
+        if always and (plan.fp8 or site.name in kept):
             fused.append(site)
             if _is_of_a_chain(plan):
                 chained.add(site.name)
-    return Wish(tuple(parameters), tuple(fused), frozenset(kept), frozenset(chained))
+    return Wish(tuple(parameters), tuple(fused), frozenset(kept), frozenset(chained), changed)
 
 
 def _may_be_fused_as_it_is(plan: SitePlan, wanted: SiteSettings) -> bool:
@@ -128,7 +130,7 @@ def _may_be_fused_as_it_is(plan: SitePlan, wanted: SiteSettings) -> bool:
     site = plan.site
     keeps = all(asked.compute is Compute.KEEP for asked in wanted.gemms.values())
     by_time = plan.timing is not None and plan.timing.kept
-    return (keeps or by_time) and not site.blocked and (site.kind is Kind.LINEAR or site.weight is not None)
+    return (keeps or by_time) and not site.blocked and (site.kind is Kind.LINEAR or _weight(site) is not None)
 
 
 def _is_of_a_chain(plan: SitePlan) -> bool:
@@ -157,7 +159,13 @@ def rewrite(wish: Wish, model: nn.Module, trace: Trace) -> Rewrites:
 
 
 def _is_inside(site: Site) -> bool:
-    return site.weight is not None and (not site.owner or site.weight.startswith(f"{site.owner}."))
+    weight = _weight(site)
+    return weight is not None and (not site.owner or weight.startswith(f"{site.owner}."))
+
+
+def _weight(site: Site) -> str | None:
+    """The Parameter that a site multiplies by; where a mod merged several, they are called like the site."""
+    return site.name if site.members else site.weight
 
 
 def _rewrite(wish: Wish, model: nn.Module, trace: Trace, made: Rewrites) -> None:
@@ -166,7 +174,7 @@ def _rewrite(wish: Wish, model: nn.Module, trace: Trace, made: Rewrites) -> None
     covered: set[str] = set()
     for scope in inline_for(model, wish.sites, wish.chained, lambda owner: owner not in wish.apart):
         names = {f"{scope.owner}.{name}" if scope.owner else name for name in scope.sites}
-        own = wish.only({site.name for site in wish.sites if site.name in names or site.weight in names})
+        own = wish.only({site.name for site in wish.sites if names & {site.name, site.weight, *site.members}})
         covered.update(site.name for site in own.sites)
         traced = trace(scope)
         if isinstance(traced, Refused):
@@ -187,23 +195,23 @@ def _retry(wish: Wish, scope: Scope, reason: str, model: nn.Module, trace: Trace
         _rewrite(replace(wish, apart=wish.apart | {scope.owner}), model, trace, made)
     elif wish.chained:
         _rewrite(replace(wish, chained=frozenset()), model, trace, made)
-    elif wish.fused and wish.fp8_parameters:
+    elif wish.fused and wish.needed:
         _refuse(Wish(fused=wish.fused), scope.owner, reason, made)
-        _rewrite(Wish(wish.fp8_parameters), model, trace, made)
+        _rewrite(Wish(wish.needed, changed=wish.changed), model, trace, made)
     else:
         _refuse(wish, scope.owner, reason, made)
 
 
 def _relative(scope: Scope, site: Site) -> str:
     """What the owner calls a site on a Parameter."""
-    weight = site.weight or ""
+    weight = _weight(site) or ""
     return weight.removeprefix(f"{scope.owner}.") if scope.owner else weight
 
 
 def _refuse(wish: Wish, owner: str, reason: str, made: Rewrites) -> None:
-    made.refused.update((site.name, reason) for site in wish.fp8_parameters)
+    made.refused.update((site.name, reason) for site in wish.needed)
     made.notes.update((site.name, reason) for site in wish.fused)
-    share = sum(site.share for site in wish.fp8_parameters)
+    share = sum(site.share for site in wish.needed)
     for index, known in enumerate(made.skipped):
         if (known.owner, known.reason) == (owner, reason):
             made.skipped[index] = replace(known, share=known.share + share)
@@ -233,7 +241,7 @@ def _take(wish: Wish, scope: Scope, traced: StraightForward, made: Rewrites) -> 
     made.regions.update((site, MIXED) for sites in mixes.values() for site in sites)
     around = {region.site for region in regions}.union(*mixes.values())
     made.notes.update((name, "" if name in in_chains else NOTHING_AROUND) for name in fused - around)
-    if around or any(site not in lost for site in wish.fp8_parameters):
+    if around or forward.rewritten or any(site not in lost for site in wish.needed):
         made.forwards[scope.owner] = replace(forward, regions=regions, mixes=tuple(mixes), joins=joins)
 
 
