@@ -206,9 +206,10 @@ def test_empty_batches_and_a_wrong_output_are_refused(job: Job) -> None:
 @pytest.mark.parametrize("autocast", [False, True])
 def test_autocast_holds_in_training_and_in_evaluation(job: Job, autocast: bool) -> None:
     seen: dict[bool, set[torch.dtype]] = {True: set(), False: set()}
+    make = job.factory
 
     def watched() -> nn.Module:
-        model = job.factory()
+        model = make()
         linear = next(module for module in model.modules() if isinstance(module, nn.Linear))
         linear.register_forward_hook(lambda module, _, output: seen[module.training].add(output.dtype))
         return model
