@@ -255,7 +255,8 @@ class TorchrecSwishNorm(nn.Module):
 )  # fmt: skip
 def test_hard_swish_takes_the_sigmoids_of_swish_norms(body, sigmoid):
     model, x = Wrapped(body, 16), torch.randn(4, 16)
-    assert names(models.find("hard_swish", model, x)) == [sigmoid]
+    found = models.find("hard_swish", model, x)
+    assert (names(found), found.named) == ([sigmoid], ("body",))
     assert names(models.find("hard_swish", model, x, match=["body"])) == [sigmoid]
     assert models.find("hard_swish", model, x, match=["head"]).adaptations == ()
 
@@ -336,3 +337,10 @@ def test_norm_first_refuses(body, reason):
 def test_norm_first_refuses_an_input_of_one_feature():
     found = models.find("norm_first", nn.Sequential(nn.Linear(1, 8), nn.LayerNorm(8)), torch.randn(4, 1))
     assert "1 features" in reasons(found)["0"]
+
+
+def test_norm_first_is_chosen_by_the_linear():
+    model, x = models.mlp(8, 16), torch.randn(4, 8)
+    found = models.find("norm_first", model, x, match=["0"])
+    assert (names(found), found.named, found.unchanged) == (["1"], ("0",), ())
+    assert models.find("norm_first", model, x, match=lambda name: name == "1") == Found()
