@@ -27,28 +27,21 @@ from loka.kernels import (
 )
 from loka.kernels.both_ways import BothWays, Tile, both_ways_views, tile_of
 from loka.kernels.configs import Configuration, configuration
+from loka.kernels.cross_text import CrossBackward, CrossConfiguration, cross_backward_views, cross_configuration
 from loka.kernels.gemm_configs import Tiling
 from loka.kernels.gemm_specs import BatchedGemm, Gemm, GemmSpec, GroupedGemm, SplitGemm
 from loka.kernels.join_specs import JoinBackward, JoinForward
 from loka.kernels.join_text import JoinConfiguration, join_configuration, join_views
+from loka.kernels.matrix_specs import Products, QuantiseTurned, Reduce, Transpose, Turn
 from loka.kernels.mix_specs import MixBackward, MixForward
 from loka.kernels.mix_text import MixConfiguration, mix_configuration, mix_views
-from loka.kernels.rendered_specs import (
-    NormBackward,
-    NormForward,
-    Products,
-    QuantiseTurned,
-    Reduce,
-    Spec,
-    Transpose,
-    Turn,
-)
+from loka.kernels.rendered_specs import NormBackward, NormForward, Spec
 
 KERNELS_FILE = "triton_kernels.py"
 OPERATORS_FILE = "fused.py"
 
-AnySpec = Spec | BothWays | GemmSpec | MixForward | MixBackward | JoinForward | JoinBackward
-AnyConfiguration = Configuration | Tile | Tiling | MixConfiguration | JoinConfiguration
+AnySpec = Spec | BothWays | GemmSpec | MixForward | MixBackward | JoinForward | JoinBackward | CrossBackward
+AnyConfiguration = Configuration | Tile | Tiling | MixConfiguration | JoinConfiguration | CrossConfiguration
 
 _SUFFIX = ".j2"
 _FOLDER = "triton"
@@ -153,6 +146,9 @@ def _views(spec: AnySpec, launched: AnyConfiguration | None) -> tuple[str, rende
             joining = launched if isinstance(launched, JoinConfiguration) else join_configuration(spec)
             family = "join_forward" if isinstance(spec, JoinForward) else "join_backward"
             return family, join_views(spec, joining)
+        case CrossBackward():
+            crossing = launched if isinstance(launched, CrossConfiguration) else cross_configuration(spec)
+            return "cross_backward", cross_backward_views(spec, crossing)
 
 
 def render_files(
@@ -180,7 +176,8 @@ def render_files(
 
 def _imports(texts: Sequence[str]) -> dict[str, object]:
     """What a file imports for these texts: modules of loka.kernels, and whether descriptors of tensors."""
-    modules = ("fused_reference", "gemm_launch", "gemm_reference", "join_reference", "mix_reference", "operators")
+    references = ("cross_reference", "fused_reference", "gemm_launch", "gemm_reference", "join_reference")
+    modules = (*references, "mix_reference", "operators")
     used = [module for module in modules if any(f"{module}." in text for text in texts)]
     return {"modules": ", ".join(used), "descriptors": any("TensorDescriptor." in text for text in texts)}
 
