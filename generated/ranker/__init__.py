@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "219702be0ffce63041c7ad21ef5ece29a230d4f745f6585cacac18259914c9d8"
+STAMP = "dfa5738d3ad67cc6d1b6db23b2e1c2d1cf31ca0d556c2387f5dc9fb2cb1bc828"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

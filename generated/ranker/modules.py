@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "219702be0ffce63041c7ad21ef5ece29a230d4f745f6585cacac18259914c9d8"
+STAMP = "dfa5738d3ad67cc6d1b6db23b2e1c2d1cf31ca0d556c2387f5dc9fb2cb1bc828"
 
 
 class EmbedDense(dispatch.Bound):

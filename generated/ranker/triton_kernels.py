@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import mix_reference, operators
 
-STAMP = "219702be0ffce63041c7ad21ef5ece29a230d4f745f6585cacac18259914c9d8"
+STAMP = "dfa5738d3ad67cc6d1b6db23b2e1c2d1cf31ca0d556c2387f5dc9fb2cb1bc828"
 
 
 @triton.jit(do_not_specialize=["m"])

@@ -13,7 +13,7 @@ from loka.kernels.join_specs import LARGEST_PARTS, NORMS, JoinForward
 from loka.kernels.matrix_specs import Reduce
 from loka.kernels.mix_specs import MixBackward, MixForward, MixSizes
 from loka.kernels.rendering import AnySpec
-from loka.kernels.widths import LARGEST_WIDTH
+from loka.kernels.widths import LARGEST_HELD
 from loka.sites.joins import joined_norm
 from loka.sites.norms import ChainNorm
 from loka.sites.straight import Join, Mix, Ref, RefKind, StraightForward
@@ -81,7 +81,7 @@ def passing(join: Join, mixes: Sequence[Mix]) -> Mix | None:
 def join_shape(join: Join, forward: StraightForward) -> JoinForward | None:
     """The kernel of a join; None where no kernel takes it."""
     norm = norm_of(join, forward)
-    if norm.kind not in NORMS or norm.width > LARGEST_WIDTH or len(join.parts) > LARGEST_PARTS:
+    if norm.kind not in NORMS or norm.width > LARGEST_HELD or len(join.parts) > LARGEST_PARTS:
         return None
     weight, bias = norm.weight is not None, norm.bias is not None
     residual = join.residual is not None

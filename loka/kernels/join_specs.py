@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loka.errors import InputError
-from loka.kernels.widths import LARGEST_WIDTH
+from loka.kernels.widths import LARGEST_HELD
 
 NORMS = ("layer_norm", "rms_norm")
 LARGEST_PARTS = 4
@@ -108,8 +108,8 @@ def _what(spec: JoinForward | JoinBackward) -> str:
 
 
 def _check(spec: JoinForward | JoinBackward) -> None:
-    if not 1 <= spec.width <= LARGEST_WIDTH:
-        raise InputError(f"no join is {spec.width} wide; rows have 1 to {LARGEST_WIDTH} elements")
+    if not 1 <= spec.width <= LARGEST_HELD:
+        raise InputError(f"no join is {spec.width} wide; rows have 1 to {LARGEST_HELD} elements")
     if not 1 <= spec.parts <= LARGEST_PARTS:
         raise InputError(f"a join has 1 to {LARGEST_PARTS} parts, not {spec.parts}")
     if spec.parts == 1 and not spec.residual:
