@@ -15,6 +15,7 @@ from torch import nn
 from loka.errors import LokaError
 from loka.kernels.mix_specs import why_not as why_not_mixed
 from loka.kernels.rendered_specs import ACTIVATIONS, NORMS
+from loka.kernels.widths import LARGEST_HELD
 from loka.numerics.names import Compute, Fuse, Gemm, Range, Scaling
 from loka.plan.costs import Surroundings, Traced
 from loka.plan.plan import NOTHING_AROUND, SitePlan, Skipped
@@ -28,7 +29,7 @@ from loka.sites.straight import Mix, Region, SiteCall, Statement, StraightForwar
 OUTSIDE = "its Parameter belongs to a module outside of the one that multiplies by it"
 MIXED = ("transpose", "matmul", "matmul")  # the operations around a site of a mixing layer
 SEVERAL = "it stands for several calls of one Parameter, which cannot be told apart"
-_KNOWN = Known(frozenset(NORMS), frozenset(ACTIVATIONS))
+_KNOWN = Known(frozenset(NORMS), frozenset(ACTIVATIONS), LARGEST_HELD)
 
 
 @dataclass(frozen=True, slots=True)
