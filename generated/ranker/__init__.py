@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "219702be0ffce63041c7ad21ef5ece29a230d4f745f6585cacac18259914c9d8"
+STAMP = "a6200dd1a2529dfd998b13916c322428da5a29f1b142439f11c11a41ab86fddd"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

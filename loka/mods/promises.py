@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from loka.mods import fuse_interaction
+
 
 @dataclass(frozen=True, slots=True)
 class Promise:
@@ -17,6 +19,6 @@ FORWARD_MODS = {
     "merge_siblings": Promise("linears that share an input are one GEMM: one launch, and the input is read once"),
     "batch_small": Promise("small linears of one shape are one batched GEMM: one launch instead of many"),
     "pad_alignment": Promise("sizes of GEMMs are multiples of what kernels take: none pads or copies by itself"),
-    "fuse_interaction": Promise("what joins and mixes features is one kernel forward and one backward"),
+    fuse_interaction.NAME: Promise(fuse_interaction.PROMISE, fuse_interaction.EXACT),
     "residual_high_precision": Promise("residual sums are carried in a wider dtype: they lose less to rounding"),
 }

@@ -5,31 +5,58 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from loka.mods import fuse_interaction
 from loka.mods.adaptation import Adaptation, Unchanged
 from loka.mods.build import Adapted
 from loka.mods.catalogue import MODEL_MODS
 from loka.mods.promises import FORWARD_MODS
 from loka.mods.rewritten import Rewritten
+from loka.plan.interactions import Interactions
 from loka.plan.plan import ModPlan, Plan
 from loka.plan.summary import pattern_of
 from loka.policy.policy import Policy
 
 
-@dataclass(frozen=True, slots=True)
-class Forwards:
+class Forwards(Protocol):
     """What one entry of the policy's `mods` made of the forwards of owners, and what it left as it is."""
+
+    @property
+    def rewritten(self) -> tuple[Rewritten, ...]: ...
+
+    @property
+    def unchanged(self) -> tuple[Unchanged, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class InForwards:
+    """`Forwards`, as they are."""
 
     rewritten: tuple[Rewritten, ...] = ()
     unchanged: tuple[Unchanged, ...] = ()
 
 
-def mod_plans(policy: Policy, adapted: Adapted, forwards: Mapping[str, Forwards] | None = None) -> tuple[ModPlan, ...]:
+def interactions_made(policy: Policy, made: Interactions) -> dict[str, InForwards]:
+    """What each of the policy's `fuse_interaction` does, by the entry's `source`."""
+    found = {}
+    for rule in policy.mods:
+        if rule.use != fuse_interaction.NAME:
+            continue
+        fused = [each for each in made.fused if rule.wants(each.owner)]
+        rewritten = tuple(Rewritten(rule.use, each.owner, each.sites, "", each.what) for each in fused)
+        reasons = made.reasons.items()
+        unchanged = tuple(Unchanged(owner, reason) for owner, reason in reasons if rule.wants(owner))
+        found[rule.source] = InForwards(rewritten, unchanged)
+    return found
+
+
+def mod_plans(policy: Policy, adapted: Adapted, forwards: Mapping[str, Forwards]) -> tuple[ModPlan, ...]:
     """All entries of a policy's `mods`, with what they did; `forwards` by the entry's `source`."""
     modules = {applied.rule.source: applied for applied in adapted.applied}
     plans = []
     for rule in policy.mods:
-        changed, made = modules.get(rule.source), (forwards or {}).get(rule.source, Forwards())
+        changed, made = modules.get(rule.source), forwards.get(rule.source, InForwards())
         exact, promise = _promise(rule.use)
         plans.append(
             ModPlan(
