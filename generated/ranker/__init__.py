@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "a6200dd1a2529dfd998b13916c322428da5a29f1b142439f11c11a41ab86fddd"
+STAMP = "56d7d986aa18bd64ea21a01a48624ac401b3800507df2a4a6d97fd3d589f5694"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import mix_reference, operators
 
-STAMP = "a6200dd1a2529dfd998b13916c322428da5a29f1b142439f11c11a41ab86fddd"
+STAMP = "56d7d986aa18bd64ea21a01a48624ac401b3800507df2a4a6d97fd3d589f5694"
 
 
 @triton.jit(do_not_specialize=["m"])
