@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "56d7d986aa18bd64ea21a01a48624ac401b3800507df2a4a6d97fd3d589f5694"
+STAMP = "a569e3164655a87aaaf68620c82d0f1256b60fa04269fb41fcb0c776f6aec286"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them
