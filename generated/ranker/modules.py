@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "c7329c551efd07dfc859547b11a27193575dd88c00ee408ebcb55a238fa87d1c"
+STAMP = "a569e3164655a87aaaf68620c82d0f1256b60fa04269fb41fcb0c776f6aec286"
 
 
 class EmbedDense(dispatch.Bound):

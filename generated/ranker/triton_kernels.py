@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import mix_reference, operators
 
-STAMP = "c7329c551efd07dfc859547b11a27193575dd88c00ee408ebcb55a238fa87d1c"
+STAMP = "a569e3164655a87aaaf68620c82d0f1256b60fa04269fb41fcb0c776f6aec286"
 
 
 @triton.jit(do_not_specialize=["m"])

@@ -26,7 +26,7 @@ from loka.plan.gains import with_gains
 from loka.plan.interaction_rules import check_interactions, interactions_asked
 from loka.plan.measured import open_measurements
 from loka.plan.modded_sites import known_of
-from loka.plan.mods import interactions_made, mod_plans
+from loka.plan.mods import check_forward_mods, forwards_made, mod_plans
 from loka.plan.plan import AS_IS, Plan, Target
 from loka.plan.resolve import Situation, resolve
 from loka.plan.rewrites import Rewrites, Wish, rewrite, scopes_of, wish_of, with_regions
@@ -162,6 +162,7 @@ def plan_of(
     tracer = Tracer(model, _inputs(policy, examined.built))
     with current_directory_importable():
         modded = with_forward_mods(policy.mods, sites, settings, examined.siblings, tracer)
+    check_forward_mods(policy.mods, modded)
     sites, settings, trace = modded.sites, modded.settings, RewritingTracer(tracer, modded.changes)
     evidence = known_of(known, sites)
     situation = Situation(Target(policy.target), policy.model.batch_size, named, considered, evidence, costs)
@@ -190,7 +191,7 @@ def plan_of(
         rule_notes=tuple((rule.source, rule.note) for rule in policy.rules if rule.note),
         profile=(known.name, known.sha256) if known is not None else None,
         measurements=(costs.name, costs.sha256) if costs is not None else None,
-        mods=mod_plans(policy, examined.adapted, {**modded.made, **interactions_made(policy, rewrites.interactions)}),
+        mods=mod_plans(policy, examined.adapted, forwards_made(policy, modded, rewrites.interactions)),
     )
 
 
