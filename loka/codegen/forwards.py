@@ -137,9 +137,11 @@ class ForwardBody:
 
     @property
     def fuses(self) -> bool:
-        """Whether kernels take along what stands around a GEMM in the model's dtype."""
-        return bool(self._mixes or self._joins or self._crosses) or any(
-            not planned.shape.fp8 for planned in self._chains.values()
+        """Whether kernels take along what stands around a GEMM in the model's dtype, or a mod rewrote the forward."""
+        return (
+            self._forward.rewritten
+            or bool(self._mixes or self._joins or self._crosses)
+            or any(not planned.shape.fp8 for planned in self._chains.values())
         )
 
     def _taken(self) -> set[int]:
@@ -194,6 +196,7 @@ class ForwardBody:
             self.known |= {(number, operand): None for number in planned.sites for operand in operands(frozen)}
         name = f"{self._writer.kernels}.{self._writer.chains.function(shape, frozen)}"
         code = call(name, [code_of(parse(argument)) for argument in arguments])
+        self._import(code)
         self._comment_notes(range(chain.first, chain.last + 1))
         self._assign_product(chain.last, code, self._call_at(linears[-1]).out)
 
@@ -248,6 +251,7 @@ class ForwardBody:
         weight = [f"self.loka_weight_{index}", f"self.loka_scale_{index}"] if frozen else [parts.weight]
         operands = [parts.x, *weight, bias or "None", f"self.loka.tick({index})"]
         code = call(f"{self._writer.kernels}.{name}", [code_of(parse(operand)) for operand in operands])
+        self._import(code)
         self._assign_product(position, code, parts.out)
 
     def _kept(self, position: int, texts: Sequence[str]) -> Code:
@@ -286,6 +290,7 @@ class ForwardBody:
         for position, weight in weights.items():
             index = self._index[position]
             self.frozen_weights[index] = (self._plans[index], weight)
+            self.imports |= straight.globals_of(weight) if weight is not None else set()
         return True
 
     def _frozen_weight(self, position: int) -> str | None:

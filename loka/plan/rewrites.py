@@ -39,6 +39,7 @@ class Wish:
     fused: tuple[Site, ...] = ()  # their neighbours are to be taken along
     kept: frozenset[str] = frozenset()  # names of those whose GEMMs stay in the model's dtype
     chained: frozenset[str] = frozenset()  # names of those in `fused` whose operands are those of a chain
+    changed: frozenset[str] = frozenset()  # names of those in `parameters` that mods changed, whatever they run in
     apart: frozenset[str] = frozenset()  # owners in which chained linears of several modules are not to be joined
     crossed: tuple[Site, ...] = ()  # linears that cross layers may follow
     together: tuple[tuple[str, str], ...] = ()  # of these: the module that holds all that belong together
@@ -56,6 +57,7 @@ class Wish:
             tuple(site for site in self.fused if site.name in names),
             frozenset(name for name in self.kept if name in names),
             frozenset(name for name in self.chained if name in names),
+            frozenset(name for name in self.changed if name in names),
             self.apart,
             tuple(site for site in self.crossed if site.name in names),
             tuple((name, owner) for name, owner in self.together if name in names),
@@ -67,19 +69,19 @@ class Wish:
         prefix = f"{scope.owner}." if scope.owner else ""
         names = {prefix + name for name in scope.sites}
         inside = {scope.owner, *(prefix + name for name in scope.inline)}
-        own = self.only({site.name for site in self.sites if site.name in names or site.weight in names})
+        own = self.only({site.name for site in self.sites if names & {site.name, site.weight, *site.members}})
         return replace(own, owners=self.owners & inside)
 
     @property
     def without_interactions(self) -> Wish:
         """The wish without those sites and owners that only interactions are for."""
-        other = {site.name for site in self.fp8_parameters} | {site.name for site in self.fused}
+        other = {site.name for site in self.needed} | {site.name for site in self.fused}
         return replace(self.only(other), crossed=(), together=(), owners=frozenset())
 
     @property
-    def fp8_parameters(self) -> tuple[Site, ...]:
-        """The sites on Parameters that run in FP8 if their owner can be rewritten."""
-        return tuple(site for site in self.parameters if site.name not in self.kept)
+    def needed(self) -> tuple[Site, ...]:
+        """The sites on Parameters that run in FP8, or as a mod has them, if their owner can be rewritten."""
+        return tuple(site for site in self.parameters if site.name not in self.kept or site.name in self.changed)
 
 
 # Trace an owner; sites in the forward that comes back are named as the owner calls them.
@@ -122,11 +124,16 @@ def _after(stage: ChainStage) -> str:
     return " ".join([*norm, *([stage.activation] if stage.activation is not None else [])])
 
 
-def wish_of(plans: Sequence[SitePlan], settings: Sequence[SiteSettings], asked: Interacting | None = None) -> Wish:
+def wish_of(
+    plans: Sequence[SitePlan],
+    settings: Sequence[SiteSettings],
+    asked: Interacting | None = None,
+    changed: frozenset[str] = frozenset(),
+) -> Wish:
     """The sites of a plan that cannot be patched by a forward of their own, or shall not.
 
-    Among them those with `fuse: always` that the policy or the measurements keep: only the kernels around their GEMMs
-    are replaced. `asked` says where interactions are to be fused.
+    Among them those that mods changed, and those with `fuse: always` that the policy or the measurements keep: only the
+    kernels around their GEMMs are replaced. `asked` says where interactions are to be fused.
     """
     asked = asked or Interacting()
     interacting = {site.name for site in asked.sites}
@@ -138,7 +145,7 @@ def wish_of(plans: Sequence[SitePlan], settings: Sequence[SiteSettings], asked: 
         fuses = plan.fp8 or site.name in kept
         if not plan.fp8 and site.name in interacting:
             kept.add(site.name)
-        if not plan.fp8 and site.name not in kept:
+        if not plan.fp8 and site.name not in kept | changed:
             continue
         if site.kind is not Kind.LINEAR:
             parameters.append(site)
@@ -148,7 +155,7 @@ def wish_of(plans: Sequence[SitePlan], settings: Sequence[SiteSettings], asked: 
                 chained.add(site.name)
     crossed = tuple(site for site in asked.sites if site.kind is Kind.LINEAR)
     asking = (crossed, asked.together, asked.owners)
-    return Wish(tuple(parameters), tuple(fused), frozenset(kept), frozenset(chained), frozenset(), *asking)
+    return Wish(tuple(parameters), tuple(fused), frozenset(kept), frozenset(chained), changed, frozenset(), *asking)
 
 
 def _may_be_fused_as_it_is(plan: SitePlan, wanted: SiteSettings) -> bool:
@@ -156,7 +163,7 @@ def _may_be_fused_as_it_is(plan: SitePlan, wanted: SiteSettings) -> bool:
     site = plan.site
     keeps = all(asked.compute is Compute.KEEP for asked in wanted.gemms.values())
     by_time = plan.timing is not None and plan.timing.kept
-    return (keeps or by_time) and not site.blocked and (site.kind is Kind.LINEAR or site.weight is not None)
+    return (keeps or by_time) and not site.blocked and (site.kind is Kind.LINEAR or _weight(site) is not None)
 
 
 def _is_of_a_chain(plan: SitePlan) -> bool:
@@ -186,7 +193,13 @@ def rewrite(wish: Wish, model: nn.Module, trace: Trace) -> Rewrites:
 
 
 def _is_inside(site: Site) -> bool:
-    return site.weight is not None and (not site.owner or site.weight.startswith(f"{site.owner}."))
+    weight = _weight(site)
+    return weight is not None and (not site.owner or weight.startswith(f"{site.owner}."))
+
+
+def _weight(site: Site) -> str | None:
+    """The Parameter that a site multiplies by; where a mod merged several, they are called like the site."""
+    return site.name if site.members else site.weight
 
 
 def _rewrite(wish: Wish, model: nn.Module, trace: Trace, made: Rewrites) -> None:
@@ -227,23 +240,23 @@ def _retry(wish: Wish, scope: Scope, reason: str, model: nn.Module, trace: Trace
         _rewrite(wish.without_interactions, model, trace, made)
     elif wish.chained:
         _rewrite(replace(wish, chained=frozenset()), model, trace, made)
-    elif wish.fused and wish.fp8_parameters:
+    elif wish.fused and wish.needed:
         _refuse(Wish(fused=wish.fused), scope.owner, reason, made)
-        _rewrite(Wish(wish.fp8_parameters), model, trace, made)
+        _rewrite(Wish(wish.needed, changed=wish.changed), model, trace, made)
     else:
         _refuse(wish, scope.owner, reason, made)
 
 
 def _relative(scope: Scope, site: Site) -> str:
     """What the owner calls a site on a Parameter."""
-    weight = site.weight or ""
+    weight = _weight(site) or ""
     return weight.removeprefix(f"{scope.owner}.") if scope.owner else weight
 
 
 def _refuse(wish: Wish, owner: str, reason: str, made: Rewrites) -> None:
-    made.refused.update((site.name, reason) for site in wish.fp8_parameters)
+    made.refused.update((site.name, reason) for site in wish.needed)
     made.notes.update((site.name, reason) for site in wish.fused)
-    share = sum(site.share for site in wish.fp8_parameters)
+    share = sum(site.share for site in wish.needed)
     for index, known in enumerate(made.skipped):
         if (known.owner, known.reason) == (owner, reason):
             made.skipped[index] = replace(known, share=known.share + share)
@@ -273,7 +286,7 @@ def _take(wish: Wish, scope: Scope, traced: StraightForward, made: Rewrites) -> 
     made.regions.update((site, ops) for site, ops in chosen.regions if site not in made.regions)
     around = {region.site for region in regions}.union(site for site, _ in chosen.regions)
     made.notes.update((name, "" if name in in_chains else NOTHING_AROUND) for name in fused - around)
-    if around or chosen.any or any(site not in lost for site in wish.fp8_parameters):
+    if around or chosen.any or forward.rewritten or any(site not in lost for site in wish.needed):
         made.forwards[scope.owner] = replace(
             forward, regions=regions, mixes=chosen.mixes, joins=chosen.joins, crosses=chosen.crosses
         )

@@ -126,6 +126,8 @@ def to_json(plan: Plan) -> str:
             del data[name]
     for site in data["sites"]:
         _show_timing(site)
+        if not site["site"]["members"]:
+            del site["site"]["members"]
     for decision in data["decisions"]:
         _show_evidence(decision)
         _show_turned(decision)
@@ -135,6 +137,8 @@ def to_json(plan: Plan) -> str:
     for binding in data["bindings"]:
         _show_even(binding)
         _show_crosses(binding)
+        if binding["forward"] is not None and not binding["forward"]["rewritten"]:
+            del binding["forward"]["rewritten"]
     return "{\n" + ",\n".join(f" {_dump(key)}: {_value(data[key])}" for key in sorted(data)) + "\n}\n"
 
 
