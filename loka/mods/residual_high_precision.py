@@ -1,8 +1,8 @@
 """`residual_high_precision`: residual sums are computed and carried in a wider dtype.
 
-A residual sum is a + b, both locals of the forward of one shape, where one is computed from the other, or is carried
-already: x + f(x), and whatever is added to that later. What the mod promises, within the forward of an owner and of the
-children that are printed into it:
+A residual sum is a + b, both locals of the forward of one shape, where one, or what it is a view of, is what the other
+is computed from, or is carried already: x + f(x), and whatever is added to that later. What the mod promises, within
+the forward of an owner and of the children that are printed into it:
 
 - Each residual sum adds in float32 (or the model's dtype, where that is wider), and is rounded to float32 alone. What a
   branch f(x) gives is rounded by the branch, as before.
@@ -104,12 +104,15 @@ def _stream_of(forward: StraightForward, wants: Callable[[str], bool]) -> _Strea
     statements = forward.statements
     before: dict[str, set[str]] = {}  # the locals that a local is computed from
     carried: set[str] = set()
+    viewed: dict[str, str] = {}  # what a local is a view of
     sums, norms, views = set(), dict[int, NormRun](), set()
     for place, statement in enumerate(statements):
         read = [ref.text for ref in statement.operands if ref.kind is RefKind.LOCAL]
         before[statement.target] = {*read}.union(*(before.get(name, set()) for name in read))
+        if _is_view(statement):
+            viewed[statement.target] = viewed.get(read[0], read[0])
         run = norm_starting_at(statements, place)
-        if _is_residual(statement, before, carried) and wants(_writer(forward, place)):
+        if _is_residual(statement, before, viewed, carried) and wants(_writer(forward, place)):
             sums.add(place)
             carried.add(statement.target)
         elif run is not None and run.source in carried and _is_closed(forward, run):
@@ -121,11 +124,14 @@ def _stream_of(forward: StraightForward, wants: Callable[[str], bool]) -> _Strea
     return _Stream(frozenset(sums), norms, frozenset(_leading_on(forward, sums, norms, views)))
 
 
-def _is_residual(statement: Statement, before: Mapping[str, set[str]], carried: set[str]) -> bool:
+def _is_residual(
+    statement: Statement, before: Mapping[str, set[str]], viewed: Mapping[str, str], carried: set[str]
+) -> bool:
     if not statement.even or statement.template not in _SUMS or statement.call is not None:
         return False
     left, right = (ref.text for ref in statement.operands)
-    related = left in before.get(right, set()) or right in before.get(left, set())
+    pairs = ((left, right), (right, left))
+    related = any(viewed.get(one, one) in before.get(other, set()) for one, other in pairs)
     return left != right and (related or left in carried or right in carried)
 
 
