@@ -130,4 +130,4 @@ class StraightForward:
     regions: tuple[Region, ...] = ()
     mixes: tuple[Mix, ...] = ()
     joins: tuple[Join, ...] = ()
-    rewritten: bool = False  # by mods, to the same function up to rounding; then it is wanted whatever runs in FP8
+    rewritten: tuple[str, ...] = ()  # by these mods, to the same function; then it is wanted whatever runs in FP8
