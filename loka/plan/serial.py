@@ -138,6 +138,7 @@ def to_json(plan: Plan) -> str:
         _show_even(binding)
         if binding["forward"] is not None and not binding["forward"]["rewritten"]:
             del binding["forward"]["rewritten"]
+        _show_crosses(binding)
     return "{\n" + ",\n".join(f" {_dump(key)}: {_value(data[key])}" for key in sorted(data)) + "\n}\n"
 
 
@@ -305,6 +306,12 @@ def _show_even(binding: dict[str, Any]) -> None:
     for statement in (binding["forward"] or {}).get("statements", ()):
         if not statement["even"]:
             del statement["even"]
+
+
+def _show_crosses(binding: dict[str, Any]) -> None:
+    """Only a forward with cross layers says so."""
+    if binding["forward"] is not None and not binding["forward"]["crosses"]:
+        del binding["forward"]["crosses"]
 
 
 _Item = TypeVar("_Item")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
@@ -127,6 +127,8 @@ def inline_for(
     sites: Iterable[Site],
     chained: Collection[str] = (),
     joins: Callable[[str], bool] = lambda owner: False,
+    held: Mapping[str, str] | None = None,
+    also: Collection[str] = (),
 ) -> tuple[Scope, ...]:
     """Which modules' forwards must be rewritten so that the region around each site stands in one of them.
 
@@ -139,17 +141,19 @@ def inline_for(
     inlined into another's are merged into that one. A site in `chained` (names) is also wanted together with an
     activation before it, so that a chain (`loka.sites.chains`) can run over it; and together with the chained linear
     that its result goes into, directly or through sums and products, where `joins` agrees to the module that holds
-    both. In the order of the model's modules.
+    both. `held` gives a site's owner where that is known; `also` are owners that are wanted without a site. In the
+    order of the model's modules.
     """
     modules, sites = dict(model.named_modules()), tuple(sites)
     linears = [site for site in sites if site.name in chained and site.name in modules]
     links = _links(linears, modules, joins)
     owners: dict[str, list[str]] = {}
     for site in sites:
-        wanted = (_owner_of(site, modules, site.name in chained), links.get(site.name))
+        wanted = (_owner_of(site, modules, site.name in chained), links.get(site.name), (held or {}).get(site.name))
         owner = min((name for name in wanted if name is not None), key=len, default=None)
         if owner is not None:
             owners.setdefault(owner, []).extend(_weight_names(site, modules, owner))
+    owners.update({owner: [] for owner in also if owner not in owners})
     scopes = {owner: scope_of(owner, names, modules) for owner, names in owners.items()}
     for owner in sorted(scopes, key=len, reverse=True):
         outer = next((o for o in _parents(owner) if o in scopes and _relative(owner, o) in scopes[o].inline), None)

@@ -17,6 +17,7 @@ from torch import fx, nn
 
 from loka.errors import InputError
 from loka.sites.calls import Weights, find_weights, site_call
+from loka.sites.crosses import find_crosses
 from loka.sites.examples import Examples, missing_storage
 from loka.sites.fxtrace import Op, Recording, record_forward
 from loka.sites.gate import difference
@@ -80,7 +81,8 @@ def trace_forward(
 def with_findings(forward: StraightForward, shapes: Mapping[str, Shape]) -> StraightForward:
     """The forward with all that is found in it by the shapes of its locals."""
     mixes, joins = find_mixes(forward, shapes), find_joins(forward, shapes)
-    return replace(with_even_statements(forward, shapes), mixes=mixes, joins=joins)
+    crosses = find_crosses(forward, shapes)
+    return replace(with_even_statements(forward, shapes), mixes=mixes, joins=joins, crosses=crosses)
 
 
 def expanded(module: nn.Module, inline: Collection[str], sites: Collection[str]) -> frozenset[str]:
