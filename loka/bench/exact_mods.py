@@ -157,7 +157,7 @@ def package(workshop: Workshop, case: Case, defaults: str, modded: bool) -> Modu
 
 def run(cases: Sequence[Case], milliseconds: int = MEASURED_MS) -> Table:
     """Measure the cases on the current GPU: microseconds of a training step."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     with Workshop() as workshop:
         for case in cases:
             cells = [_time(workshop, case, *way, milliseconds) for way in _ways(case)]
