@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "a78d0b9eebd87b4db1e33c3e18386fb7dfd85605668ddffcad7bd6a3de4c4beb"
+STAMP = "c7329c551efd07dfc859547b11a27193575dd88c00ee408ebcb55a238fa87d1c"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

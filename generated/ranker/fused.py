@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import fused_reference, join_reference, mix_reference, operators
 
-STAMP = "a78d0b9eebd87b4db1e33c3e18386fb7dfd85605668ddffcad7bd6a3de4c4beb"
+STAMP = "c7329c551efd07dfc859547b11a27193575dd88c00ee408ebcb55a238fa87d1c"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
