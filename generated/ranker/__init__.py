@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "a569e3164655a87aaaf68620c82d0f1256b60fa04269fb41fcb0c776f6aec286"
+STAMP = "39268927b8d76305d28cebb332006423d1485a404d16ce440159109bf2076186"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

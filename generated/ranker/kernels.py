@@ -27,7 +27,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "a569e3164655a87aaaf68620c82d0f1256b60fa04269fb41fcb0c776f6aec286"
+STAMP = "39268927b8d76305d28cebb332006423d1485a404d16ce440159109bf2076186"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive
