@@ -31,7 +31,7 @@ LINEARS = (Kind.LINEAR, Kind.FUNCTIONAL_LINEAR)
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model of the zoo, and the batch that its speed is judged at."""
+    """A model of the zoo, and the batch that its speed is judged at. Its inputs ask for a gradient."""
 
     build: Callable[[], nn.Module]
     inputs: Callable[[int], tuple[Tensor, ...]]
@@ -57,11 +57,6 @@ def named(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names) or tuple(MODELS)
 
 
-def inputs(name: str, batch: int) -> tuple[Tensor, ...]:
-    """Example inputs that need a gradient, as embeddings in front of the dense part do."""
-    return tuple(value.requires_grad_() for value in MODELS[name].inputs(batch))
-
-
 def subject(name: str) -> Subject:
     """A model of the zoo as one to generate for."""
     source = f'''\
@@ -75,7 +70,7 @@ def build():
 
 
 def inputs(batch_size):
-    return models.inputs({name!r}, batch_size)
+    return models.MODELS[{name!r}].inputs(batch_size)
 '''
     return Subject(name, source, MODELS[name].batch)
 
@@ -108,7 +103,7 @@ def _comparison(
     torch.manual_seed(SEED)
     with torch.device("cuda"):
         base = model.build()
-    examples = tuple(value.cuda() for value in model.inputs(model.batch))
+    examples = tuple(value.detach().cuda() for value in model.inputs(model.batch))
     work = make_work(name, base, examples, modes, MEASURED_MS)
     sites = model_sites(*workshop.add(subject(name)), model.batch) if peaks is not None else ()
 

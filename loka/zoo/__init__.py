@@ -104,7 +104,7 @@ def wukong_small() -> Wukong:
 
 
 def wukong_small_inputs(batch_size: int) -> tuple[Tensor]:
-    """Embeddings (B, 64, 128), float32, standard normal."""
+    """Embeddings (B, 64, 128), float32, standard normal, which ask for a gradient, as those of a table do."""
     return (_normal(batch_size, SMALL.embeddings, SMALL.dim),)
 
 
@@ -114,7 +114,7 @@ def wukong_large() -> Wukong:
 
 
 def wukong_large_inputs(batch_size: int) -> tuple[Tensor]:
-    """Embeddings (B, 128, 256), float32, standard normal."""
+    """Embeddings (B, 128, 256), float32, standard normal, which ask for a gradient, as those of a table do."""
     return (_normal(batch_size, LARGE.embeddings, LARGE.dim),)
 
 
@@ -134,9 +134,10 @@ def dcnv2() -> DCNv2:
 
 
 def dcnv2_inputs(batch_size: int) -> tuple[Tensor]:
-    """Embeddings (B, 27, 128), float32, standard normal."""
+    """Embeddings (B, 27, 128), float32, standard normal, which ask for a gradient, as those of a table do."""
     return (_normal(batch_size, MLPERF.embeddings, MLPERF.dim),)
 
 
 def _normal(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), device="cpu")
+    made = torch.randn(*shape, generator=torch.Generator().manual_seed(0), device="cpu")
+    return made.requires_grad_()
