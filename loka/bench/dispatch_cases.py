@@ -26,7 +26,7 @@ from loka.bench.regions import Form, Shape, subject
 from loka.kernels.catalogue import gemm_sizes
 from loka.kernels.measurements import Measurements
 from loka.kernels.parts import Part, Timed, Work
-from loka.kernels.rendered_specs import LARGEST_WIDTH
+from loka.kernels.widths import LARGEST_WIDTH
 from loka.numerics.names import Accumulation, Gemm
 from loka.plan.make import Examined, examine, plan_of
 from loka.plan.plan import Plan, SitePlan, Target

@@ -25,8 +25,9 @@ from loka.bench.timing import rotations, size_of, time_call
 from loka.errors import InputError
 from loka.kernels.both_ways import BothWays
 from loka.kernels.configs import configuration
+from loka.kernels.matrix_specs import QuantiseTurned, Reduce, Transpose, Turn
 from loka.kernels.quantisation import ROWWISE, Quantisation
-from loka.kernels.rendered_specs import NormBackward, NormForward, QuantiseTurned, Reduce, Transpose, Turn
+from loka.kernels.rendered_specs import NormBackward, NormForward
 from loka.kernels.rendering import AnySpec
 
 GEMM = "gemm"

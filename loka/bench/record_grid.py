@@ -17,7 +17,7 @@ from itertools import product
 from loka.bench.record_gemms import AS_IS, SCALED_MM, TRITON
 from loka.errors import InputError
 from loka.kernels.parts import Part, Work
-from loka.kernels.rendered_specs import LARGEST_WIDTH
+from loka.kernels.widths import LARGEST_WIDTH
 
 Size = tuple[int, int, int]  # rows, columns, contraction
 

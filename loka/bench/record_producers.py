@@ -22,8 +22,9 @@ from loka.bench.record_gemms import DTYPES, Prepared
 from loka.bench.record_specs import TURNED_AT_ONCE, specs_of
 from loka.bench.steps import SEED
 from loka.errors import InputError
+from loka.kernels.matrix_specs import Reduce
 from loka.kernels.parts import Part, Work
-from loka.kernels.rendered_specs import NormBackward, NormForward, Reduce, Spec
+from loka.kernels.rendered_specs import NormBackward, NormForward, Spec
 from loka.numerics.formats import FORMATS
 from loka.numerics.names import Scaling
 from loka.numerics.quantize import Quantized, quantize

@@ -18,18 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loka.errors import InputError
+from loka.kernels.matrix_specs import Reduce, Turn
 from loka.kernels.parts import Part, Work
 from loka.kernels.quantisation import ROWWISE, Quantisation
-from loka.kernels.rendered_specs import (
-    ACTIVATIONS,
-    NORMS,
-    SAVING,
-    NormBackward,
-    NormForward,
-    Reduce,
-    Spec,
-    Turn,
-)
+from loka.kernels.rendered_specs import ACTIVATIONS, NORMS, SAVING, NormBackward, NormForward, Spec
 from loka.numerics.names import Format, Scaling
 
 EPS = 1e-5

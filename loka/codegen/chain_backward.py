@@ -19,7 +19,7 @@ from loka.codegen.chain_names import (
 from loka.codegen.chain_shapes import ChainShape, StageShape
 from loka.codegen.known import gradient_kernel, input_kernel, under
 from loka.codegen.layout import WIDTH
-from loka.kernels.rendered_specs import LARGEST_COUNT, Products, Transpose, Turn
+from loka.kernels.matrix_specs import LARGEST_COUNT, Products, Transpose, Turn
 from loka.kernels.rendering import AnySpec
 from loka.numerics.names import Gemm
 

@@ -11,7 +11,8 @@ from loka.codegen.known import input_kernel
 from loka.codegen.layout import WIDTH, Code, call, lay_out
 from loka.codegen.recipes import SiteRecipe
 from loka.errors import LokaError
-from loka.kernels.rendered_specs import NormForward, Reduce
+from loka.kernels.matrix_specs import Reduce
+from loka.kernels.rendered_specs import NormForward
 from loka.kernels.rendering import AnySpec
 from loka.numerics.names import Gemm, Scaling
 

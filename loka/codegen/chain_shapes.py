@@ -8,14 +8,8 @@ from dataclasses import dataclass, replace
 from loka.codegen.gemm_calls import GemmRecipe
 from loka.codegen.recipes import SiteRecipe
 from loka.errors import LokaError
-from loka.kernels.rendered_specs import (
-    ACTIVATIONS,
-    BLOCK,
-    LARGEST_WIDTH,
-    NORMS,
-    NormBackward,
-    NormForward,
-)
+from loka.kernels.rendered_specs import ACTIVATIONS, BLOCK, NORMS, NormBackward, NormForward
+from loka.kernels.widths import LARGEST_WIDTH
 from loka.plan.plan import SitePlan
 from loka.policy.settings import OperandRecipe
 from loka.sites.chains import Chain, Known

@@ -15,8 +15,9 @@ from loka.codegen.gemm_calls import GemmRecipe
 from loka.codegen.recipes import SiteRecipe
 from loka.errors import LokaError
 from loka.kernels.both_ways import BothWays, fits
+from loka.kernels.matrix_specs import QuantiseTurned
 from loka.kernels.quantisation import ROWWISE, Quantisation
-from loka.kernels.rendered_specs import NormBackward, NormForward, QuantiseTurned
+from loka.kernels.rendered_specs import NormBackward, NormForward
 from loka.numerics.names import Operand, Range
 from loka.numerics.quantize import static_scale
 from loka.policy.settings import OperandRecipe

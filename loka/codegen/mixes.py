@@ -10,9 +10,10 @@ from loka.codegen.mix_functions import FunctionView, backward_of, join_view, mix
 from loka.codegen.names import Names, class_of
 from loka.errors import LokaError
 from loka.kernels.join_specs import LARGEST_PARTS, NORMS, JoinForward
+from loka.kernels.matrix_specs import Reduce
 from loka.kernels.mix_specs import MixBackward, MixForward, MixSizes
-from loka.kernels.rendered_specs import LARGEST_WIDTH, Reduce
 from loka.kernels.rendering import AnySpec
+from loka.kernels.widths import LARGEST_WIDTH
 from loka.sites.joins import joined_norm
 from loka.sites.norms import ChainNorm
 from loka.sites.straight import Join, Mix, Ref, RefKind, StraightForward

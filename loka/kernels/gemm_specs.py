@@ -12,7 +12,8 @@ import hashlib
 from dataclasses import dataclass
 
 from loka.errors import InputError
-from loka.kernels.rendered_specs import ACTIVATIONS, numbered
+from loka.kernels.matrix_specs import numbered
+from loka.kernels.rendered_specs import ACTIVATIONS
 from loka.numerics.names import Accumulation, Scaling
 
 OPERANDS = ("e4m3", "bfloat16")

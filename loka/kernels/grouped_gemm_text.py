@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from loka.kernels.gemm_configs import Tiling, is_aligned
 from loka.kernels.gemm_specs import BatchedGemm, GroupedGemm
 from loka.kernels.gemm_text import body_call, header, operand_words, operator_views, promotion
-from loka.kernels.rendered_specs import numbered
+from loka.kernels.matrix_specs import numbered
 from loka.kernels.rendered_text import WIDTH, Views, opened
 
 

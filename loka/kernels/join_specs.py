@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loka.errors import InputError
-from loka.kernels.rendered_specs import LARGEST_WIDTH
+from loka.kernels.widths import LARGEST_WIDTH
 
 NORMS = ("layer_norm", "rms_norm")
 LARGEST_PARTS = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from loka.kernels import configs
-from loka.kernels.rendered_specs import Products
+from loka.kernels.matrix_specs import Products
 from loka.kernels.rendered_text import WIDTH, Views, header, opened
 
 

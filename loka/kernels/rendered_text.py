@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from loka.kernels import configs, quantised_text
 from loka.kernels.configs import Configuration
-from loka.kernels.rendered_specs import NormBackward, NormForward, Reduce, Spec, Transpose, Turn, numbered
+from loka.kernels.matrix_specs import Reduce, Transpose, Turn, numbered
+from loka.kernels.rendered_specs import NormBackward, NormForward, Spec
 
 WIDTH = 120  # of a line
 

@@ -31,18 +31,10 @@ from loka.kernels.gemm_configs import Tiling
 from loka.kernels.gemm_specs import BatchedGemm, Gemm, GemmSpec, GroupedGemm, SplitGemm
 from loka.kernels.join_specs import JoinBackward, JoinForward
 from loka.kernels.join_text import JoinConfiguration, join_configuration, join_views
+from loka.kernels.matrix_specs import Products, QuantiseTurned, Reduce, Transpose, Turn
 from loka.kernels.mix_specs import MixBackward, MixForward
 from loka.kernels.mix_text import MixConfiguration, mix_configuration, mix_views
-from loka.kernels.rendered_specs import (
-    NormBackward,
-    NormForward,
-    Products,
-    QuantiseTurned,
-    Reduce,
-    Spec,
-    Transpose,
-    Turn,
-)
+from loka.kernels.rendered_specs import NormBackward, NormForward, Spec
 
 KERNELS_FILE = "triton_kernels.py"
 OPERATORS_FILE = "fused.py"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loka.kernels import configs, quantised_text
-from loka.kernels.rendered_specs import QuantiseTurned
+from loka.kernels.matrix_specs import QuantiseTurned
 from loka.kernels.rendered_text import Views, opened
 
 

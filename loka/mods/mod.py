@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -23,12 +23,29 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """A norm, an activation or a linear that a forward calls as a function: there is no module to exchange."""
+
+    op: str  # "silu", "sigmoid" (of x * sigmoid(norm(x))), "layer_norm", "rms_norm", "linear"
+    owner: str  # qualified name of the module in whose forward it stands
+    place: str  # "models.py:44", "" where it is unknown
+
+
+@dataclass(frozen=True, slots=True)
 class Adaptable:
-    """A model to adapt. It may lie on the meta device; only its structure is looked at."""
+    """A model to adapt. It may lie on the meta device; only its structure is looked at.
+
+    All but `module` was seen while a copy ran on example inputs (`loka.mods.final.adaptable`). Names stay true while
+    mods change modules of the model, so that one mod can look for work in what another left.
+    """
 
     module: nn.Module
     final: frozenset[str]  # linears whose product reaches an output with no other product after it
     into: Mapping[str, str]  # linear -> the one linear that alone reads its product, with nothing in between
+    called: frozenset[str] = frozenset()  # modules whose forward ran
+    read: Mapping[str, str] = field(default_factory=dict)  # Parameter -> what else reads it than its own linear: "mul"
+    swishes: frozenset[str] = frozenset()  # nn.Sigmoids whose product only multiplies what they, or their norm, read
+    written: tuple[Written, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +75,15 @@ class ModelMod(Protocol):
         ...
 
     def find(self, model: Adaptable, asked: Asked) -> Found:
-        """What it would change. Changes nothing."""
+        """What it would change in the model as it is now, earlier mods having been carried out. Changes nothing."""
+        ...
+
+    def why_not(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:
+        """Why a module of an adaptation cannot be changed: it is not what `find` saw. None where it can."""
+        ...
+
+    def is_done(self, model: nn.Module, name: str, adaptation: Adaptation, last: bool) -> bool:
+        """Whether a module of an adaptation has been changed; `last`: and no later adaptation changed it again."""
         ...
 
     def change(self, model: nn.Module, adaptation: Adaptation) -> None:

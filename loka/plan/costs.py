@@ -28,7 +28,8 @@ from itertools import dropwhile, takewhile
 
 from loka.kernels.catalogue import gemm_sizes
 from loka.kernels.parts import Part, Work
-from loka.kernels.rendered_specs import ACTIVATIONS, LARGEST_WIDTH, NORMS
+from loka.kernels.rendered_specs import ACTIVATIONS, NORMS
+from loka.kernels.widths import LARGEST_WIDTH
 from loka.numerics.names import Accumulation, Format, Gemm, Range, Scaling
 from loka.plan.plan import AS_IS
 from loka.policy.settings import OperandRecipe

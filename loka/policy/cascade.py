@@ -32,10 +32,12 @@ from loka.policy.settings import (
     SiteSettings,
 )
 from loka.policy.spread import shown
-from loka.policy.unsupported import STATIC_WITHOUT_AMAX
 
 _MIXED_SCALING = {Scaling.BLOCKWISE_1X128, Scaling.BLOCKWISE_128X128}
 _SAME_SCALING = (Scaling.TENSORWISE, Scaling.ROWWISE, Scaling.BLOCKWISE_1X128)
+_STATIC_WITHOUT_AMAX = (
+    "range: static needs a maximum: give amax, name a profile to take it from (loka probe), or use range: dynamic"
+)
 _BESIDE_TURNED = (Scaling.TENSORWISE, Scaling.ROWWISE)  # what the one scale of a turned operand can stand for
 
 
@@ -227,7 +229,7 @@ def _range_conflict(state: _State, base: str, profiled: bool) -> list[tuple[Plac
     range_ = state.last[f"{base}.range"][1]
     if range_.value is Range.STATIC and amax.value is None and not profiled:
         # `range: dynamic` after `range: static` is no conflict, so the last range is the offending one.
-        return [(_place(range_), f"{base}: {STATIC_WITHOUT_AMAX}")]
+        return [(_place(range_), f"{base}: {_STATIC_WITHOUT_AMAX}")]
     if range_.value is Range.DYNAMIC and amax.value is not None:
         return [(_place(amax), f"{base}: amax is for range: static, and the range is dynamic; add range: static")]
     return []

@@ -13,6 +13,7 @@ from loka.policy.patterns import PatternError, compile_pattern
 NAME_PATTERN = "^[A-Za-z_][A-Za-z0-9_]*$"
 CALLABLE_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 KERNEL_PATTERN = r"^(auto|[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*)$"
+POWERS_OF_TWO = tuple(2**exponent for exponent in range(20))
 MAX_NAME = 100  # a directory is called so
 
 _NAME = re.compile(NAME_PATTERN)
@@ -56,6 +57,14 @@ def kernel_name(value: str) -> str:
         raise refuse("as-is is the model's own GEMM; write compute: keep")
     if not _KERNEL.fullmatch(value):
         raise refuse(f"{value!r} names no kernel; write auto, or library.kernel as in torch.scaled_mm")
+    return value
+
+
+def power_of_two(value: int) -> int:
+    """A size that is a power of two."""
+    if value not in POWERS_OF_TWO:
+        below = max(size for size in POWERS_OF_TWO if size <= value)
+        raise refuse(f"{value} is no power of two; write {below} or {2 * below}")
     return value
 
 

@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 from loka.policy import schema
 from loka.policy.problems import Problem, problem
 from loka.policy.scalars import looks_like_number
+from loka.policy.schema_mods import MODS
 from loka.policy.settings import TURNED_FROM
 from loka.policy.tree import Found, Mapping, Node, Path, Scalar, Sequence, follow
 
@@ -31,6 +32,7 @@ _EXPECTED = {
     "model_type": "a mapping of keys to values",
 }
 _PATTERN_FORMS = 'write "layers.*", "re:...", a list of these, or (for match) a mapping such as {kind: linear}'
+_NAME_FORMS = 'write "layers.*", "re:..." or a list of these'
 _COMPARED = {
     "greater_than": ("gt", "greater than"),
     "greater_than_equal": ("ge", "at least"),
@@ -47,7 +49,11 @@ def complaints(errors: Iterable[ErrorDetails], root: Mapping, complete: bool) ->
     problems = []
     for error in errors:
         found = follow(root, error["loc"])
-        if _reported(root, found.path) or (error["type"] == "missing" and not complete):
+        if (
+            _reported(root, found.path)
+            or _reported(root, (*found.path, "use"))
+            or (error["type"] == "missing" and not complete)
+        ):
             continue
         problems.append(_complaint(error, found))
     return problems
@@ -60,6 +66,8 @@ def _complaint(error: ErrorDetails, found: Found) -> Problem:
         field = str(error["loc"][-1])
         return problem(found.key, f"{name}{field} is missing; add it{_example(field)}")
     if kind == "extra_forbidden":
+        if found.path[0] == "mods":
+            return problem(found.key, _unknown_parameter(str(found.path[-1]), str(error["loc"][2]).strip("<>")))
         return problem(found.key, _unknown_key(found.path))
     if kind == "enum":
         return problem(found.node.place, f"{name}{_choice(found.node, str(context['expected']))}")
@@ -73,12 +81,26 @@ def _complaint(error: ErrorDetails, found: Found) -> Problem:
     if kind == "loka":
         return problem(found.node.place, f"{name}{error['msg']}")
     if kind in ("union_tag_not_found", "union_tag_invalid"):
-        return problem(found.node.place, f"{name}expected a pattern, found {describe(found.node)}; {_PATTERN_FORMS}")
+        if len(found.path) == 2 and found.path[0] == "mods":
+            return _no_mod(found)
+        forms = _NAME_FORMS if found.path[0] == "mods" else _PATTERN_FORMS
+        return problem(found.node.place, f"{name}expected a pattern, found {describe(found.node)}; {forms}")
     if kind in _EXPECTED:
         return problem(
             found.node.place, f"{name}expected {_EXPECTED[kind]}, found {describe(found.node)}{_hint(kind, found)}"
         )
     return problem(found.node.place, f"{name}{error['msg']}; found {describe(found.node)}: correct it")
+
+
+def _no_mod(found: Found) -> Problem:
+    """An entry of `mods` that names no mod."""
+    entry = found.node.entries.get("use") if isinstance(found.node, Mapping) else None
+    if not isinstance(found.node, Mapping):
+        message = f"expected a mapping of keys to values, found {describe(found.node)}; write 'use: NAME' lines"
+        return problem(found.node.place, message)
+    if entry is None:
+        return problem(found.key, "use is missing; add it, as in 'use: no_bias'")
+    return problem(entry.node.place, f"use: {_choice(entry.node, ', '.join(MODS))}")
 
 
 def describe(node: Node) -> str:
@@ -103,7 +125,10 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 def known_keys(path: Path) -> tuple[str, ...]:
     """The keys that the mapping at a path may have; none where any may stand."""
-    model = _model_at(path)
+    return _keys(_model_at(path))
+
+
+def _keys(model: type[BaseModel] | None) -> tuple[str, ...]:
     return tuple(field.alias or name for name, field in model.model_fields.items()) if model else ()
 
 
@@ -117,7 +142,7 @@ def _model_at(path: Path) -> type[BaseModel] | None:
             return schema.TrainSetting
         case ("rules", int()):
             return schema.RuleSetting
-        case ("rules", int(), "match") | ("mods", int(), "match" | "except"):
+        case ("rules", int(), "match"):
             return schema.Criteria
         case ("defaults", *rest) | ("rules", int(), *rest):
             return _setting_at(rest)
@@ -153,6 +178,13 @@ def _unknown_key(path: Path) -> str:
         turnable = ", ".join(f"{gemm}: {{{operand}: ...}}" for gemm, operand in TURNED_FROM)
         return f"{start}; write it site-wide, or where an operand is read along its other dimension: {turnable}"
     return f"{start}; remove it, or use one of {', '.join(known)}"
+
+
+def _unknown_parameter(key: str, mod: str) -> str:
+    known = _keys(MODS[mod])
+    close = nearest(key, known)
+    advice = f"did you mean {close}?" if close else f"remove it, or use one of {', '.join(known)}"
+    return f"unknown key {json.dumps(key[:60], ensure_ascii=False)} in {mod}; {advice}"
 
 
 def _choice(node: Node, expected: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -10,12 +11,12 @@ from pydantic import ValidationError
 from loka.policy import schema
 from loka.policy.complaints import complaints
 from loka.policy.extends import Documents, read_documents
-from loka.policy.policy import Bound, Match, ModelSpec, Pattern, Policy, Rule, TrainSpec
+from loka.policy.policy import Bound, Match, ModelSpec, ModRule, Pattern, Policy, Rule, TrainSpec
 from loka.policy.problems import PolicyError, Problem
+from loka.policy.schema_mods import ModSetting, own_parameters
 from loka.policy.spread import Origin, built_in, shown, spread
 from loka.policy.tree import Mapping, Scalar, follow, plain
 from loka.policy.tree import Path as TreePath
-from loka.policy.unsupported import unsupported_keys
 
 DEFAULT_BATCH_SIZE = 4096
 PLAN_FORMAT = "loka.plan"  # of loka.plan.serial, a room above this one
@@ -35,7 +36,6 @@ def load_policy(path: Path | str) -> Policy:
     if documents.tree is not None:
         _refuse_plan(documents.tree)
         setting = _validate(documents.tree, documents.complete, problems)
-        problems += unsupported_keys(documents.tree)
     if problems or setting is None or documents.tree is None:
         raise PolicyError(_in_order(problems, documents))
     return _policy(Path(path), setting, documents.tree, documents)
@@ -75,6 +75,7 @@ def _policy(path: Path, setting: schema.PolicySetting, tree: Mapping, documents:
         train=_train(setting.train, model) if setting.train else None,
         target=(setting.target or schema.TargetDevice.H100).value,
         rules=(_defaults(setting.defaults, tree), *rules),
+        mods=tuple(_mod(mod, tree, index) for index, mod in enumerate(setting.mods or [])),
         profile=setting.profile,
         measurements=setting.measurements,
         tree=tree,
@@ -112,6 +113,24 @@ def _rule(setting: schema.RuleSetting, tree: Mapping, index: int) -> Rule:
     place = follow(tree, path).node.place
     leaves = spread(setting, Origin(tree, path, source))
     return Rule(match, bool(setting.optional), setting.note, source, place.file, place.line, place.column, leaves)
+
+
+def _mod(setting: ModSetting, tree: Mapping, index: int) -> ModRule:
+    path: TreePath = ("mods", index)
+    place = follow(tree, path).node.place
+    own = ((name, getattr(setting, name)) for name in own_parameters(type(setting)))
+    return ModRule(
+        use=setting.use,
+        match=_patterns(setting.match, tree, (*path, "match")) if setting.match is not None else (),
+        except_=_patterns(setting.except_, tree, (*path, "except")) if setting.except_ is not None else (),
+        settings=tuple((name, value.value if isinstance(value, StrEnum) else value) for name, value in own),
+        optional=bool(setting.optional),
+        note=setting.note,
+        source=f"mod {index + 1}: {setting.use}",
+        file=place.file,
+        line=place.line,
+        column=place.column,
+    )
 
 
 def _match(value: str | list[str] | schema.Criteria, tree: Mapping, path: TreePath) -> Match:

@@ -12,6 +12,7 @@ from loka.policy.settings import Assignment, SiteFacts
 from loka.policy.tree import Mapping, follow
 
 OPERAND_FIELDS = ("format", "scaling", "range", "amax", "power_of_two")  # the leaves of one operand
+ModParameter = bool | int | float | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,37 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class ModRule:
+    """One entry of `mods`."""
+
+    use: str  # the mod's name
+    match: tuple[Pattern, ...]  # over modules, sites or owners, as the mod says; empty: everything
+    except_: tuple[Pattern, ...]
+    settings: tuple[tuple[str, ModParameter], ...]  # the mod's own parameters, all of them
+    optional: bool  # it may find nothing to change
+    note: str | None
+    source: str  # "mod 2: block_norm"; the mods of a base count first
+    file: str
+    line: int
+    column: int
+
+    @property
+    def place(self) -> Place:
+        """Where the entry is written."""
+        return Place(self.file, self.line, self.column)
+
+    def wants(self, name: str) -> bool:
+        """Whether a qualified name is matched, and not excepted."""
+        if any(pattern.matches(name) for pattern in self.except_):
+            return False
+        return not self.match or any(pattern.matches(name) for pattern in self.match)
+
+    def names(self, name: str) -> bool:
+        """Whether a pattern without a wildcard names it: that the mod cannot take it is then an error."""
+        return self.wants(name) and any(pattern.text == name for pattern in self.match)
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """A policy with its bases merged in. `rules` begins with the defaults, as a rule for every site."""
 
@@ -142,6 +174,7 @@ class Policy:
     train: TrainSpec | None
     target: str  # h100 | h200 | reference
     rules: tuple[Rule, ...]
+    mods: tuple[ModRule, ...] = ()
     profile: str | None = None
     measurements: str | None = None
     tree: Mapping = field(default_factory=lambda: Mapping(Place("", 0, 0)), repr=False, compare=False)
@@ -166,7 +199,7 @@ class Policy:
     def where(self, dotted: str) -> str:
         """The `file:line:column` of "model.factory" or "rules.0.match"; of what is above it where it is left out.
 
-        Rules count from 0 without the defaults: "rules.0" is `rules[1]`.
+        Rules count from 0 without the defaults: "rules.0" is `rules[1]`, and "mods.0" `mods[0]`.
         """
         steps = [int(step) if step.isdigit() else step for step in dotted.split(".")]
         return str(follow(self.tree, steps).node.place)

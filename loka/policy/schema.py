@@ -5,13 +5,14 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Strict, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Strict, Tag
 from pydantic_core import PydanticCustomError
 
 from loka.numerics.names import AskedAccumulation, Compute, Format, Fuse, Range
 from loka.policy import checks
+from loka.policy.schema_mods import ModSetting
+from loka.policy.schema_parts import Model, Names, Pattern, Size, Text, doc, match_tag
 
-LARGEST = 2**31 - 1
 FLOAT32_TINY = 1.2e-38
 FLOAT32_MAX = 3.4e38
 
@@ -54,64 +55,43 @@ class Optimizer(StrEnum):
     SGD = "sgd"
 
 
-def _doc(title: str, description: str, **more: Any) -> Any:
-    """A field that may be left out."""
-    return Field(default=None, title=title, description=description, **more)
-
-
-def _match_tag(value: object) -> str | None:
-    # Angle brackets: a tag appears in pydantic's error locations, where it must not look like a key.
-    if isinstance(value, str):
-        return "<pattern>"
-    if isinstance(value, list):
-        return "<patterns>"
-    return "<criteria>" if isinstance(value, dict) else None
-
-
-_Text = Annotated[str, Field(min_length=1)]
 _Callable = Annotated[
     str, AfterValidator(checks.callable_name), Field(json_schema_extra={"pattern": checks.CALLABLE_PATTERN})
 ]
 _Kernel = Annotated[
     str, AfterValidator(checks.kernel_name), Field(json_schema_extra={"pattern": checks.KERNEL_PATTERN})
 ]
-_Pattern = Annotated[str, AfterValidator(checks.pattern)]
-_Size = Annotated[int, Field(ge=1, le=LARGEST)]
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-class OperandSetting(_Model):
+class OperandSetting(Model):
     """How one operand of one GEMM becomes FP8."""
 
-    format: Annotated[Format, Strict(False)] | None = _doc(
+    format: Annotated[Format, Strict(False)] | None = doc(
         "FP8 format", "e4m3: three bits of mantissa, up to 448. e5m2: two bits, up to 57344. Default: e4m3."
     )
-    scaling: Annotated[ScalingChoice, Strict(False)] | None = _doc(
+    scaling: Annotated[ScalingChoice, Strict(False)] | None = doc(
         "Scaling",
         "How many scales an operand has. tensorwise: one. rowwise: one a row. blockwise_1x128: one for 128 neighbours "
         "in a row. blockwise_128x128: one for a square of 128 by 128. blockwise: 128x128 for the weight and 1x128 for "
         "the others. Both operands of a GEMM take the same scaling, except that blockwise_1x128 goes with "
         "blockwise_128x128. Default: rowwise.",
     )
-    range: Annotated[Range, Strict(False)] | None = _doc(
+    range: Annotated[Range, Strict(False)] | None = doc(
         "Range",
         "Where a scale's maximum comes from. dynamic: measured on the tensor in each step. static: known beforehand, "
         "from amax. Setting dynamic forgets an amax that an earlier rule gave. Default: dynamic.",
     )
-    amax: Annotated[float, Field(ge=FLOAT32_TINY, le=FLOAT32_MAX, allow_inf_nan=False)] | None = _doc(
+    amax: Annotated[float, Field(ge=FLOAT32_TINY, le=FLOAT32_MAX, allow_inf_nan=False)] | None = doc(
         "Known maximum", "The largest magnitude that the operand takes, for range: static. Greater than zero."
     )
-    power_of_two: bool | None = _doc(
+    power_of_two: bool | None = doc(
         "Power-of-two scales", "Round each scale up to a power of two, so that scaling is exact. Default: false."
     )
 
 
-_TURNED = _doc(
+_TURNED = doc(
     "Turned",
     "Made from the FP8 copy that another GEMM of the site reads, transposed: wgrad's grad_output from dgrad's, wgrad's "
     "input from fprop's input, dgrad's weight from fprop's weight; of other operands nothing is said. The other GEMM "
@@ -129,18 +109,18 @@ class TurnableSetting(OperandSetting):
 class GemmFields(OperandSetting):
     """What can be said of a GEMM as a whole; format, scaling, range, amax and power_of_two go to both operands."""
 
-    compute: Annotated[Compute, Strict(False)] | None = _doc(
+    compute: Annotated[Compute, Strict(False)] | None = doc(
         "Compute",
         "auto: FP8 where the evidence allows it. fp8: FP8 wherever it can run. keep: as the model has it. "
         "Default: auto.",
     )
-    accumulation: Annotated[AskedAccumulation, Strict(False)] | None = _doc(
+    accumulation: Annotated[AskedAccumulation, Strict(False)] | None = doc(
         "Accumulation",
         "How the tensor core sums. fast: about 14 bits between promotions. precise: promoted to float32. auto: fast "
         "where that is measured to be faster and as accurate. Default: precise.",
     )
-    padding: bool | None = _doc("Padding", "Zero-pad sizes that the kernel cannot take. Default: true.")
-    kernel: _Kernel | None = _doc(
+    padding: bool | None = doc("Padding", "Zero-pad sizes that the kernel cannot take. Default: true.")
+    kernel: _Kernel | None = doc(
         "Kernel",
         "The kernel that FP8 runs on: torch.scaled_mm, fbgemm.rowwise, mslk.rowwise, or auto, the fastest by the "
         "measurements. Where it cannot run, the GEMM stays as it is, with the reason. Default: auto.",
@@ -153,81 +133,73 @@ _Turnable = Annotated[TurnableSetting, AfterValidator(checks.turned)]
 class FpropSetting(GemmFields):
     """The forward GEMM, y = input @ weight.T."""
 
-    input: OperandSetting | None = _doc("Input", "The input alone.")
-    weight: OperandSetting | None = _doc("Weight", "The weight alone.")
+    input: OperandSetting | None = doc("Input", "The input alone.")
+    weight: OperandSetting | None = doc("Weight", "The weight alone.")
 
 
 class DgradSetting(GemmFields):
     """The GEMM of the input's gradient, grad_output @ weight."""
 
     turned: bool | None = _TURNED
-    grad_output: OperandSetting | None = _doc("Output gradient", "The gradient of the output alone.")
-    weight: _Turnable | None = _doc("Weight", "The weight alone.")
+    grad_output: OperandSetting | None = doc("Output gradient", "The gradient of the output alone.")
+    weight: _Turnable | None = doc("Weight", "The weight alone.")
 
 
 class WgradSetting(GemmFields):
     """The GEMM of the weight's gradient, grad_output.T @ input."""
 
     turned: bool | None = _TURNED
-    grad_output: _Turnable | None = _doc("Output gradient", "The gradient of the output alone.")
-    input: _Turnable | None = _doc("Input", "The input alone.")
+    grad_output: _Turnable | None = doc("Output gradient", "The gradient of the output alone.")
+    input: _Turnable | None = doc("Input", "The input alone.")
 
 
-class BudgetSetting(_Model):
+class BudgetSetting(Model):
     """The error and the gain that a GEMM must keep to run in FP8 under compute: auto."""
 
-    mere: _Number | None = _doc(
+    mere: _Number | None = doc(
         "MERE", "The largest mean element-wise relative error of the GEMM's result. Default: 0.2."
     )
-    sqnr_db: _Number | None = _doc("SQNR", "The least signal to quantisation noise of the result, in dB. Default: 24.")
-    min_speedup: _Number | None = _doc(
-        "Speed-up", "The least gain over the model as it is; 1.05 is 5 %. Default: 1.05."
-    )
+    sqnr_db: _Number | None = doc("SQNR", "The least signal to quantisation noise of the result, in dB. Default: 24.")
+    min_speedup: _Number | None = doc("Speed-up", "The least gain over the model as it is; 1.05 is 5 %. Default: 1.05.")
 
 
 class Setting(GemmFields):
     """What a policy asks of a site. Fields here go to all three GEMMs; those under one GEMM are narrower and win."""
 
     turned: bool | None = _TURNED
-    fuse: Annotated[Fuse, Strict(False)] | None = _doc(
+    fuse: Annotated[Fuse, Strict(False)] | None = doc(
         "Fusion",
         "Whether the site's neighbours (norm, activation, residual) are taken along into one kernel. auto: where a "
         "measured kernel gains by it. Default: auto.",
     )
-    budget: BudgetSetting | None = _doc("Budget", "What FP8 may cost and must gain under compute: auto.")
-    fprop: FpropSetting | None = _doc("Forward GEMM", "y = input @ weight.T")
-    dgrad: DgradSetting | None = _doc("Input gradient GEMM", "grad_output @ weight; none where the input needs none.")
-    wgrad: WgradSetting | None = _doc("Weight gradient GEMM", "grad_output.T @ input")
+    budget: BudgetSetting | None = doc("Budget", "What FP8 may cost and must gain under compute: auto.")
+    fprop: FpropSetting | None = doc("Forward GEMM", "y = input @ weight.T")
+    dgrad: DgradSetting | None = doc("Input gradient GEMM", "grad_output @ weight; none where the input needs none.")
+    wgrad: WgradSetting | None = doc("Weight gradient GEMM", "grad_output.T @ input")
 
 
-_Names = Annotated[
-    Annotated[_Pattern, Tag("<pattern>")] | Annotated[list[_Pattern], Field(min_length=1), Tag("<patterns>")],
-    Discriminator(_match_tag),
-]
-
-
-class Criteria(_Model):
+class Criteria(Model):
     """Sites by what they are; all of it must hold. Shapes are those of y = x @ weight.T, x M x K, weight N x K."""
 
-    kind: Annotated[SiteKind, Strict(False)] | None = _doc("Kind", "How the model writes the GEMM.")
-    name: _Names | None = _doc(
+    kind: Annotated[SiteKind, Strict(False)] | None = doc("Kind", "How the model writes the GEMM.")
+    name: Names | None = doc(
         "Name", 'A glob over fully qualified names, "re:..." for a regular expression, or a list of these.'
     )
-    min_m: _Size | None = _doc("Least M", "Rows of the input at the policy's batch size.")
-    max_m: _Size | None = _doc("Largest M", "Rows of the input at the policy's batch size.")
-    min_k: _Size | None = _doc("Least K", "Input features.")
-    max_k: _Size | None = _doc("Largest K", "Input features.")
-    min_n: _Size | None = _doc("Least N", "Output features.")
-    max_n: _Size | None = _doc("Largest N", "Output features.")
-    min_share: _Share | None = _doc("Least share", "Share of the model's GEMM FLOPs, 0 to 1.")
-    max_share: _Share | None = _doc("Largest share", "Share of the model's GEMM FLOPs, 0 to 1.")
+    min_m: Size | None = doc("Least M", "Rows of the input at the policy's batch size.")
+    max_m: Size | None = doc("Largest M", "Rows of the input at the policy's batch size.")
+    min_k: Size | None = doc("Least K", "Input features.")
+    max_k: Size | None = doc("Largest K", "Input features.")
+    min_n: Size | None = doc("Least N", "Output features.")
+    max_n: Size | None = doc("Largest N", "Output features.")
+    min_share: _Share | None = doc("Least share", "Share of the model's GEMM FLOPs, 0 to 1.")
+    max_share: _Share | None = doc("Largest share", "Share of the model's GEMM FLOPs, 0 to 1.")
 
 
 _Match = Annotated[
-    Annotated[_Pattern, Tag("<pattern>")]
-    | Annotated[list[_Pattern], Field(min_length=1), Tag("<patterns>")]
+    Annotated[Pattern, Tag("<pattern>")]
+    | Annotated[list[Pattern], Field(min_length=1), Tag("<patterns>")]
     | Annotated[Criteria, AfterValidator(checks.criteria), Tag("<criteria>")],
-    Discriminator(_match_tag),
+    Discriminator(match_tag),
 ]
 _MATCH_DOC = (
     'Which sites: a glob over fully qualified names ("layers.*.mlp.*"; * crosses dots), "re:..." for a regular '
@@ -240,37 +212,25 @@ class RuleSetting(Setting):
     """One rule: the sites it is for, and the fields it sets. Rules go in order; later wins, field by field."""
 
     match: _Match = Field(title="Match", description=_MATCH_DOC)
-    optional: bool | None = _doc(
-        "Optional", "The rule may match nothing. Default: false, so that a typing error shows."
-    )
-    note: str | None = _doc("Note", "Why the rule is there; shown by loka explain.")
+    optional: bool | None = doc("Optional", "The rule may match nothing. Default: false, so that a typing error shows.")
+    note: str | None = doc("Note", "Why the rule is there; shown by loka explain.")
 
 
-class ModSetting(BaseModel):
-    """A change to the model that makes FP8 pay; its own parameters stand beside these fields."""
-
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
-
-    use: _Text = Field(title="Mod", description="The name of the mod.")
-    match: _Match | None = _doc("Match", _MATCH_DOC)
-    except_: _Match | None = Field(default=None, alias="except", title="Except", description="Sites to leave out.")
-
-
-class ModelSetting(_Model):
+class ModelSetting(Model):
     """The model, by the callables that build it."""
 
     factory: _Callable = Field(
         title="Factory", description='"package.module:name" of a function that returns the model.'
     )
-    inputs: _Callable | None = _doc(
+    inputs: _Callable | None = doc(
         "Inputs",
         '"package.module:name" of a function of the batch size that returns the positional arguments of forward (a '
         "tuple, or a dict for keywords). Left out: example_inputs of the model, or of the factory's module.",
     )
-    batch_size: _Size | None = _doc("Batch size", "Samples in a step, for shapes and shares. Default: 4096.")
+    batch_size: Size | None = doc("Batch size", "Samples in a step, for shapes and shares. Default: 4096.")
 
 
-class TrainSetting(_Model):
+class TrainSetting(Model):
     """How the model trains, for probe, train and compare."""
 
     batches: _Callable = Field(
@@ -280,14 +240,14 @@ class TrainSetting(_Model):
     loss: _Callable = Field(
         title="Loss", description='"package.module:name" of a function of (output, target) that returns a scalar.'
     )
-    test: _Callable | None = _doc(
+    test: _Callable | None = doc(
         "Test batches", '"package.module:name" of a function like batches, for what the model has not seen in training.'
     )
-    steps: _Size | None = _doc("Steps", "Training steps; left out, the verb decides.")
-    batch_size: _Size | None = _doc("Batch size", "Samples in a training step. Default: that of the model.")
-    optimizer: Annotated[Optimizer, Strict(False)] | None = _doc("Optimiser", "Default: adam.")
-    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = _doc("Learning rate", "Default: 1e-3.")
-    ema: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = _doc(
+    steps: Size | None = doc("Steps", "Training steps; left out, the verb decides.")
+    batch_size: Size | None = doc("Batch size", "Samples in a training step. Default: that of the model.")
+    optimizer: Annotated[Optimizer, Strict(False)] | None = doc("Optimiser", "Default: adam.")
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = doc("Learning rate", "Default: 1e-3.")
+    ema: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = doc(
         "Averaging",
         "Decay of the moving average of the weights that is evaluated; left out, the weights themselves are.",
     )
@@ -299,7 +259,7 @@ def _version(value: object) -> object:
     return value
 
 
-class PolicySetting(_Model):
+class PolicySetting(Model):
     """A LoKA policy: which GEMMs of a model run in FP8, and how."""
 
     version: Annotated[Literal[1], BeforeValidator(_version)] = Field(
@@ -313,22 +273,24 @@ class PolicySetting(_Model):
     model: ModelSetting = Field(
         title="Model", description="Which model this policy is for, and the batch size that shapes are taken at."
     )
-    train: TrainSetting | None = _doc("Training", "How the model trains; needed by probe, train and compare.")
-    target: Annotated[TargetDevice, Strict(False)] | None = _doc(
+    train: TrainSetting | None = doc("Training", "How the model trains; needed by probe, train and compare.")
+    target: Annotated[TargetDevice, Strict(False)] | None = doc(
         "Target", "The device that the plan is decided for, wherever it is generated. Default: h100."
     )
-    extends: _Text | None = _doc(
+    extends: Text | None = doc(
         "Base",
         "A policy that this one adds to, relative to this file. Mappings merge key by key and this file wins; rules "
         "and mods of the base come first.",
     )
-    profile: _Text | None = _doc("Profile", "What loka probe learned, relative to this file.")
-    measurements: _Text | None = _doc(
+    profile: Text | None = doc("Profile", "What loka probe learned, relative to this file.")
+    measurements: Text | None = doc(
         "Measurements", "Kernels that loka bench kernels measured, relative to this file; left out: the set that ships."
     )
-    defaults: Setting | None = _doc("Defaults", "What holds for every site before the rules.")
-    rules: list[RuleSetting] | None = _doc("Rules", "In order; each sets only the fields that it names; later wins.")
-    mods: list[ModSetting] | None = _doc("Mods", "Changes to the model, in order.")
+    defaults: Setting | None = doc("Defaults", "What holds for every site before the rules.")
+    rules: list[RuleSetting] | None = doc("Rules", "In order; each sets only the fields that it names; later wins.")
+    mods: list[ModSetting] | None = doc(
+        "Mods", "Changes to the model that make more of it safe and fast in FP8; each says what it is for."
+    )
 
 
 def json_schema() -> dict[str, Any]:

@@ -6,9 +6,9 @@ import gc
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from loka.sites.build import BuiltModel
 from loka.sites.copying import copy_model
 from loka.sites.ghost import Ghosts
-from loka.sites.record import Call, Other, Recorder
+from loka.sites.neighbours import Node
+from loka.sites.record import Call, Function, Other, Recorder
 from loka.sites.sizes import Size
 from loka.sites.stand_ins import Shape, cut_inputs, fake_inputs, tensors_in
 
@@ -37,6 +38,9 @@ class Watched:
     evaluation: tuple[Call, ...] | None
     others: tuple[Other, ...]
     called: frozenset[str]  # modules whose forward ran, in either mode
+    functions: tuple[Function, ...] = ()  # of training
+    outputs: tuple[Node, ...] = ()  # what the model gave back, in either mode
+    parameters: Mapping[str, Node] = field(default_factory=dict)  # each Parameter with what reads it, in either mode
 
 
 def watch_fake(built: BuiltModel, batch: int, evaluate: bool, symbolic: bool = False) -> Watched:
@@ -117,24 +121,30 @@ def _watch(
     recorder.add_inputs(tensors_in((args, kwargs)))
     training: tuple[Call, ...] = ()
     evaluation: tuple[Call, ...] | None = None
+    made: list[Tensor] = []
     with mode or nullcontext():
         model.train()
         with torch.enable_grad():
-            _run(model, args, kwargs, recorder)
+            made += tensors_in(_run(model, args, kwargs, recorder))
         training, others = tuple(recorder.calls), tuple(recorder.others)
+        functions = tuple(recorder.functions)
         if evaluate:
             recorder.calls.clear()
             model.eval()
             with torch.no_grad():
-                _run(model, args, kwargs, recorder)
+                made += tensors_in(_run(model, args, kwargs, recorder))
             evaluation = tuple(recorder.calls)
-    return Watched(training, evaluation, others, frozenset(recorder.called))
+    outputs = tuple(node for tensor in made if (node := recorder.node_of(tensor)) is not None)
+    named = model.named_parameters(remove_duplicate=False)
+    parameters = {name: node for name, tensor in named if (node := recorder.node_of(tensor)) is not None}
+    called = frozenset(recorder.called)
+    return Watched(training, evaluation, others, called, functions, outputs, parameters)
 
 
-def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], recorder: Recorder) -> None:
+def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], recorder: Recorder) -> Any:
     """The frame at which a search for the model's own line ends."""
     with recorder:
-        model(*args, **kwargs)
+        return model(*args, **kwargs)
 
 
 @contextmanager

@@ -55,6 +55,20 @@ class Other:
     terms: tuple[tuple[Size, Size, Size], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A call of a norm or an activation: which, in whose forward, and where; torch's own modules have no place."""
+
+    op: str  # one of FUNCTIONS
+    owner: str
+    file: str
+    line: int
+    result: Node
+
+
+FUNCTIONS = frozenset(("silu", "sigmoid", "layer_norm", "rms_norm"))  # what mods may exchange
+
+
 class Recorder(TorchFunctionMode):
     """Watches one forward of a copied model.
 
@@ -74,8 +88,10 @@ class Recorder(TorchFunctionMode):
         self.ghosts = ghosts
         self.calls: list[Call] = []
         self.others: list[Other] = []
+        self.functions: list[Function] = []
         self.called: set[str] = set()
         self.stack: list[str] = []
+        self._of_torch: set[str] = set()  # modules whose class is torch's own
         self._stop = stop
         self._plain: dict[str, nn.Linear] = {}
         self._nodes: dict[int, Node] = {key: Node("parameter", (), True, parameter=n) for key, n in names.items()}
@@ -91,6 +107,8 @@ class Recorder(TorchFunctionMode):
     def watch(self, name: str, module: nn.Module) -> None:
         """Have a module of the copy tell when its forward runs."""
         original = module.forward
+        if type(module).__module__.startswith("torch.nn.modules."):
+            self._of_torch.add(name)
         if isinstance(module, nn.Linear) and is_plain_linear(module):
             self._plain[name] = module
             run = self._linear_forward(name, module, original)
@@ -98,6 +116,10 @@ class Recorder(TorchFunctionMode):
             run = self._named_forward(name, original)
         run.__wrapped__ = original  # type: ignore[attr-defined]  # what inspect.signature follows
         module.__dict__["forward"] = run
+
+    def node_of(self, tensor: Tensor) -> Node | None:
+        """What made a tensor; None where nothing that was seen did."""
+        return self._nodes.get(id(tensor))
 
     def _named_forward(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -153,6 +175,8 @@ class Recorder(TorchFunctionMode):
             result = self._result(name, (*args, *named.values()), out, gemm=product is not None)
             if result is not None:
                 result.layout = layout
+                if name in FUNCTIONS:
+                    self._add_function(name, result)
                 if product is not None:
                     self._add_called(product, result)
                 elif terms := other_terms(name, args, out):
@@ -267,6 +291,11 @@ class Recorder(TorchFunctionMode):
             self.stack.append(module)
         else:
             self._add(seen, result, module, bias, (file, line), blocked)
+
+    def _add_function(self, op: str, result: Node) -> None:
+        owner = self._owner()
+        file, line = ("", 0) if owner in self._of_torch else self._place(sys._getframe(2))[:2]
+        self.functions.append(Function(op, owner, file, line, result))
 
     def _add(
         self,

@@ -20,7 +20,7 @@ from loka.bench.peers import PeerMissingError
 from loka.bench.roofline import PEAKS
 from loka.bench.steps import decibels
 from loka.bench.timing import Timing, rotations, size_of
-from loka.kernels.rendered_specs import Reduce
+from loka.kernels.matrix_specs import Reduce
 
 
 def test_every_family_has_cases() -> None:

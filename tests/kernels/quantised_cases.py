@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from loka.errors import InputError
+from loka.kernels.matrix_specs import QuantiseTurned
 from loka.kernels.quantisation import SCALINGS, Quantisation
-from loka.kernels.rendered_specs import ACTIVATIONS, NORMS, NormBackward, NormForward, QuantiseTurned
+from loka.kernels.rendered_specs import ACTIVATIONS, NORMS, NormBackward, NormForward
 from loka.numerics.names import Format
 
 

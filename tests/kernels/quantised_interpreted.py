@@ -18,7 +18,8 @@ from rendered_cases import Package, arguments_of, random_inputs, write_package
 from rendered_interpreted import PROGRAMS, poisoned, results
 
 from loka.kernels import operators
-from loka.kernels.rendered_specs import NormForward, QuantiseTurned
+from loka.kernels.matrix_specs import QuantiseTurned
+from loka.kernels.rendered_specs import NormForward
 
 TILES = 6  # of 128 x 128, no fewer than the matrices have
 WIDTHS = (13, 200, 256, 624)  # of several rows at a step or one; blocks that are filled or not

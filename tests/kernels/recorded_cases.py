@@ -9,8 +9,9 @@ from quantised_cases import specs
 from torch import Tensor
 
 from loka.kernels.both_ways import BothWays
+from loka.kernels.matrix_specs import QuantiseTurned, Transpose
 from loka.kernels.quantisation import Quantisation
-from loka.kernels.rendered_specs import NormBackward, NormForward, QuantiseTurned, Transpose
+from loka.kernels.rendered_specs import NormBackward, NormForward
 from loka.numerics.names import Format
 
 HOWS = [

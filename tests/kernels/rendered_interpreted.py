@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from rendered_cases import BLOCK_PARTS, PARTS, Package, arguments_of, norm_specs, random_inputs, write_package
 
 from loka.kernels import fused_reference, operators
-from loka.kernels.rendered_specs import NormBackward, NormForward, Reduce, Turn
+from loka.kernels.matrix_specs import Reduce, Turn
+from loka.kernels.rendered_specs import NormBackward, NormForward
 from loka.numerics.quantize import Quantized
 from loka.numerics.turn import turn
 

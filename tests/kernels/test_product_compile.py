@@ -14,7 +14,7 @@ from product_cases import every
 from rendered_cases import reads_sixteen_bytes, write_package
 
 from loka.kernels.configs import configuration
-from loka.kernels.rendered_specs import Products
+from loka.kernels.matrix_specs import Products
 
 triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
 from test_rendered_compile import CUOBJDUMP, SHARED, spilled  # noqa: E402

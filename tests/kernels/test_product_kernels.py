@@ -25,7 +25,8 @@ from product_cases import (
 from rendered_cases import Package, write_package
 
 from loka.errors import InputError
-from loka.kernels.rendered_specs import NormBackward, NormForward, Products
+from loka.kernels.matrix_specs import Products
+from loka.kernels.rendered_specs import NormBackward, NormForward
 from loka.kernels.rendering import load_kernel_templates, render, render_files
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,8 @@ from rendered_cases import write_package
 
 from loka.errors import InputError
 from loka.kernels import configs, fused_reference
+from loka.kernels.matrix_specs import QuantiseTurned
 from loka.kernels.quantisation import Quantisation
-from loka.kernels.rendered_specs import QuantiseTurned
 from loka.kernels.rendering import load_kernel_templates, render, render_files
 from loka.numerics.names import Format, Scaling
 from loka.numerics.quantize import quantize

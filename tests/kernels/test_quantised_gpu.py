@@ -15,8 +15,9 @@ from quantised_cases import TURNED, modes, specs
 from rendered_cases import arguments_of, random_inputs, write_package
 from test_rendered_gpu import poisoned_memory, pytestmark, same_nan
 
+from loka.kernels.matrix_specs import QuantiseTurned
 from loka.kernels.quantisation import Quantisation
-from loka.kernels.rendered_specs import NormForward, QuantiseTurned
+from loka.kernels.rendered_specs import NormForward
 from loka.numerics.names import Format
 
 __all__ = ["poisoned_memory", "pytestmark"]  # a fixture and the markers of all tests here

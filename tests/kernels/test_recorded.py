@@ -19,8 +19,9 @@ from rendered_cases import arguments_of, random_inputs, write_package
 from loka.errors import InputError
 from loka.kernels import fused_reference
 from loka.kernels.both_ways import BothWays
+from loka.kernels.matrix_specs import QuantiseTurned, Transpose
 from loka.kernels.quantisation import Quantisation
-from loka.kernels.rendered_specs import NormBackward, NormForward, QuantiseTurned, Transpose
+from loka.kernels.rendered_specs import NormBackward, NormForward
 from loka.kernels.rendering import load_kernel_templates, render, render_files
 from loka.numerics.names import Format
 

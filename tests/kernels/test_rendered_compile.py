@@ -12,7 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from rendered_cases import PARTS, norm_specs, write_package
 
-from loka.kernels.rendered_specs import NormBackward, NormForward, Reduce, Turn
+from loka.kernels.matrix_specs import Reduce, Turn
+from loka.kernels.rendered_specs import NormBackward, NormForward
 
 triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
 from triton.backends.compiler import GPUTarget  # noqa: E402

@@ -26,7 +26,8 @@ from rendered_cases import (
 
 from loka.errors import InputError
 from loka.kernels import fused_reference, operators
-from loka.kernels.rendered_specs import NormBackward, NormForward, Reduce, Turn
+from loka.kernels.matrix_specs import Reduce, Turn
+from loka.kernels.rendered_specs import NormBackward, NormForward
 from loka.numerics.names import Format, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize
 from loka.numerics.turn import turn

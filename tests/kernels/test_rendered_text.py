@@ -16,7 +16,8 @@ from rendered_cases import BLOCK_PARTS, PARTS, norm_specs
 
 from loka.errors import InputError
 from loka.kernels.configs import Configuration, configuration, padded_width
-from loka.kernels.rendered_specs import ACTIVATIONS, NORMS, NormBackward, NormForward, Reduce, Turn
+from loka.kernels.matrix_specs import Reduce, Turn
+from loka.kernels.rendered_specs import ACTIVATIONS, NORMS, NormBackward, NormForward
 from loka.kernels.rendering import load_kernel_templates, render, render_files
 
 ROOT = Path(__file__).parents[2]

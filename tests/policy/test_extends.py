@@ -132,8 +132,8 @@ CASES: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {
         {"ranker.yaml": "extends: base.yaml\n"},
     ),
     "mods of the base": (
-        {"ranker.yaml": "extends: base.yaml\n", "base.yaml": HEAD + "§mods: [{use: no_bias}]\n"},
-        "not available in this version",
+        {"ranker.yaml": "extends: base.yaml\n", "base.yaml": HEAD + "mods: [{use: §no_bais}]\n"},
+        "did you mean no_bias?",
         {"base.yaml": HEAD},
     ),
 }

@@ -326,12 +326,6 @@ CASES: dict[str, tuple[str, str, str]] = {
         "is no regular expression",
         in_rule("match: {name: 're:a+'}"),
     ),
-    # in the language, not in this version
-    "mods": (
-        HEAD + "§mods: [{use: no_bias}]\n",
-        "mods is not available in this version: remove them",
-        HEAD + "mods: []\n",
-    ),
     "empty profile": (HEAD + "profile: §''\n", "profile: empty", HEAD + "profile: profiles/a.safetensors\n"),
     "empty measurements": (HEAD + "measurements: §''\n", "measurements: empty", HEAD + "measurements: m.sqlite\n"),
 }
@@ -352,12 +346,12 @@ def test_all_problems_come_in_one_run_in_order(write: Callable[..., object]) -> 
     path = write(
         "version: 2\nname: my-ranker\nmodel: {factory: nowhere}\ntarget: no\ndefaults:\n  compute: fp9\n"
         "  budget: {mere: -1, sqnr: 3}\nrules:\n  - match: 3\n    fprop: {format: e4m3, format: e5m2}\n"
-        "mods: [{use: no_bias}]\n"
+        "mods: [{use: no_bais}]\n"
     )
     with pytest.raises(PolicyError) as caught:
         load_policy(str(path))
     found = [(each.line, each.column) for each in caught.value.problems]
-    assert found == [(1, 10), (2, 7), (3, 18), (4, 9), (6, 12), (7, 18), (7, 22), (9, 12), (10, 27), (11, 1)]
+    assert found == [(1, 10), (2, 7), (3, 18), (4, 9), (6, 12), (7, 18), (7, 22), (9, 12), (10, 27), (11, 14)]
     assert len(str(caught.value).splitlines()) == len(found)
 
 

@@ -101,7 +101,7 @@ def test_full_example_loads_and_satisfies_the_schema() -> None:
 
 
 def test_full_example_has_every_key_of_the_language() -> None:
-    refused = {"extends", "profile", "measurements", "use", "except"}
+    refused = {"extends", "profile", "measurements"}
     known = set().union(*(definition.get("properties", {}) for definition in (*SCHEMA["$defs"].values(), SCHEMA)))
     written: set[str] = set()
 
@@ -145,6 +145,12 @@ def test_schema_is_json_and_every_field_is_documented() -> None:
         (("rules", 0, "match"), []),
         (("rules", 3, "match", "kind"), "conv"),
         (("rules", 3, "match", "min_k"), 0),
+        (("mods", 0, "use"), "no_bais"),
+        (("mods", 0, "block"), 64),
+        (("mods", 0, "final"), "kept"),
+        (("mods", 0, "match"), {"kind": "linear"}),
+        (("mods", 1, "block"), 100),
+        (("mods", 5, "max_k"), 0),
     ],
 )
 def test_schema_and_loader_refuse_the_same(

@@ -1,0 +1,13 @@
+"""How wide the rows of rendered kernels are."""
+
+from __future__ import annotations
+
+from loka.errors import InputError
+
+LARGEST_WIDTH = 16384  # elements of a row that a program holds in registers
+
+
+def check_width(width: int) -> None:
+    """Raises InputError for rows that no kernel takes."""
+    if not 1 <= width <= LARGEST_WIDTH:
+        raise InputError(f"no kernel is {width} wide; rows have 1 to {LARGEST_WIDTH} elements")

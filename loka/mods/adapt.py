@@ -1,0 +1,181 @@
+"""Carrying out adaptations on a live model, and taking checkpoints across. Imports torch and the standard library."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from loka.errors import InputError
+from loka.mods.adaptation import Adaptation, Unchanged
+from loka.mods.catalogue import MODEL_MODS
+
+_Saved = tuple[dict[str, Any], dict[str, Any]]  # what a module holds, and a copy
+SHOWN = 20  # problems printed in one message; the rest are counted
+
+
+class AdaptError(InputError):
+    """A model that adaptations do not fit. `problems` holds every reason, one line each; the model is unchanged."""
+
+    def __init__(self, headline: str, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(_listed(headline, self.problems))
+
+
+class ConvertError(InputError):
+    """A checkpoint that cannot be taken across as it is. `lost` names what would be lost, and why."""
+
+    def __init__(self, headline: str, lost: Sequence[Unchanged]) -> None:
+        self.lost = tuple(lost)
+        super().__init__(_listed(headline, [f"{each.name}: {each.reason}" for each in lost]))
+
+
+def adapt(model: nn.Module, adaptations: Sequence[Adaptation]) -> None:
+    """Change the modules of a model in place, as the adaptations say, one after the other.
+
+    Everything is checked, and the model is as it was where anything is wrong. A model that is adapted already stays as
+    it is. Make the optimizer, DDP and FSDP after this: what they hold of the Parameters that go would be left over.
+
+    Raises AdaptError where a module is missing or another than the adaptations were made for, or where some are
+    changed already and some are not.
+    """
+    if is_adapted(model, adaptations):
+        return
+    saved = _saved(model, adaptations)
+    problems: list[str] = []
+    try:
+        for adaptation in adaptations:
+            mod = MODEL_MODS[adaptation.mod]
+            wrong = [(name, mod.why_not(model, name, adaptation)) for name in adaptation.modules]
+            problems += [_problem(name, reason, adaptation) for name, reason in wrong if reason is not None]
+            if not problems:
+                mod.change(model, adaptation)
+    except BaseException:
+        _restore(saved)
+        raise
+    if problems:
+        _restore(saved)
+        raise AdaptError(_OTHER_MODEL, problems)
+
+
+_OTHER_MODEL = "this is not the model that was planned; nothing was changed. Plan and generate anew for this one:"
+
+
+def is_adapted(model: nn.Module, adaptations: Sequence[Adaptation]) -> bool:
+    """Whether all adaptations have been carried out on a model: False where none has.
+
+    Raises AdaptError where a module is missing, or where some modules are changed and some are not.
+    """
+    by_name: dict[str, list[Adaptation]] = {}
+    for adaptation in adaptations:
+        _check_known(adaptation)
+        for name in adaptation.modules:
+            by_name.setdefault(name, []).append(adaptation)
+    missing = [_problem(name, "is not there", found[0]) for name, found in by_name.items() if not _has(model, name)]
+    if missing:
+        hint = _wrapper(model, by_name)
+        raise AdaptError(f"modules are missing{hint}; nothing was changed:", missing)
+    done = {name: _is_done(model, name, found) for name, found in by_name.items()}
+    if all(done.values()):
+        return True
+    first = [(name, MODEL_MODS[found[0].mod].why_not(model, name, found[0])) for name, found in by_name.items()]
+    wrong = [_problem(name, why, by_name[name][0]) for name, why in first if why is not None and not done[name]]
+    if wrong:
+        raise AdaptError(_OTHER_MODEL, wrong)
+    changed = [_problem(name, "is changed already", by_name[name][0]) for name, value in done.items() if value]
+    if changed:
+        raise AdaptError(
+            "some modules are changed already, and others are not; nothing was changed. Adapt a freshly built model:",
+            changed,
+        )
+    return False
+
+
+def convert(
+    state: Mapping[str, Tensor], adaptations: Sequence[Adaptation], drop: bool = False
+) -> OrderedDict[str, Tensor]:
+    """A state_dict of the model as it was, as one that the adapted model loads; `state` itself is left as it is.
+
+    Biases are folded where that is exact; what is zero, or a norm's weight of ones, goes. A state_dict of the adapted
+    model comes back equal. Raises ConvertError where anything else would be lost, with all of it, unless `drop`: then
+    it is left out, and the model has to be trained anew; and InputError where Parameters are missing.
+    """
+    made: OrderedDict[str, Tensor] = OrderedDict(state)
+    metadata = getattr(state, "_metadata", None)
+    if metadata is not None:  # load_state_dict reads the versions of modules there
+        made._metadata = metadata  # type: ignore[attr-defined]
+    lost: list[Unchanged] = []
+    for adaptation in adaptations:
+        _check_known(adaptation)
+        try:
+            lost += MODEL_MODS[adaptation.mod].convert(made, adaptation)
+        except KeyError as error:
+            raise InputError(
+                f"the checkpoint has no {error.args[0]!r}, which {adaptation.mod} needs; give the whole state_dict of "
+                "the model, without prefixes such as 'module.'"
+            ) from error
+    if lost and not drop:
+        raise ConvertError(
+            "the checkpoint has values that the adapted model has no place for; drop=True leaves them out, and what "
+            "comes back has to be trained further:",
+            lost,
+        )
+    return made
+
+
+def _is_done(model: nn.Module, name: str, adaptations: Sequence[Adaptation]) -> bool:
+    last = adaptations[-1]
+    return all(MODEL_MODS[each.mod].is_done(model, name, each, each is last) for each in adaptations)
+
+
+def _check_known(adaptation: Adaptation) -> None:
+    if adaptation.mod not in MODEL_MODS:
+        names = ", ".join(MODEL_MODS)
+        raise InputError(f"no mod is called {adaptation.mod!r}; this version of LoKA has {names}: generate anew")
+
+
+def _has(model: nn.Module, name: str) -> bool:
+    try:
+        model.get_submodule(name)
+    except AttributeError:
+        return False
+    return True
+
+
+def _wrapper(model: nn.Module, names: Mapping[str, object]) -> str:
+    """A hint where the model is wrapped, by DDP or torch.compile."""
+    for prefix in ("module", "_orig_mod"):
+        if prefix in model._modules and any(_has(model, f"{prefix}.{name}") for name in names):
+            return f": the model is wrapped in a {type(model).__name__}, adapt what it wraps ('.{prefix}')"
+    return ""
+
+
+def _problem(name: str, reason: str, adaptation: Adaptation) -> str:
+    return f"{name} {reason} ({adaptation.mod})"
+
+
+def _saved(model: nn.Module, adaptations: Sequence[Adaptation]) -> list[_Saved]:
+    """The children and Parameters of each module that may change, and copies of them."""
+    names = {name for adaptation in adaptations for name in adaptation.modules}
+    modules = {id(m): m for name in names for m in (model.get_submodule(name), _parent(model, name))}
+    held: list[dict[str, Any]] = [part for module in modules.values() for part in (module._modules, module._parameters)]
+    return [(part, dict(part)) for part in held]
+
+
+def _parent(model: nn.Module, name: str) -> nn.Module:
+    return model.get_submodule(name.rpartition(".")[0])
+
+
+def _restore(saved: Sequence[_Saved]) -> None:
+    for held, copy in saved:
+        held.clear()
+        held.update(copy)
+
+
+def _listed(headline: str, problems: Sequence[str]) -> str:
+    lines = [headline, *(f"  {problem}" for problem in problems[:SHOWN])]
+    if len(problems) > SHOWN:
+        lines.append(f"  ... and {len(problems) - SHOWN} more (the exception has them all)")
+    return "\n".join(lines)

@@ -1,0 +1,198 @@
+"""Norm first: the norm behind a linear takes the linear's input instead, whose scale is bounded then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from loka.mods.adaptation import Adaptation, Setting, Unchanged
+from loka.mods.block_norm import without_affine
+from loka.mods.mod import Adaptable, Asked, Found
+from loka.mods.modules import BlockNorm
+from loka.mods.structure import every_name, grouped, held_elsewhere, parent_of, short, type_of, why_not_exchanged
+from loka.mods.widths import block_of, why_no_block
+
+_NORMS = (nn.LayerNorm, nn.RMSNorm, BlockNorm)
+_NARROWEST = 2  # a norm of one element leaves its sign at best
+
+
+@dataclass(frozen=True, slots=True)
+class NormFirst:
+    """In an nn.Sequential, [linear, norm] becomes [norm, linear]: the norm is of the linear's input.
+
+    Patterns name the linear. Both keep their names, and only their order in the nn.Sequential changes, so that
+    state_dict keys stay, and `sequential[0]` is the norm. A norm of another width than the linear's input is made anew
+    for that, of the same kind, with ones and zeros; a BlockNorm's block follows the rule of `block_norm`, and does not
+    grow. With `block_norm` on the same norm, either may come first.
+
+    Not exact, a new model. The operand of the site's fprop and wgrad has a root mean square of one in every row, so
+    that an FP8 scale chosen beforehand holds, whatever the layers before it do. What the linear gives is no longer
+    normalised (LoKA, "Mods", has norms after linears; this mod is for sites whose inputs drift).
+
+    Checkpoints: the linear's Parameters stay. Of a norm that is made anew, weights of ones and biases of zeros pass;
+    any other is lost.
+    """
+
+    name: str = "norm_first"
+    exact: bool = False
+    promise: str = "the norm is of the linear's input: its scale is bounded, so that a known scale holds"
+
+    def find(self, model: Adaptable, asked: Asked) -> Found:
+        """The pairs to exchange."""
+        found: list[tuple[str, str, tuple[tuple[str, Setting], ...]]] = []
+        unchanged: dict[str, str] = {}
+        names, held = every_name(model.module), held_elsewhere(model.module)
+        pairs = dict(_pairs(model.module))
+        for linear, (norm, container) in pairs.items():
+            if not asked.wants(linear):
+                continue
+            reason = _why_not(model, linear, norm, container, names, held)
+            if reason is not None:
+                unchanged[linear] = reason
+            else:
+                found.append((norm, type_of(model.module.get_submodule(norm)), _settings(model.module, linear, norm)))
+        for name, module in model.module.named_modules():
+            if name not in pairs and asked.names(name):
+                what = "is not followed by a norm in an nn.Sequential"
+                unchanged[name] = f"it {what}" if isinstance(module, nn.Linear) else f"it is a {short(module)}"
+        return Found(grouped(self.name, found), tuple(Unchanged(*item) for item in unchanged.items()))
+
+    def why_not(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:
+        """Why the norm is not the one that was found, behind the linear that was."""
+        settings, norm = dict(adaptation.settings), model.get_submodule(name)
+        if type_of(norm) != adaptation.replaces:
+            return f"is a {type_of(norm)}, not a {adaptation.replaces}"
+        keys, linear = _places(model, name, adaptation)
+        if not isinstance(linear, nn.Linear) or keys.index(_last(name)) != keys.index(str(settings["linear"])) + 1:
+            return f"does not follow the linear '{settings['linear']}' in an nn.Sequential"
+        sizes = (linear.in_features, linear.out_features)
+        wanted = (settings["width"], settings["outputs"])
+        return (
+            None if sizes == wanted else f"follows a linear of {sizes[0]} to {sizes[1]}, not {wanted[0]} to {wanted[1]}"
+        )
+
+    def is_done(self, model: nn.Module, name: str, adaptation: Adaptation, last: bool) -> bool:
+        """Whether the norm stands before the linear, and is of the linear's input."""
+        settings, norm = dict(adaptation.settings), model.get_submodule(name)
+        keys, linear = _places(model, name, adaptation)
+        if linear is None or keys.index(_last(name)) + 1 != keys.index(str(settings["linear"])):
+            return False
+        if not last:
+            return True
+        if type(norm) is BlockNorm:
+            return norm.block == settings.get("block")
+        return type_of(norm) == adaptation.replaces and getattr(norm, "normalized_shape", None) == (settings["width"],)
+
+    def change(self, model: nn.Module, adaptation: Adaptation) -> None:
+        """Put the norms before their linears."""
+        settings = dict(adaptation.settings)
+        width, linear = int(settings["width"]), str(settings["linear"])
+        for name in adaptation.modules:
+            container = parent_of(model, name)._modules
+            norm = container[_last(name)]
+            same = width == settings["outputs"] and not isinstance(norm, BlockNorm)
+            made = norm if same else _resized(norm, width, int(settings.get("block", 0)))
+            order = [key for key in container if key != _last(name)]
+            order.insert(order.index(linear), _last(name))
+            moved = {**container, _last(name): made}
+            container.clear()
+            container.update((key, moved[key]) for key in order)
+
+    def convert(self, state: dict[str, Tensor], adaptation: Adaptation) -> tuple[Unchanged, ...]:
+        """Give norms of another width their new Parameters."""
+        settings = dict(adaptation.settings)
+        width, lost = int(settings["width"]), list[Unchanged]()
+        for name in adaptation.modules if width != settings["outputs"] else ():
+            old = {part: state.get(f"{name}.{part}") for part in ("weight", "bias")}
+            if all(value is None or tuple(value.shape) == (width,) for value in old.values()):
+                continue  # the checkpoint is of the adapted model
+            lost += without_affine(state, name)
+            for part, make in (("weight", torch.ones), ("bias", torch.zeros)):
+                value = old[part]
+                if value is not None:
+                    state[f"{name}.{part}"] = make(width, dtype=value.dtype, device=value.device)
+        return tuple(lost)
+
+
+def _pairs(model: nn.Module) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Each linear that a norm follows in an nn.Sequential: its name, the norm's and the nn.Sequential's."""
+    for name, container in model.named_modules():
+        if not isinstance(container, nn.Sequential):
+            continue
+        for (first, linear), (second, norm) in pairwise(container._modules.items()):
+            if isinstance(linear, nn.Linear) and isinstance(norm, _NORMS):
+                yield f"{name}.{first}".lstrip("."), (f"{name}.{second}".lstrip("."), name)
+
+
+def _why_not(
+    model: Adaptable,
+    linear: str,
+    norm: str,
+    container: str,
+    names: dict[int, tuple[str, ...]],
+    held: dict[int, str],
+) -> str | None:
+    """Why a linear and its norm cannot change places."""
+    parts = [model.module.get_submodule(name) for name in (linear, norm, container)]
+    site, norm_module, sequential = parts
+    for part in parts:
+        if len(names[id(part)]) > 1:
+            return f"'{names[id(part)][0]}' is '{names[id(part)][1]}' too, one module under two names"
+    if type(norm_module) not in _NORMS:
+        return f"its norm is a {short(norm_module)}, a norm of its own kind"
+    shape = getattr(norm_module, "normalized_shape", (0,))
+    if len(shape) != 1:
+        return f"its norm normalises {len(shape)} dimensions together, not the last alone"
+    if type(sequential).forward is not nn.Sequential.forward or "forward" in vars(sequential):
+        return f"the forward of {short(sequential)}, which holds it and its norm, is its own"
+    if container not in model.called:
+        return "the nn.Sequential around it is not called as a whole with the example inputs"
+    width = int(getattr(site, "in_features", 0))
+    if width < _NARROWEST:
+        return f"its input has {width} features, too few for a norm"
+    if isinstance(norm_module, BlockNorm) and block_of(width, norm_module.block) is None:
+        return f"its norm is of blocks, and for its input {why_no_block(width)}"
+    reason = why_not_exchanged(norm_module, held)
+    return None if reason is None else f"of its norm: {reason}"
+
+
+def _settings(model: nn.Module, linear: str, norm: str) -> tuple[tuple[str, Setting], ...]:
+    """The linear's name beside the norm, its sizes, and the block of a BlockNorm."""
+    site, before = model.get_submodule(linear), model.get_submodule(norm)
+    width, outputs = int(getattr(site, "in_features", 0)), int(getattr(site, "out_features", 0))
+    found: tuple[tuple[str, Setting], ...] = (("linear", _last(linear)), ("outputs", outputs), ("width", width))
+    block = block_of(width, before.block) if isinstance(before, BlockNorm) else None
+    return found if block is None else (("block", block), *found)
+
+
+def _resized(norm: nn.Module | None, width: int, block: int) -> nn.Module:
+    """A norm of the same kind for another width, in the same mode, dtype and place."""
+    if isinstance(norm, BlockNorm):
+        return BlockNorm(block, norm.eps).train(norm.training)
+    if not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
+        raise TypeError(f"a {type(norm).__name__} is no norm that can be made for another width")
+    weight = norm.weight if norm.elementwise_affine else None
+    where = {} if weight is None else {"device": weight.device, "dtype": weight.dtype}
+    made: nn.LayerNorm | nn.RMSNorm
+    if isinstance(norm, nn.LayerNorm):
+        has_bias = norm.bias is not None
+        made = nn.LayerNorm(width, norm.eps, norm.elementwise_affine, bias=has_bias, **where)
+    else:
+        made = nn.RMSNorm(width, norm.eps, norm.elementwise_affine, **where)
+    for name, parameter in norm.named_parameters():
+        made.get_parameter(name).requires_grad_(parameter.requires_grad)
+    return made.train(norm.training)
+
+
+def _places(model: nn.Module, name: str, adaptation: Adaptation) -> tuple[list[str], nn.Module | None]:
+    """The names of what stands beside the norm, in order, and the linear; None where there is none of its name."""
+    children = parent_of(model, name)._modules
+    return list(children), children.get(str(dict(adaptation.settings)["linear"]))
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
