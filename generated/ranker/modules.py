@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "219702be0ffce63041c7ad21ef5ece29a230d4f745f6585cacac18259914c9d8"
+STAMP = "777039edc8b6c81a327515bbbc84d1c4085dc001f5a44a4845c63657773eb6cf"
 
 
 class EmbedDense(dispatch.Bound):

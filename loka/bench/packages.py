@@ -30,6 +30,7 @@ defaults: {defaults}
 rules:
   - {{match: {{max_n: {smallest}}}, compute: keep, optional: true}}
   - {{match: {{max_k: {smallest}}}, compute: keep, optional: true}}
+mods: [{{use: fuse_interaction, optional: true}}]
 """
 
 

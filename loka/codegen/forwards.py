@@ -10,7 +10,16 @@ from loka.codegen.chain_calls import PlannedChain, chain_arguments, planned_chai
 from loka.codegen.chains import Chains
 from loka.codegen.known import operands
 from loka.codegen.layout import Code, call, code_of, lay_out, parse
-from loka.codegen.mixes import Mixes, join_arguments, join_shape, mix_arguments, mix_shape, passing
+from loka.codegen.mixes import (
+    Mixes,
+    cross_arguments,
+    cross_shape,
+    join_arguments,
+    join_shape,
+    mix_arguments,
+    mix_shape,
+    passing,
+)
 from loka.codegen.prose import shown, wrapped
 from loka.codegen.recipes import SiteRecipe, site_recipe
 from loka.codegen.regions import Linear, Regions
@@ -18,7 +27,7 @@ from loka.codegen.signature import parse_argument
 from loka.errors import LokaError
 from loka.numerics.names import Operand
 from loka.plan.plan import SitePlan
-from loka.sites.straight import Join, Mix, RefKind, Region, SiteCall, StraightForward
+from loka.sites.straight import Cross, Join, Mix, RefKind, Region, SiteCall, StraightForward
 
 INDENT = 8
 
@@ -40,7 +49,7 @@ class Writer(Protocol):
 
     @property
     def mixes(self) -> Mixes:
-        """The package's mixing layers and joins."""
+        """The package's mixing layers, joins and cross layers."""
 
     def kernel_name(self, recipe: SiteRecipe, has_bias: bool, frozen: bool) -> str:
         """The wrapper in kernels.py for one more call, without the module."""
@@ -76,8 +85,12 @@ class ForwardBody:
         self._mixes = [mix for mix in forward.mixes if taken.isdisjoint(mix.places)]
         joins = [join for join in forward.joins if taken.isdisjoint(join.places)]
         self._joins = [join for join in joins if join_shape(join, forward) is not None]
+        self._crosses = [cross for cross in forward.crosses if taken.isdisjoint(cross.places)]
+        # The GEMMs whose bias a cross layer adds.
+        self._unbiased = {cross.linear for cross in self._crosses if cross.bias is not None} - taken
         self.known: dict[tuple[int, Operand], None] = {}  # sites' operands whose scales the module keeps
         self._handed: dict[str, str] = {}  # locals that a mixing layer handed on, under their new names
+        self._handed_factors: dict[str, str] = {}  # those that a cross layer handed on
         self.frozen_weights: list[tuple[SitePlan, str | None]] = [(plan, None) for plan in plans]
         self.imports: set[str] = set()
         self.lines: list[str] = []
@@ -90,8 +103,10 @@ class ForwardBody:
         statements, position = self._forward.statements, 0
         regions = {region.first: region for region in self._forward.regions}
         joins = {join.norm: join for join in self._joins}
+        crosses = {cross.sum: cross for cross in self._crosses}
         absorbed = {place for mix in self._mixes for place in mix.places}
         absorbed |= {place for join in self._joins for place in join.skipped}
+        absorbed |= {place for cross in self._crosses for place in cross.skipped}
         while position < len(statements):
             region = regions.get(position)
             for mix in self._mixes:
@@ -101,6 +116,9 @@ class ForwardBody:
                 position += 1
             elif position in joins:
                 self._join(joins[position])
+                position += 1
+            elif position in crosses:
+                self._cross(crosses[position])
                 position += 1
             elif position in self._chains:
                 self._chain(self._chains[position])
@@ -119,8 +137,12 @@ class ForwardBody:
 
     @property
     def fuses(self) -> bool:
-        """Whether kernels take along what stands around a GEMM in the model's dtype."""
-        return bool(self._mixes) or any(not planned.shape.fp8 for planned in self._chains.values())
+        """Whether kernels take along what stands around a GEMM in the model's dtype, or a mod rewrote the forward."""
+        return (
+            self._forward.rewritten
+            or bool(self._mixes or self._joins or self._crosses)
+            or any(not planned.shape.fp8 for planned in self._chains.values())
+        )
 
     def _taken(self) -> set[int]:
         """The statements that chains take, and regions that become functions of their own."""
@@ -150,6 +172,21 @@ class ForwardBody:
         self._comment_notes(range(join.norm, join.norm + 1))
         self._assign(join.norm, call(name, map(Code, arguments)))
 
+    def _cross(self, cross: Cross) -> None:
+        biased = cross.linear in self._unbiased
+        later = self._crosses[self._crosses.index(cross) + 1 :]
+        shape = cross_shape(cross, later, biased)
+        name = f"{self._writer.kernels}.{self._writer.mixes.function(shape)}"
+        code = call(name, map(Code, cross_arguments(cross, biased, self._scope, self._handed_factors)))
+        self._comment_notes(range(cross.sum, cross.sum + 1))
+        if not shape.passes:
+            self._assign(cross.sum, code)
+            return
+        made = self._target(self._forward.statements[cross.sum].target) or "_"
+        handed = self._scope.names.unique(f"{cross.factor.text}_passed")
+        self._handed_factors[cross.factor.text] = handed
+        self.lines += straight.assignment(f"{made}, {handed}", code, INDENT, self._scope)
+
     def _chain(self, planned: PlannedChain) -> None:
         chain, shape = planned.chain, planned.shape
         linears = [stage.linear for stage in chain.stages]
@@ -159,6 +196,7 @@ class ForwardBody:
             self.known |= {(number, operand): None for number in planned.sites for operand in operands(frozen)}
         name = f"{self._writer.kernels}.{self._writer.chains.function(shape, frozen)}"
         code = call(name, [code_of(parse(argument)) for argument in arguments])
+        self._import(code)
         self._comment_notes(range(chain.first, chain.last + 1))
         self._assign_product(chain.last, code, self._call_at(linears[-1]).out)
 
@@ -200,7 +238,7 @@ class ForwardBody:
         self._comment(shown(statement.note) if statement.note else "")
         texts = straight.operand_texts(statement, self._scope, {})
         if not self._runs_fp8(position):
-            code = straight.expression(statement, [*texts, "self"])
+            code = self._kept(position, texts)
             self._import(code)
             self._assign(position, code)
             return
@@ -208,11 +246,20 @@ class ForwardBody:
         frozen = self._freeze(position)
         recipe = site_recipe(self._plans[index])
         parts = straight.linear_call(gemm, texts)
-        name = self._writer.kernel_name(recipe, parts.bias is not None, frozen)
+        bias = None if position in self._unbiased else parts.bias
+        name = self._writer.kernel_name(recipe, bias is not None, frozen)
         weight = [f"self.loka_weight_{index}", f"self.loka_scale_{index}"] if frozen else [parts.weight]
-        operands = [parts.x, *weight, parts.bias or "None", f"self.loka.tick({index})"]
+        operands = [parts.x, *weight, bias or "None", f"self.loka.tick({index})"]
         code = call(f"{self._writer.kernels}.{name}", [code_of(parse(operand)) for operand in operands])
+        self._import(code)
         self._assign_product(position, code, parts.out)
+
+    def _kept(self, position: int, texts: Sequence[str]) -> Code:
+        """A statement as the model has it; a GEMM whose bias a cross layer adds is without it."""
+        if position not in self._unbiased:
+            return straight.expression(self._forward.statements[position], [*texts, "self"])
+        parts = straight.linear_call(self._call_at(position), texts)
+        return straight.checked(f"torch.nn.functional.linear({parts.x}, {parts.weight})", [*texts, "self"])
 
     def _assign_product(self, position: int, code: Code, out: str) -> None:
         """Give a GEMM's statement its value: the product, in the view that the model takes of it."""
@@ -243,6 +290,7 @@ class ForwardBody:
         for position, weight in weights.items():
             index = self._index[position]
             self.frozen_weights[index] = (self._plans[index], weight)
+            self.imports |= straight.globals_of(weight) if weight is not None else set()
         return True
 
     def _frozen_weight(self, position: int) -> str | None:

@@ -11,7 +11,7 @@ from loka.codegen.prose import wrapped
 from loka.kernels.join_specs import JoinBackward, JoinForward, part_names
 from loka.kernels.mix_specs import MixBackward, MixForward, MixSizes
 
-_M = " " * INDENT
+M = " " * INDENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +39,18 @@ def mix_view(sizes: MixSizes, passes: bool, name: str, function: str) -> Functio
     return FunctionView(
         function,
         wrapped(f"All pairs of a sample's embeddings at low rank{sums}{handed}.", INDENT // 2, first=3),
-        _header("forward", ("x", *weights), "dtype: torch.dtype", len(results), method=True),
+        header("forward", ("x", *weights), "dtype: torch.dtype", len(results), method=True),
         (
-            f"{_M}samples = x.to(dtype)",
-            *_call(forward.results, forward.function, ["samples", *(f"{weight}.to(dtype)" for weight in weights)]),
-            f"{_M}ctx.save_for_backward(samples, {', '.join(weights)})",
-            *([] if passes else [f"{_M}ctx.x_dtype = x.dtype"]),
-            f"{_M}return {', '.join(results)}",
+            f"{M}samples = x.to(dtype)",
+            *called(forward.results, forward.function, ["samples", *(f"{weight}.to(dtype)" for weight in weights)]),
+            f"{M}ctx.save_for_backward(samples, {', '.join(weights)})",
+            *([] if passes else [f"{M}ctx.x_dtype = x.dtype"]),
+            f"{M}return {', '.join(results)}",
         ),
         _mix_backward(sizes, passes, weights),
-        _header(name, ("x", *weights), "", len(results)),
+        header(name, ("x", *weights), "", len(results)),
         wrapped(f"x (B, {n}, {d}) -> x @ (x^T @ rank) {gives}{handed}.", 4, first=3),
-        _body(function, ["x", *weights, "dispatch.output_dtype(x)"]),
+        body(function, ["x", *weights, "dispatch.output_dtype(x)"]),
     )
 
 
@@ -63,11 +63,11 @@ def _mix_backward(sizes: MixSizes, passes: bool, weights: Sequence[str]) -> tupl
     gradients = [dx, *(f"d{weight}.view({weight}.shape)" for weight in weights), "None"]
     given = [f"{name}: Tensor" for name in backward.parameters if name not in known]
     return (
-        *_backward_header(given),
-        f"{_M}samples, {', '.join(weights)} = ctx.saved_tensors",
-        *_call(("dx", *sums), backward.function, [known.get(name, name) for name in backward.parameters]),
-        *_call([f"d{weight}" for weight in weights], f"reduce_{len(weights)}", dtypes),
-        *_returned(gradients),
+        *backward_header(given),
+        f"{M}samples, {', '.join(weights)} = ctx.saved_tensors",
+        *called(("dx", *sums), backward.function, [known.get(name, name) for name in backward.parameters]),
+        *called([f"d{weight}" for weight in weights], f"reduce_{len(weights)}", dtypes),
+        *returned(gradients),
     )
 
 
@@ -82,16 +82,16 @@ def join_view(spec: JoinForward, name: str, function: str) -> FunctionView:
     return FunctionView(
         function,
         wrapped(f"The {spec.norm} of {joined}{plus}.", INDENT // 2, first=3),
-        _header("forward", tensors, "dtype: torch.dtype", 1, method=True),
+        header("forward", tensors, "dtype: torch.dtype", 1, method=True),
         (
-            *_call(spec.results, spec.function, [*tensors, "dtype"]),
+            *called(spec.results, spec.function, [*tensors, "dtype"]),
             *_lines("", call("ctx.save_for_backward", map(Code, [*tensors, *spec.results[1:]]))),
-            f"{_M}return out",
+            f"{M}return out",
         ),
         _join_backward(spec, added),
-        _header(name, tensors, "", 1),
+        header(name, tensors, "", 1),
         wrapped(f"{shown}; {whole}, n the sum of all rows.", 4, first=3),
-        _body(function, [*tensors, f"dispatch.joined_dtype({', '.join(added)})"]),
+        body(function, [*tensors, f"dispatch.joined_dtype({', '.join(added)})"]),
     )
 
 
@@ -105,12 +105,12 @@ def _join_backward(spec: JoinForward, added: Sequence[str]) -> tuple[str, ...]:
     gradients += ["dx.to(residual.dtype)"] if spec.residual else []
     rows = ", ".join(f"{part}.shape[1]" for part in parts)
     return (
-        *_backward_header(["grad: Tensor"]),
+        *backward_header(["grad: Tensor"]),
         *unpacked(tensors, "ctx.saved_tensors", INDENT),
-        *_call(("dx", *sums), backward.function, backward.parameters),
-        *(_call([f"d{name}" for name in vectors], f"reduce_{len(vectors)}", dtypes) if vectors else []),
+        *called(("dx", *sums), backward.function, backward.parameters),
+        *(called([f"d{name}" for name in vectors], f"reduce_{len(vectors)}", dtypes) if vectors else []),
         *(unpacked([f"d{part}" for part in parts], f"dx.split(({rows}), 1)", INDENT) if spec.parts > 1 else []),
-        *_returned([*gradients, *(f"d{name}" for name in vectors), "None"]),
+        *returned([*gradients, *(f"d{name}" for name in vectors), "None"]),
     )
 
 
@@ -119,19 +119,20 @@ def backward_of(spec: JoinForward) -> JoinBackward:
     return JoinBackward(spec.width, spec.parts, spec.residual, spec.norm, spec.weight, spec.bias, spec.eps)
 
 
-def _header(function: str, tensors: Sequence[str], last: str, results: int, method: bool = False) -> str:
+def header(function: str, tensors: Sequence[str], last: str, results: int, method: bool = False) -> str:
     """A function of tensors that returns so many; as an autograd function's `method` it takes `ctx` first."""
     typed = [*(["ctx: Any"] if method else []), *(f"{name}: Tensor" for name in tensors), *([last] if last else [])]
     gives = "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
     return lay_out("def ", call(function, map(Code, typed)), f" -> {gives}:", INDENT // 2 if method else 0)
 
 
-def _backward_header(gradients: Sequence[str]) -> list[str]:
-    header = call("backward", map(Code, ["ctx: Any", *gradients]))
-    return lay_out("def ", header, " -> tuple[Tensor | None, ...]:", INDENT // 2).split("\n")
+def backward_header(gradients: Sequence[str]) -> list[str]:
+    """The header of an autograd function's backward, given the gradients of its results."""
+    shown = call("backward", map(Code, ["ctx: Any", *gradients]))
+    return lay_out("def ", shown, " -> tuple[Tensor | None, ...]:", INDENT // 2).split("\n")
 
 
-def _call(targets: Sequence[str], kernel: str, arguments: Sequence[str]) -> list[str]:
+def called(targets: Sequence[str], kernel: str, arguments: Sequence[str]) -> list[str]:
     """`targets = fused.kernel(arguments)`."""
     return assigned(targets, call(f"fused.{kernel}", map(Code, arguments)), INDENT)
 
@@ -140,11 +141,13 @@ def _lines(before: str, code: Code) -> list[str]:
     return lay_out(before, code, "", INDENT).split("\n")
 
 
-def _returned(values: Sequence[str]) -> list[str]:
-    line = f"{_M}return {', '.join(values)}"
-    return [line] if len(line) <= WIDTH else [f"{_M}return (", *(f"{_M}    {value}," for value in values), f"{_M})"]
+def returned(values: Sequence[str]) -> list[str]:
+    """`return values`."""
+    line = f"{M}return {', '.join(values)}"
+    return [line] if len(line) <= WIDTH else [f"{M}return (", *(f"{M}    {value}," for value in values), f"{M})"]
 
 
-def _body(function: str, arguments: Sequence[str]) -> tuple[str, ...]:
+def body(function: str, arguments: Sequence[str]) -> tuple[str, ...]:
+    """A wrapper's body: the autograd function is applied."""
     applied = lay_out("y: Any = ", call(f"{function}.apply", map(Code, arguments)), "", 4)
     return (*applied.split("\n"), "    return y")

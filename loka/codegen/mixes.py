@@ -1,4 +1,4 @@
-"""Mixing layers and joins of a forward: what is rendered for each, and what it is called with."""
+"""Mixing layers, joins and cross layers of a forward: what is rendered for each, and what it is called with."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from loka.codegen import straight
+from loka.codegen.cross_functions import CrossShape, cross_view
 from loka.codegen.mix_functions import FunctionView, backward_of, join_view, mix_view
 from loka.codegen.names import Names, class_of
 from loka.errors import LokaError
-from loka.kernels.join_specs import LARGEST_PARTS, NORMS, JoinForward
+from loka.kernels.join_specs import JoinForward, why_not
 from loka.kernels.matrix_specs import Reduce
 from loka.kernels.mix_specs import MixBackward, MixForward, MixSizes
 from loka.kernels.rendering import AnySpec
-from loka.kernels.widths import LARGEST_WIDTH
 from loka.sites.joins import joined_norm
 from loka.sites.norms import ChainNorm
-from loka.sites.straight import Join, Mix, Ref, RefKind, StraightForward
+from loka.sites.straight import Cross, Join, Mix, Ref, RefKind, StraightForward
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,17 @@ class MixShape:
     passes: bool  # whether x is handed on, for a join that adds it: its gradient is then added in the same kernel
 
 
+Shape = MixShape | JoinForward | CrossShape
+
+
 class Mixes:
-    """The mixing layers and joins of one package, each once, in the order of their first uses."""
+    """The mixing layers, joins and cross layers of one package, each once, in the order of their first uses."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
-        self._found: dict[MixShape | JoinForward, tuple[str, str]] = {}
+        self._found: dict[Shape, tuple[str, str]] = {}
 
-    def function(self, shape: MixShape | JoinForward) -> str:
+    def function(self, shape: Shape) -> str:
         """The wrapper's name in kernels.py for one more call."""
         if shape not in self._found:
             name = self._names.unique(_name(shape))
@@ -43,10 +46,7 @@ class Mixes:
 
     def views(self) -> tuple[FunctionView, ...]:
         """Every function that was asked for."""
-        return tuple(
-            mix_view(shape.sizes, shape.passes, *names) if isinstance(shape, MixShape) else join_view(shape, *names)
-            for shape, names in self._found.items()
-        )
+        return tuple(_view(shape, *names) for shape, names in self._found.items())
 
     def specs(self) -> tuple[AnySpec, ...]:
         """The kernels that the functions call, each once."""
@@ -56,12 +56,25 @@ class Mixes:
                 sizes = shape.sizes
                 specs = (MixForward(sizes), MixBackward(sizes, shape.passes), Reduce(2 if sizes.made else 1))
                 found.update(dict.fromkeys(specs))
+            elif isinstance(shape, CrossShape):
+                found.update({shape.forward: None, shape.backward: None})
+                found.update({Reduce(1): None} if shape.bias else {})
             else:
                 backward = backward_of(shape)
                 found.update(dict.fromkeys((shape, backward)))
                 sums = len(backward.results) - 1
                 found.update({Reduce(sums): None} if sums else {})
         return tuple(found)
+
+
+def _view(shape: Shape, name: str, function: str) -> FunctionView:
+    match shape:
+        case MixShape():
+            return mix_view(shape.sizes, shape.passes, name, function)
+        case CrossShape():
+            return cross_view(shape, name, function)
+        case JoinForward():
+            return join_view(shape, name, function)
 
 
 def mix_shape(mix: Mix, joins: Sequence[Join]) -> MixShape:
@@ -81,7 +94,7 @@ def passing(join: Join, mixes: Sequence[Mix]) -> Mix | None:
 def join_shape(join: Join, forward: StraightForward) -> JoinForward | None:
     """The kernel of a join; None where no kernel takes it."""
     norm = norm_of(join, forward)
-    if norm.kind not in NORMS or norm.width > LARGEST_WIDTH or len(join.parts) > LARGEST_PARTS:
+    if why_not(norm.kind, norm.width, len(join.parts)) is not None:
         return None
     weight, bias = norm.weight is not None, norm.bias is not None
     residual = join.residual is not None
@@ -114,7 +127,21 @@ def join_arguments(join: Join, forward: StraightForward, scope: straight.Scope, 
     return [*parts, handed.get(join.residual.text) or scope.read(join.residual.text), *vectors]
 
 
-def _name(shape: MixShape | JoinForward) -> str:
-    if isinstance(shape, JoinForward):
+def cross_shape(cross: Cross, later: Sequence[Cross], biased: bool) -> CrossShape:
+    """The shape of a cross layer before these others; `biased` says whether it takes the bias."""
+    passes = any(other.factor == cross.factor for other in later)
+    return CrossShape(cross.width, biased, cross.residual == cross.factor, passes)
+
+
+def cross_arguments(cross: Cross, biased: bool, scope: straight.Scope, handed: Mapping[str, str]) -> list[str]:
+    """What a cross layer's function is called with; `handed` has what a layer before handed on, by local."""
+    bias = [cross.bias.text] if biased and cross.bias is not None else []
+    factor = handed.get(cross.factor.text) or scope.read(cross.factor.text)
+    residual = [scope.read(cross.residual.text)] if cross.residual != cross.factor else []
+    return [scope.read(cross.product), *bias, factor, *residual]
+
+
+def _name(shape: Shape) -> str:
+    if not isinstance(shape, MixShape):
         return shape.function
     return MixForward(shape.sizes).function + ("_passing" if shape.passes else "")

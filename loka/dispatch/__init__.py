@@ -8,7 +8,7 @@ from loka.dispatch.bound import Bound, Tickets
 from loka.dispatch.errors import BindError, FrozenWeightError, LokaWarning, NonFiniteError, VerifyError
 from loka.dispatch.known import KnownScale, Overflow
 from loka.dispatch.patch import Patch, patch_of
-from loka.dispatch.precision import joined_dtype, output_dtype
+from loka.dispatch.precision import joined_dtype, output_dtype, summed_dtype
 from loka.dispatch.saved import saved_tensors
 from loka.dispatch.stamps import check_stamps
 from loka.kernels.by_rows import mm_by_rows
@@ -34,4 +34,5 @@ __all__ = [
     "patch_of",
     "saved_tensors",
     "scaled_mm",
+    "summed_dtype",
 ]

@@ -16,14 +16,20 @@ def output_dtype(x: torch.Tensor) -> torch.dtype:
     return x.dtype
 
 
+def summed_dtype(*added: torch.Tensor) -> torch.dtype:
+    """What a sum or product of these would be: their widest dtype, which no autocast changes."""
+    dtype = added[0].dtype
+    for other in added[1:]:
+        dtype = torch.promote_types(dtype, other.dtype)
+    return dtype
+
+
 def joined_dtype(*added: torch.Tensor) -> torch.dtype:
     """What a norm of the sum or concatenation of these would return: their widest dtype.
 
     Under torch.autocast it is float32, as that has it for a LayerNorm on a GPU, but for float64.
     """
-    dtype = added[0].dtype
-    for other in added[1:]:
-        dtype = torch.promote_types(dtype, other.dtype)
+    dtype = summed_dtype(*added)
     if dtype != torch.float64 and torch.is_autocast_enabled(added[0].device.type):
         return torch.float32
     return dtype

@@ -107,14 +107,20 @@ def _what(spec: JoinForward | JoinBackward) -> str:
     return "_".join(item for item in (str(spec.parts), "residual" if spec.residual else "", spec.norm, unusual) if item)
 
 
+def why_not(norm: str, width: int, parts: int) -> str | None:
+    """Why there is no kernel for a join with this norm, this wide, of so many parts; None where there is."""
+    if not 1 <= width <= LARGEST_WIDTH:
+        return f"no join is {width} wide; rows have 1 to {LARGEST_WIDTH} elements"
+    if not 1 <= parts <= LARGEST_PARTS:
+        return f"a join has 1 to {LARGEST_PARTS} parts, not {parts}"
+    return None if norm in NORMS else f"no join has a norm {norm!r}; it can be {' or '.join(NORMS)}"
+
+
 def _check(spec: JoinForward | JoinBackward) -> None:
-    if not 1 <= spec.width <= LARGEST_WIDTH:
-        raise InputError(f"no join is {spec.width} wide; rows have 1 to {LARGEST_WIDTH} elements")
-    if not 1 <= spec.parts <= LARGEST_PARTS:
-        raise InputError(f"a join has 1 to {LARGEST_PARTS} parts, not {spec.parts}")
+    reason = why_not(spec.norm, spec.width, spec.parts)
+    if reason is not None:
+        raise InputError(reason)
     if spec.parts == 1 and not spec.residual:
         raise InputError("a join of one part without a residual is a norm; render that")
-    if spec.norm not in NORMS:
-        raise InputError(f"no join has a norm {spec.norm!r}; it can be {' or '.join(NORMS)}")
     if not 0.0 <= spec.eps < float("inf"):
         raise InputError(f"the eps of a norm must be finite, zero or above, not {spec.eps}")

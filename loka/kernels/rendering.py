@@ -27,6 +27,7 @@ from loka.kernels import (
 )
 from loka.kernels.both_ways import BothWays, Tile, both_ways_views, tile_of
 from loka.kernels.configs import Configuration, configuration
+from loka.kernels.cross_text import CrossBackward, CrossConfiguration, cross_backward_views, cross_configuration
 from loka.kernels.gemm_configs import Tiling
 from loka.kernels.gemm_specs import BatchedGemm, Gemm, GemmSpec, GroupedGemm, SplitGemm
 from loka.kernels.join_specs import JoinBackward, JoinForward
@@ -39,8 +40,8 @@ from loka.kernels.rendered_specs import NormBackward, NormForward, Spec
 KERNELS_FILE = "triton_kernels.py"
 OPERATORS_FILE = "fused.py"
 
-AnySpec = Spec | BothWays | GemmSpec | MixForward | MixBackward | JoinForward | JoinBackward
-AnyConfiguration = Configuration | Tile | Tiling | MixConfiguration | JoinConfiguration
+AnySpec = Spec | BothWays | GemmSpec | MixForward | MixBackward | JoinForward | JoinBackward | CrossBackward
+AnyConfiguration = Configuration | Tile | Tiling | MixConfiguration | JoinConfiguration | CrossConfiguration
 
 _SUFFIX = ".j2"
 _FOLDER = "triton"
@@ -145,6 +146,9 @@ def _views(spec: AnySpec, launched: AnyConfiguration | None) -> tuple[str, rende
             joining = launched if isinstance(launched, JoinConfiguration) else join_configuration(spec)
             family = "join_forward" if isinstance(spec, JoinForward) else "join_backward"
             return family, join_views(spec, joining)
+        case CrossBackward():
+            crossing = launched if isinstance(launched, CrossConfiguration) else cross_configuration(spec)
+            return "cross_backward", cross_backward_views(spec, crossing)
 
 
 def render_files(
@@ -172,7 +176,8 @@ def render_files(
 
 def _imports(texts: Sequence[str]) -> dict[str, object]:
     """What a file imports for these texts: modules of loka.kernels, and whether descriptors of tensors."""
-    modules = ("fused_reference", "gemm_launch", "gemm_reference", "join_reference", "mix_reference", "operators")
+    references = ("cross_reference", "fused_reference", "gemm_launch", "gemm_reference", "join_reference")
+    modules = (*references, "mix_reference", "operators")
     used = [module for module in modules if any(f"{module}." in text for text in texts)]
     return {"modules": ", ".join(used), "descriptors": any("TensorDescriptor." in text for text in texts)}
 

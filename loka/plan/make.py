@@ -20,10 +20,14 @@ from loka.kernels.parts import Costs
 from loka.plan.bindings import bind
 from loka.plan.costs import Traced
 from loka.plan.evidence import Known, check_sites, open_profile
+from loka.plan.forward_mods import with_forward_mods
+from loka.plan.interaction_rules import check_interactions, interactions_asked
 from loka.plan.measured import open_measurements
+from loka.plan.modded_sites import known_of
 from loka.plan.plan import AS_IS, Plan, Target
 from loka.plan.resolve import Situation, resolve
-from loka.plan.rewrites import Rewrites, Wish, rewrite, wish_of, with_regions
+from loka.plan.rewrites import Rewrites, Wish, rewrite, scopes_of, wish_of, with_regions
+from loka.plan.rewriting import RewritingTracer
 from loka.plan.serial import from_json
 from loka.plan.tracing import Tracer
 from loka.policy.cascade import resolve_settings
@@ -33,7 +37,6 @@ from loka.policy.settings import Assignment, SiteFacts, SiteSettings
 from loka.sites.build import BuiltModel, build_model
 from loka.sites.callables import call, current_directory_importable, find_callable
 from loka.sites.discover import find_sites
-from loka.sites.regions import inline_for
 from loka.sites.site import Site
 
 # Measurements that ship speak of libraries that a user need not have; those that a policy names are of its own machine.
@@ -49,6 +52,7 @@ class Examined:
     built: BuiltModel
     sites: tuple[Site, ...]
     settings: tuple[SiteSettings, ...]
+    siblings: tuple[tuple[str, ...], ...] = ()  # names of sites that seem to read one tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +108,13 @@ def examine(policy: Policy) -> Examined:
     """Build a policy's model, find its sites, and apply the rules to them."""
     with _placed(policy), current_directory_importable():
         built = build_model(policy.model.factory, policy.model.inputs, policy.model.batch_size)
-        sites = find_sites(built).sites
+        found = find_sites(built)
+    sites = found.sites
     facts = [
         SiteFacts(site.name, site.kind.value, site.rows.at(built.batch_size), site.k, site.n, site.share)
         for site in sites
     ]
-    return Examined(policy, built, sites, resolve_settings(policy, facts))
+    return Examined(policy, built, sites, resolve_settings(policy, facts), found.siblings)
 
 
 class Recorded(Costs, Protocol):
@@ -140,19 +145,25 @@ def plan_of(
     if known is not None:
         check_sites(known, sites)
     considered = kernels if costs is not None else ()
-    situation = Situation(Target(policy.target), policy.model.batch_size, named, considered, known, costs)
-    trace = Tracer(model, _inputs(policy, examined.built))
+    tracer = Tracer(model, _inputs(policy, examined.built))
+    with current_directory_importable():
+        modded = with_forward_mods(policy.mods, sites, settings, examined.siblings, tracer)
+    sites, settings, trace = modded.sites, modded.settings, RewritingTracer(tracer, modded.changes)
+    evidence = known_of(known, sites)
+    situation = Situation(Target(policy.target), policy.model.batch_size, named, considered, evidence, costs)
+    asked = interactions_asked(policy, sites, model)
     plans = resolve(sites, settings, situation, {})
-    wish = wish_of(plans, settings)
+    wish = wish_of(plans, settings, asked, modded.changed)
     rewrites = _rewritten(wish, model, trace)
     traced = rewrites.traced if costs is not None else Traced()
     if traced.chains or traced.alone:  # now that their neighbours are known, some may be as fast as they are
         plans = resolve(sites, settings, situation, {}, traced)
-        again = wish_of(plans, settings)
+        again = wish_of(plans, settings, asked, modded.changed)
         rewrites = _rewritten(again, model, trace) if again != wish else rewrites
     if rewrites.refused:
         plans = resolve(sites, settings, situation, rewrites.refused, traced)
     plans = with_regions(plans, rewrites)
+    check_interactions(policy, model, rewrites.interactions)
     return Plan(
         name=policy.name,
         target=situation.target,
@@ -168,11 +179,10 @@ def plan_of(
     )
 
 
-def _rewritten(wish: Wish, model: nn.Module, trace: Tracer) -> Rewrites:
+def _rewritten(wish: Wish, model: nn.Module, trace: RewritingTracer) -> Rewrites:
     """What tracing makes of a wish. Owners are run once, whatever is asked for them later."""
     with current_directory_importable():
-        scopes = inline_for(model, wish.sites, wish.chained) if wish.sites else ()
-        trace.capture([scope.owner for scope in scopes])
+        trace.capture([scope.owner for scope in scopes_of(wish, model)])
         return rewrite(wish, model, trace)
 
 

@@ -13,53 +13,75 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from loka.errors import LokaError
-from loka.kernels.mix_specs import why_not as why_not_mixed
 from loka.kernels.rendered_specs import ACTIVATIONS, NORMS
+from loka.mods.fuse_interaction import Interacting
 from loka.numerics.names import Compute, Fuse, Gemm, Range, Scaling
 from loka.plan.costs import Surroundings, Traced
+from loka.plan.interactions import Interactions, choose
 from loka.plan.plan import NOTHING_AROUND, SitePlan, Skipped
 from loka.policy.settings import SiteSettings
 from loka.sites.chains import Chain, ChainStage, Known, find_chains
 from loka.sites.refused import Refused
 from loka.sites.regions import Scope, find_regions, inline_for
 from loka.sites.site import Kind, Site
-from loka.sites.straight import Mix, Region, SiteCall, Statement, StraightForward
+from loka.sites.straight import Region, SiteCall, Statement, StraightForward
 
 OUTSIDE = "its Parameter belongs to a module outside of the one that multiplies by it"
-MIXED = ("transpose", "matmul", "matmul")  # the operations around a site of a mixing layer
 SEVERAL = "it stands for several calls of one Parameter, which cannot be told apart"
 _KNOWN = Known(frozenset(NORMS), frozenset(ACTIVATIONS))
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Sites that need the forward of their owner. Sites on Parameters whose regions are wanted are in both lists."""
+    """Sites that need the forward of their owner, some for several reasons, and owners that need it without a site."""
 
     parameters: tuple[Site, ...] = ()  # on Parameters: without a rewritten forward they stay as they are
     fused: tuple[Site, ...] = ()  # their neighbours are to be taken along
-    kept: frozenset[str] = frozenset()  # names of those in `fused` whose GEMMs stay in the model's dtype
+    kept: frozenset[str] = frozenset()  # names of those whose GEMMs stay in the model's dtype
     chained: frozenset[str] = frozenset()  # names of those in `fused` whose operands are those of a chain
+    changed: frozenset[str] = frozenset()  # names of those in `parameters` that mods changed, whatever they run in
     apart: frozenset[str] = frozenset()  # owners in which chained linears of several modules are not to be joined
+    crossed: tuple[Site, ...] = ()  # linears that cross layers may follow
+    together: tuple[tuple[str, str], ...] = ()  # of these: the module that holds all that belong together
+    owners: frozenset[str] = frozenset()  # modules whose interactions are to be fused
 
     @property
     def sites(self) -> tuple[Site, ...]:
         """All of them, each once."""
-        return tuple({site.name: site for site in (*self.parameters, *self.fused)}.values())
+        return tuple({site.name: site for site in (*self.parameters, *self.fused, *self.crossed)}.values())
 
     def only(self, names: Container[str]) -> Wish:
-        """The part of the wish that is for some sites."""
+        """The part of the wish that is for some sites, with all owners."""
         return Wish(
             tuple(site for site in self.parameters if site.name in names),
             tuple(site for site in self.fused if site.name in names),
             frozenset(name for name in self.kept if name in names),
             frozenset(name for name in self.chained if name in names),
+            frozenset(name for name in self.changed if name in names),
             self.apart,
+            tuple(site for site in self.crossed if site.name in names),
+            tuple((name, owner) for name, owner in self.together if name in names),
+            self.owners,
         )
 
+    def within(self, scope: Scope) -> Wish:
+        """The part of the wish that a scope is for."""
+        prefix = f"{scope.owner}." if scope.owner else ""
+        names = {prefix + name for name in scope.sites}
+        inside = {scope.owner, *(prefix + name for name in scope.inline)}
+        own = self.only({site.name for site in self.sites if names & {site.name, site.weight, *site.members}})
+        return replace(own, owners=self.owners & inside)
+
     @property
-    def fp8_parameters(self) -> tuple[Site, ...]:
-        """The sites on Parameters that run in FP8 if their owner can be rewritten."""
-        return tuple(site for site in self.parameters if site.name not in self.kept)
+    def without_interactions(self) -> Wish:
+        """The wish without those sites and owners that only interactions are for."""
+        other = {site.name for site in self.needed} | {site.name for site in self.fused}
+        return replace(self.only(other), crossed=(), together=(), owners=frozenset())
+
+    @property
+    def needed(self) -> tuple[Site, ...]:
+        """The sites on Parameters that run in FP8, or as a mod has them, if their owner can be rewritten."""
+        return tuple(site for site in self.parameters if site.name not in self.kept or site.name in self.changed)
 
 
 # Trace an owner; sites in the forward that comes back are named as the owner calls them.
@@ -76,6 +98,7 @@ class Rewrites:
     regions: dict[str, tuple[str, ...]] = field(default_factory=dict)  # site -> the operations of its region
     notes: dict[str, str] = field(default_factory=dict)  # site -> why its region is not replaced
     chains: list[Chain] = field(default_factory=list)  # of linears in FP8 with transposed copies
+    interactions: Interactions = field(default_factory=Interactions)
 
     @property
     def traced(self) -> Traced:
@@ -101,26 +124,38 @@ def _after(stage: ChainStage) -> str:
     return " ".join([*norm, *([stage.activation] if stage.activation is not None else [])])
 
 
-def wish_of(plans: Sequence[SitePlan], settings: Sequence[SiteSettings]) -> Wish:
+def wish_of(
+    plans: Sequence[SitePlan],
+    settings: Sequence[SiteSettings],
+    asked: Interacting | None = None,
+    changed: frozenset[str] = frozenset(),
+) -> Wish:
     """The sites of a plan that cannot be patched by a forward of their own, or shall not.
 
-    Among them those with `fuse: always` that the policy or the measurements keep: only the kernels around their GEMMs
-    are replaced.
+    Among them those that mods changed, and those with `fuse: always` that the policy or the measurements keep: only the
+    kernels around their GEMMs are replaced. `asked` says where interactions are to be fused.
     """
+    asked = asked or Interacting()
+    interacting = {site.name for site in asked.sites}
     parameters, fused, kept, chained = [], [], set(), set()
     for plan, wanted in zip(plans, settings, strict=True):
         site, always = plan.site, wanted.fuse is Fuse.ALWAYS or plan.gains_by_fusing
         if always and not plan.fp8 and _may_be_fused_as_it_is(plan, wanted):
             kept.add(site.name)
-        if not plan.fp8 and site.name not in kept:
+        fuses = plan.fp8 or site.name in kept
+        if not plan.fp8 and site.name in interacting:
+            kept.add(site.name)
+        if not plan.fp8 and site.name not in kept | changed:
             continue
         if site.kind is not Kind.LINEAR:
             parameters.append(site)
-        if always:
+        if always and fuses:
             fused.append(site)
             if _is_of_a_chain(plan):
                 chained.add(site.name)
-    return Wish(tuple(parameters), tuple(fused), frozenset(kept), frozenset(chained))
+    crossed = tuple(site for site in asked.sites if site.kind is Kind.LINEAR)
+    asking = (crossed, asked.together, asked.owners)
+    return Wish(tuple(parameters), tuple(fused), frozenset(kept), frozenset(chained), changed, frozenset(), *asking)
 
 
 def _may_be_fused_as_it_is(plan: SitePlan, wanted: SiteSettings) -> bool:
@@ -128,7 +163,7 @@ def _may_be_fused_as_it_is(plan: SitePlan, wanted: SiteSettings) -> bool:
     site = plan.site
     keeps = all(asked.compute is Compute.KEEP for asked in wanted.gemms.values())
     by_time = plan.timing is not None and plan.timing.kept
-    return (keeps or by_time) and not site.blocked and (site.kind is Kind.LINEAR or site.weight is not None)
+    return (keeps or by_time) and not site.blocked and (site.kind is Kind.LINEAR or _weight(site) is not None)
 
 
 def _is_of_a_chain(plan: SitePlan) -> bool:
@@ -153,20 +188,24 @@ def rewrite(wish: Wish, model: nn.Module, trace: Trace) -> Rewrites:
     for owner in dict.fromkeys(site.owner for site in wish.parameters if site.name in outside):
         _refuse(wish.only({site.name for site in wish.sites if site.owner == owner} & outside), owner, OUTSIDE, made)
     _rewrite(wish.only({site.name for site in wish.sites} - outside), model, trace, made)
+    made.interactions.close(wish.owners)
     return made
 
 
 def _is_inside(site: Site) -> bool:
-    return site.weight is not None and (not site.owner or site.weight.startswith(f"{site.owner}."))
+    weight = _weight(site)
+    return weight is not None and (not site.owner or weight.startswith(f"{site.owner}."))
+
+
+def _weight(site: Site) -> str | None:
+    """The Parameter that a site multiplies by; where a mod merged several, they are called like the site."""
+    return site.name if site.members else site.weight
 
 
 def _rewrite(wish: Wish, model: nn.Module, trace: Trace, made: Rewrites) -> None:
-    if not wish.sites:
-        return
     covered: set[str] = set()
-    for scope in inline_for(model, wish.sites, wish.chained, lambda owner: owner not in wish.apart):
-        names = {f"{scope.owner}.{name}" if scope.owner else name for name in scope.sites}
-        own = wish.only({site.name for site in wish.sites if site.name in names or site.weight in names})
+    for scope in scopes_of(wish, model):
+        own = wish.within(scope)
         covered.update(site.name for site in own.sites)
         traced = trace(scope)
         if isinstance(traced, Refused):
@@ -176,34 +215,48 @@ def _rewrite(wish: Wish, model: nn.Module, trace: Trace, made: Rewrites) -> None
     made.notes.update((site.name, NOTHING_AROUND) for site in wish.fused if site.name not in covered)
 
 
+def scopes_of(wish: Wish, model: nn.Module) -> tuple[Scope, ...]:
+    """The owners to trace for a wish."""
+    if not (wish.sites or wish.owners):
+        return ()
+    held = {name: owner for name, owner in wish.together if owner not in wish.apart}
+    return inline_for(model, wish.sites, wish.chained, lambda owner: owner not in wish.apart, held, wish.owners)
+
+
 def _retry(wish: Wish, scope: Scope, reason: str, model: nn.Module, trace: Trace, made: Rewrites) -> None:
-    """Without the sites that the reason names, else in smaller owners, else without long chains, regions, or at all."""
+    """Without the sites that the reason names, else in smaller owners, else without interactions, long chains, regions.
+
+    Where nothing is left, the owner is refused.
+    """
     named = {site.name for site in wish.parameters if reason.startswith(f"'{_relative(scope, site)}' ")}
     rest = {site.name for site in wish.sites} - named
     if named and rest:
         _refuse(wish.only(named), scope.owner, reason, made)
         _rewrite(wish.only(rest), model, trace, made)
-    elif wish.chained and scope.owner not in wish.apart:
+    elif (wish.chained or wish.together) and scope.owner not in wish.apart:
         _rewrite(replace(wish, apart=wish.apart | {scope.owner}), model, trace, made)
+    elif wish.owners or wish.crossed:
+        made.interactions.refuse(sorted(wish.owners), reason)
+        _rewrite(wish.without_interactions, model, trace, made)
     elif wish.chained:
         _rewrite(replace(wish, chained=frozenset()), model, trace, made)
-    elif wish.fused and wish.fp8_parameters:
+    elif wish.fused and wish.needed:
         _refuse(Wish(fused=wish.fused), scope.owner, reason, made)
-        _rewrite(Wish(wish.fp8_parameters), model, trace, made)
+        _rewrite(Wish(wish.needed, changed=wish.changed), model, trace, made)
     else:
         _refuse(wish, scope.owner, reason, made)
 
 
 def _relative(scope: Scope, site: Site) -> str:
     """What the owner calls a site on a Parameter."""
-    weight = site.weight or ""
+    weight = _weight(site) or ""
     return weight.removeprefix(f"{scope.owner}.") if scope.owner else weight
 
 
 def _refuse(wish: Wish, owner: str, reason: str, made: Rewrites) -> None:
-    made.refused.update((site.name, reason) for site in wish.fp8_parameters)
+    made.refused.update((site.name, reason) for site in wish.needed)
     made.notes.update((site.name, reason) for site in wish.fused)
-    share = sum(site.share for site in wish.fp8_parameters)
+    share = sum(site.share for site in wish.needed)
     for index, known in enumerate(made.skipped):
         if (known.owner, known.reason) == (owner, reason):
             made.skipped[index] = replace(known, share=known.share + share)
@@ -227,26 +280,16 @@ def _take(wish: Wish, scope: Scope, traced: StraightForward, made: Rewrites) -> 
         for region in forward.regions
         if region.last > region.first and (region.site in taken if region.site in wish.kept else region.site in fused)
     )
-    mixes = {mix: _sites_of(mix, forward) for mix in forward.mixes if _is_wanted(mix, wish, forward)}
-    joins = forward.joins if wish.kept or wish.chained else ()
+    chosen = choose(forward, wish.owners, wish.kept, chains, made.interactions)
+    regions = tuple(region for region in regions if not chosen.crosses_in(region))
     made.regions.update((region.site, region.ops) for region in regions)
-    made.regions.update((site, MIXED) for sites in mixes.values() for site in sites)
-    around = {region.site for region in regions}.union(*mixes.values())
+    made.regions.update((site, ops) for site, ops in chosen.regions if site not in made.regions)
+    around = {region.site for region in regions}.union(site for site, _ in chosen.regions)
     made.notes.update((name, "" if name in in_chains else NOTHING_AROUND) for name in fused - around)
-    if around or any(site not in lost for site in wish.fp8_parameters):
-        made.forwards[scope.owner] = replace(forward, regions=regions, mixes=tuple(mixes), joins=joins)
-
-
-def _sites_of(mix: Mix, forward: StraightForward) -> tuple[str, ...]:
-    """The sites that a mixing layer multiplies by."""
-    calls = [forward.statements[place].call for place in (mix.inner, mix.compress) if place is not None]
-    return tuple(call.site for call in calls if call is not None)
-
-
-def _is_wanted(mix: Mix, wish: Wish, forward: StraightForward) -> bool:
-    """Whether all products of a mixing layer stay in the model's dtype, by the policy, and a kernel takes them."""
-    sites, products = _sites_of(mix, forward), 1 + (mix.compress is not None)
-    return len(sites) == products and wish.kept.issuperset(sites) and why_not_mixed(*mix.sizes) is None
+    if around or chosen.any or forward.rewritten or any(site not in lost for site in wish.needed):
+        made.forwards[scope.owner] = replace(
+            forward, regions=regions, mixes=chosen.mixes, joins=chosen.joins, crosses=chosen.crosses
+        )
 
 
 def _chained(wish: Wish, forward: StraightForward) -> tuple[tuple[Chain, ...], set[str]]:

@@ -126,6 +126,8 @@ def to_json(plan: Plan) -> str:
             del data[name]
     for site in data["sites"]:
         _show_timing(site)
+        if not site["site"]["members"]:
+            del site["site"]["members"]
     for decision in data["decisions"]:
         _show_evidence(decision)
         _show_turned(decision)
@@ -134,6 +136,9 @@ def to_json(plan: Plan) -> str:
             del decision["by_rows"]
     for binding in data["bindings"]:
         _show_even(binding)
+        _show_crosses(binding)
+        if binding["forward"] is not None and not binding["forward"]["rewritten"]:
+            del binding["forward"]["rewritten"]
     return "{\n" + ",\n".join(f" {_dump(key)}: {_value(data[key])}" for key in sorted(data)) + "\n}\n"
 
 
@@ -301,6 +306,12 @@ def _show_even(binding: dict[str, Any]) -> None:
     for statement in (binding["forward"] or {}).get("statements", ()):
         if not statement["even"]:
             del statement["even"]
+
+
+def _show_crosses(binding: dict[str, Any]) -> None:
+    """Only a forward with cross layers says so."""
+    if binding["forward"] is not None and not binding["forward"]["crosses"]:
+        del binding["forward"]["crosses"]
 
 
 _Item = TypeVar("_Item")

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from loka.errors import InputError
+from loka.errors import InputError, LokaError
 from loka.sites.callables import describe_error
 from loka.sites.examples import Examples, ModelInputs, capture_examples, form_of
 from loka.sites.refused import Refused
@@ -43,6 +43,13 @@ class Tracer:
         except Exception as error:  # noqa: BLE001 - the user's forward can raise anything
             reason = f"running the model on {' and '.join(map(str, BATCHES))} samples raised {describe_error(error)}"
             self._examples |= {owner: Refused(owner, reason) for owner in new}
+
+    def examples(self, owner: str) -> Examples:
+        """How the model calls a module that was traced. Raises LokaError for one that could not be."""
+        found = self._examples.get(owner)
+        if not isinstance(found, Examples):
+            raise LokaError(f"{owner!r} was never traced. This is a fault in LoKA: please report it.")
+        return found
 
     def __call__(self, scope: Scope) -> StraightForward | Refused:
         """The forward of one owner, or why not."""

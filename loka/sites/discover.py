@@ -25,7 +25,7 @@ from loka.sites.build import BuiltModel
 from loka.sites.callables import describe_error, place_of
 from loka.sites.forward import Watched, undisturbed, unusual_batch, watch_fake, watch_real
 from loka.sites.measure import Measured, measure_linear, measure_pair, measure_single, total_flops
-from loka.sites.merge import in_model_order, never_called, to_sites
+from loka.sites.merge import in_model_order, never_called, siblings, to_sites
 from loka.sites.modes import depends_on_mode, fused_in_evaluation
 from loka.sites.site import Site
 from loka.sites.sizes import value_at
@@ -52,6 +52,7 @@ class SiteMap:
     notes: tuple[str, ...]
     flops_per_sample: float
     module_types: tuple[tuple[str, str], ...]  # (name, "package.module.Class") of each module that owns or is a site
+    siblings: tuple[tuple[str, ...], ...] = ()  # names of sites that seem to read one tensor
 
     def __getitem__(self, name: str) -> Site:
         return next(site for site in self.sites if site.name == name)
@@ -94,6 +95,7 @@ def _find_sites(built: BuiltModel) -> SiteMap:
         notes=tuple(notes),
         flops_per_sample=total_flops(found.training) / built.batch_size,
         module_types=_types(modules, sites),
+        siblings=siblings(found.training, order),
     )
 
 

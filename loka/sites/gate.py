@@ -41,6 +41,27 @@ def difference(
             child.training = flag
 
 
+def rounding_difference(
+    module: nn.Module, forward: StraightForward, examples: Examples, copied: Callable[[], nn.Module]
+) -> str | None:
+    """What tells a rewritten forward from the module's own beyond rounding, in a sentence; None where nothing does.
+
+    Outputs, gradients and the random state, in training and evaluation, without autocast.
+    """
+    flags = [(child, child.training) for child in module.modules()]
+    try:
+        with torch.random.fork_rng(devices=[]), _python_random():
+            for training in (True, False):
+                ours, theirs = copied().train(training), with_forward(copied(), forward).train(training)
+                found = _up_to_rounding(ours, theirs, examples)
+                if found is not None:
+                    return f"rewritten, it {found[0]} {_when(training, False, found[1])}"
+            return None
+    finally:
+        for child, flag in flags:
+            child.training = flag
+
+
 def source(forward: StraightForward, rewritten: bool = False) -> str:
     """The forward as Python; `rewritten`: with each site's call as torch.nn.functional.linear between its views."""
     lines = [f"def forward({', '.join(('self', *forward.arguments))}):"]
@@ -85,13 +106,20 @@ def _compare_all(forward: StraightForward, examples: Examples, copied: Callable[
                 if found is not None:
                     return f"traced, it {found} {_when(training, autocast, call)}"
     rewritten = with_forward(copied(), forward, rewritten=True).eval()
-    ours = copied().eval()
+    different = _up_to_rounding(copied().eval(), rewritten, examples)
+    if different is not None:
+        return f"with its GEMMs written as linears, it {different[0]} {_when(False, False, different[1])}"
+    return None
+
+
+def _up_to_rounding(ours: nn.Module, theirs: nn.Module, examples: Examples) -> tuple[str, ExampleCall] | None:
+    """What tells two modules apart beyond rounding, and in which call."""
     coarsest = max((torch.finfo(p.dtype).eps for p in ours.parameters() if p.is_floating_point()), default=0.0)
     for call in examples.calls:
-        a, b = (_run(m, call, autocast=False) for m in (ours, rewritten))
+        a, b = (_run(m, call, autocast=False) for m in (ours, theirs))
         found = _compare(a, b, rounding=max(_ROUNDING, 8 * coarsest))
         if found is not None:
-            return f"with its GEMMs written as linears, it {found} {_when(False, False, call)}"
+            return found, call
     return None
 
 

@@ -41,6 +41,21 @@ def to_sites(
     return tuple(sites), tuple(notes)
 
 
+def siblings(calls: list[Measured], order: dict[str, int]) -> tuple[tuple[str, ...], ...]:
+    """Names of sites that seem to read one tensor, two or more, in the order of their calls.
+
+    Parts of one tensor (unbind, chunk) count as one here. A site that is called several times is left out.
+    """
+    groups: dict[_Key, tuple[list[Measured], list[Measured]]] = {}
+    for measured in calls:
+        groups.setdefault(_key(measured), ([], []))[0].append(measured)
+    readers: dict[int, list[str]] = defaultdict(list)  # by identity: nodes live as long as the calls
+    for name, (found, _) in zip(_names(groups, order), groups.values(), strict=True):
+        if len(found) == 1 and found[0].call.source is not None:
+            readers[id(found[0].call.source)].append(name)
+    return tuple(tuple(names) for names in readers.values() if len(names) > 1)
+
+
 def never_called(model: nn.Module, called: frozenset[str], sites: Iterable[Site]) -> tuple[Site, ...]:
     """A blocked site for each nn.Linear whose forward did not run, in training or evaluation."""
     used = defaultdict(list)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from loka.sites.norms import norm_ending_at, norm_starting_at
 from loka.sites.printer import names_in
-from loka.sites.site import Site
+from loka.sites.site import Kind, Site
 from loka.sites.source import functions_of, is_block_norm
 from loka.sites.source import names_in as names_in_code
 from loka.sites.straight import RefKind, Region, Statement, StraightForward
@@ -127,6 +127,8 @@ def inline_for(
     sites: Iterable[Site],
     chained: Collection[str] = (),
     joins: Callable[[str], bool] = lambda owner: False,
+    held: Mapping[str, str] | None = None,
+    also: Collection[str] = (),
 ) -> tuple[Scope, ...]:
     """Which modules' forwards must be rewritten so that the region around each site stands in one of them.
 
@@ -134,27 +136,32 @@ def inline_for(
     with one) and the norm or activation after it (where `followed_by` does). In an nn.Sequential these are its
     siblings; at its ends, and for a module that only wraps one child, the search goes on in the parent, up to the
     first hand-written forward. A linear without such neighbours within reach needs no owner, and has no scope. For a
-    Parameter: the module whose forward uses it. Scopes whose owner would be inlined into another's are merged into
-    that one. A site in `chained` (names) is also wanted together with an activation before it, so that a chain
-    (`loka.sites.chains`) can run over it; and together with the chained linear that its result goes into, directly or
-    through sums and products, where `joins` agrees to the module that holds both. In the order of the model's modules.
+    Parameter: the module whose forward uses it. A linear that a mod rewrites is of another kind, and where nothing
+    stands around it, it is its own owner; a site that a mod merged stands for its members. Scopes whose owner would be
+    inlined into another's are merged into that one. A site in `chained` (names) is also wanted together with an
+    activation before it, so that a chain (`loka.sites.chains`) can run over it; and together with the chained linear
+    that its result goes into, directly or through sums and products, where `joins` agrees to the module that holds
+    both. `held` gives a site's owner where that is known; `also` are owners that are wanted without a site. In the
+    order of the model's modules.
     """
     modules, sites = dict(model.named_modules()), tuple(sites)
     linears = [site for site in sites if site.name in chained and site.name in modules]
     links = _links(linears, modules, joins)
     owners: dict[str, list[str]] = {}
     for site in sites:
-        wanted = (_owner_of(site, modules, site.name in chained), links.get(site.name))
+        wanted = (_owner_of(site, modules, site.name in chained), links.get(site.name), (held or {}).get(site.name))
         owner = min((name for name in wanted if name is not None), key=len, default=None)
         if owner is not None:
-            owners.setdefault(owner, []).append(_weight_name(site, modules))
-    scopes = {owner: _scope(owner, names, modules) for owner, names in owners.items()}
+            owners.setdefault(owner, []).extend(_weight_names(site, modules, owner))
+    owners.update({owner: [] for owner in also if owner not in owners})
+    scopes = {owner: scope_of(owner, names, modules) for owner, names in owners.items()}
     for owner in sorted(scopes, key=len, reverse=True):
         outer = next((o for o in _parents(owner) if o in scopes and _relative(owner, o) in scopes[o].inline), None)
         if outer is not None:
             scopes.pop(owner)
-            owners[outer] += owners.pop(owner)
-            scopes[outer] = _scope(outer, owners[outer], modules)
+            own = owners.pop(owner)
+            owners[outer] += [owner] if isinstance(modules[owner], nn.Linear) else own
+            scopes[outer] = scope_of(outer, owners[outer], modules)
     return tuple(scopes[owner] for owner in modules if owner in scopes)
 
 
@@ -180,14 +187,22 @@ def _feeds(site: Site, following: Site) -> bool:
     return ends and following.fed_by[:1] == (between[-1] if between else "linear",)
 
 
-def _weight_name(site: Site, modules: dict[str, nn.Module]) -> str:
-    """What a site is called in `trace_forward`: the linear, or the Parameter."""
-    return site.name if site.name in modules else site.weight or site.name
+def _weight_names(site: Site, modules: dict[str, nn.Module], owner: str) -> tuple[str, ...]:
+    """What a site is called in `trace_forward`: the linear, or the Parameter; several where a mod merged them."""
+    if site.members:
+        return site.members
+    return (site.name if site.name in modules and site.name != owner else site.weight or site.name,)
 
 
 def _owner_of(site: Site, modules: dict[str, nn.Module], chained: bool) -> str | None:
     if site.name not in modules:
         return site.owner
+    around = _owner_around(site, modules, chained)
+    return site.name if around is None and site.kind is not Kind.LINEAR else around
+
+
+def _owner_around(site: Site, modules: dict[str, nn.Module], chained: bool) -> str | None:
+    """For a plain nn.Linear, the smallest module with what stands around it."""
     feeds, types = (NORMS | ACTIVATIONS, _INLINABLE) if chained else (NORMS, _NORM_TYPES)
     before = bool(site.fed_by) and site.fed_by[0] in feeds
     after = bool(site.followed_by) and site.followed_by[0] in NORMS | ACTIVATIONS | ELEMENTWISE
@@ -242,7 +257,8 @@ def _only_wraps(parent: nn.Module) -> bool:
     return len(parent._modules) == 1 and not parent._parameters and next(functions, None) is None
 
 
-def _scope(owner: str, names: list[str], modules: dict[str, nn.Module]) -> Scope:
+def scope_of(owner: str, names: Sequence[str], modules: dict[str, nn.Module]) -> Scope:
+    """The scope for sites of one owner: linears and Parameters by their qualified names."""
     relative = [_relative(name, owner) for name in dict.fromkeys(names)]
     inline: dict[str, None] = {}
     for name in relative:

@@ -58,6 +58,7 @@ class Site:
     followed_by: tuple[str, ...]  # operations that consume the output, nearest first
     where: str  # "models.py:44", the call in the user's code; "" for a plain nn.Linear
     blocked: str | None = None  # why it cannot be patched; None where it can
+    members: tuple[str, ...] = ()  # the sites that a mod made one of, as they are called without it
 
     @property
     def flops_per_row(self) -> int:

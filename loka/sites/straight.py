@@ -113,6 +113,33 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
+class Cross:
+    """A multiply-add behind a GEMM (`loka.sites.crosses`), which is computed where its sum stands.
+
+    Numbers index `StraightForward.statements`.
+    """
+
+    sum: int  # factor * (product + bias) + residual
+    skipped: tuple[int, ...]  # the multiplication, and the addition of a bias, where they are statements of their own
+    linear: int  # the GEMM
+    product: str  # the local that it sets
+    bias: Ref | None  # (width,), of the GEMM or of an addition; where it is the GEMM's, that is computed without it
+    factor: Ref  # (B, width)
+    residual: Ref  # (B, width)
+    width: int
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Its statements but for the GEMM."""
+        return (*self.skipped, self.sum)
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The locals that it reads."""
+        return (self.product, self.factor.text, self.residual.text)
+
+
+@dataclass(frozen=True, slots=True)
 class StraightForward:
     """One module's forward, with the children named in `inlined` printed into it.
 
@@ -130,3 +157,5 @@ class StraightForward:
     regions: tuple[Region, ...] = ()
     mixes: tuple[Mix, ...] = ()
     joins: tuple[Join, ...] = ()
+    crosses: tuple[Cross, ...] = ()
+    rewritten: bool = False  # by mods, to the same function up to rounding; then it is wanted whatever runs in FP8

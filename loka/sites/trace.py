@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -17,6 +17,7 @@ from torch import fx, nn
 
 from loka.errors import InputError
 from loka.sites.calls import Weights, find_weights, site_call
+from loka.sites.crosses import find_crosses
 from loka.sites.examples import Examples, missing_storage
 from loka.sites.fxtrace import Op, Recording, record_forward
 from loka.sites.gate import difference
@@ -37,7 +38,7 @@ from loka.sites.printer import (
     variable,
 )
 from loka.sites.refused import CannotTraceError, Refused
-from loka.sites.shapes import observed_shapes, with_even_statements
+from loka.sites.shapes import Shape, observed_shapes, with_even_statements
 from loka.sites.source import forward_source_hash, qualified
 from loka.sites.straight import Ref, RefKind, Statement, StraightForward
 
@@ -60,7 +61,7 @@ def trace_forward(
     Every site must be used in a GEMM that can be written as y = x @ weight.T, or the answer is `Refused`; a reason that
     concerns one site starts with its quoted name. Raises InputError where `inline` or `sites` name nothing.
     """
-    expand = _expanded(module, inline, sites)
+    expand = expanded(module, inline, sites)
     try:
         if isinstance(examples, Refused):
             raise CannotTraceError(examples.reason)
@@ -74,12 +75,17 @@ def trace_forward(
             raise CannotTraceError(found)
     except CannotTraceError as error:
         return Refused(owner, str(error))
-    shapes = observed_shapes(forward, examples, lambda: copy_owner(module, expand))
+    return with_findings(forward, observed_shapes(forward, examples, lambda: copy_owner(module, expand)))
+
+
+def with_findings(forward: StraightForward, shapes: Mapping[str, Shape]) -> StraightForward:
+    """The forward with all that is found in it by the shapes of its locals."""
     mixes, joins = find_mixes(forward, shapes), find_joins(forward, shapes)
-    return replace(with_even_statements(forward, shapes), mixes=mixes, joins=joins)
+    crosses = find_crosses(forward, shapes)
+    return replace(with_even_statements(forward, shapes), mixes=mixes, joins=joins, crosses=crosses)
 
 
-def _expanded(module: nn.Module, inline: Collection[str], sites: Collection[str]) -> frozenset[str]:
+def expanded(module: nn.Module, inline: Collection[str], sites: Collection[str]) -> frozenset[str]:
     """The children to trace through: `inline`, the linears of `sites`, and the way to each."""
     names = {id(child): name for name, child in module.named_modules()}
     expand: set[str] = set()

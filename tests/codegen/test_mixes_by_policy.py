@@ -22,7 +22,7 @@ from loka.zoo.wukong import Wukong, WukongSizes
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
 
 SIZES = WukongSizes(embeddings=16, dim=24, layers=2, rank=4, hidden=48)
-Make = Callable[[str, str], tuple[Plan, dict[str, str], ModuleType]]
+Make = Callable[..., tuple[Plan, dict[str, str], ModuleType]]
 
 
 def build() -> nn.Module:
@@ -43,10 +43,10 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.syspath_prepend(str(here.parent))
     names: list[str] = []
 
-    def one(name: str, defaults: str) -> tuple[Plan, dict[str, str], ModuleType]:
+    def one(name: str, defaults: str, mods: str = "{use: fuse_interaction}") -> tuple[Plan, dict[str, str], ModuleType]:
         (tmp_path / "policy.yaml").write_text(
             f'version: 1\nname: mixed\nmodel: {{factory: "{here.stem}:build", inputs: "{here.stem}:inputs", '
-            f"batch_size: 32}}\ndefaults: {{{defaults}}}\nrules:\n"
+            f"batch_size: 32}}\ndefaults: {{{defaults}}}\nmods: [{mods}]\nrules:\n"
             "  - {match: {max_n: 8}, compute: keep}\n  - {match: {max_k: 16}, compute: keep, optional: true}\n"
         )
         plan = make_plan("policy.yaml")
@@ -108,8 +108,9 @@ def test_they_stand_beside_chains_in_fp8(make: Make) -> None:
         assert (found[name] - expected[name]).norm() <= 0.3 * expected[name].norm(), name
 
 
-def test_without_fuse_always_the_forward_stays_as_it_is(make: Make) -> None:
-    _, files, _ = make("gen_unmixed", "compute: fp8, scaling: rowwise")
+@pytest.mark.parametrize("fuse", ["auto", "always"])
+def test_without_the_mod_they_stay_as_they_are(make: Make, fuse: str) -> None:
+    _, files, _ = make("gen_unmixed", f"compute: fp8, scaling: rowwise, fuse: {fuse}", "")
     assert "mix_" not in files["modules.py"]
     assert "join_" not in files["modules.py"]
 

@@ -1,0 +1,83 @@
+"""Cross layers as text: an autograd function and its wrapper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loka.codegen.mix_functions import FunctionView, M, backward_header, body, called, header, returned
+from loka.codegen.prose import wrapped
+from loka.kernels.cross_text import CrossBackward
+from loka.kernels.rendered_specs import NormForward
+
+_NO_EPS = 1e-05  # as in the specs of chains' kernels without a norm
+
+
+@dataclass(frozen=True, slots=True)
+class CrossShape:
+    """What a cross layer's text depends on."""
+
+    width: int
+    bias: bool
+    itself: bool  # whether the residual is the factor
+    passes: bool  # whether the factor is handed on, for the next layer: its gradients are then added in the same kernel
+
+    @property
+    def function(self) -> str:
+        """The wrapper's name."""
+        what = [*(["itself"] if self.itself else []), *([] if self.bias else ["unbiased"])]
+        return "_".join(["cross", *what, str(self.width), *(["passing"] if self.passes else [])])
+
+    @property
+    def forward(self) -> NormForward:
+        """The kernel of the sum."""
+        return NormForward(self.width, None, False, False, _NO_EPS, None, self.bias, False, False, True, True)
+
+    @property
+    def backward(self) -> CrossBackward:
+        """The kernel of its gradients."""
+        return CrossBackward(self.width, self.bias, self.itself, self.passes)
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The wrapper's tensors."""
+        return ("product", *(["bias"] if self.bias else []), "factor", *([] if self.itself else ["residual"]))
+
+
+def cross_view(shape: CrossShape, name: str, function: str) -> FunctionView:
+    """A cross layer; where it `passes` the factor on, its other gradient comes back with that of the sum."""
+    tensors, results = shape.tensors, ["out", *(["factor.view_as(factor)"] if shape.passes else [])]
+    product = "(product + bias)" if shape.bias else "product"
+    residual = "factor" if shape.itself else "residual"
+    handed = ", and factor itself for the next layer" if shape.passes else ""
+    given = {"x": "product", "add": "bias", "times": "factor", "residual": residual}
+    matrices = " and ".join([", ".join(n for n in tensors[:-1] if n != "bias"), tensors[-1]])
+    vector = f", bias ({shape.width},)" if shape.bias else ""
+    saved = [name for name in tensors if name != "residual"]
+    return FunctionView(
+        function,
+        wrapped(f"factor * {product} + {residual}{handed}.", len(M) // 2, first=3),
+        header("forward", tensors, "dtype: torch.dtype", len(results), method=True),
+        (
+            *called(["out"], shape.forward.function, [*(given[p] for p in shape.forward.parameters), "dtype"]),
+            f"{M}ctx.save_for_backward({', '.join(saved)})",
+            *([] if shape.itself else [f"{M}ctx.residual_dtype = residual.dtype"]),
+            f"{M}return {', '.join(results)}",
+        ),
+        _backward(shape, saved),
+        header(name, tensors, "", len(results)),
+        wrapped(f"{matrices} (M, {shape.width}){vector} -> factor * {product} + {residual}{handed}.", 4, first=3),
+        body(function, [*tensors, f"dispatch.summed_dtype({', '.join(n for n in tensors if n != 'bias')})"]),
+    )
+
+
+def _backward(shape: CrossShape, saved: list[str]) -> tuple[str, ...]:
+    backward = shape.backward
+    results = ["dbias_sums" if name == "dbias" else name for name in backward.results]
+    gradients = {"dresidual": "grad.to(ctx.residual_dtype)"}
+    return (
+        *backward_header(["grad: Tensor", *(["passed: Tensor"] if shape.passes else [])]),
+        f"{M}{', '.join(saved)} = ctx.saved_tensors",
+        *called(results, backward.function, backward.parameters),
+        *(called(["dbias"], "reduce_1", ["dbias_sums", "bias.dtype"]) if shape.bias else []),
+        *returned([*(gradients.get(f"d{name}", f"d{name}") for name in shape.tensors), "None"]),
+    )

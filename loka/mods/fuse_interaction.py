@@ -1,0 +1,110 @@
+"""`fuse_interaction`: what mixes, joins and crosses features is computed by one kernel forward and one backward.
+
+What it takes, wherever a module's forward writes it (docs/mods.md has the forms):
+
+- a mixing layer (`loka.sites.mixes`): all pairs of a sample's embeddings at low rank, and weighted sums of them;
+- a join (`loka.sites.joins`): a concatenation of rows, a residual and a norm;
+- a cross layer (`loka.sites.crosses`): x0 * (linear(x) + bias) + x, as in a DCNv2.
+
+The function stays the same, to rounding: the kernels add up in float32 whatever the dtypes. Parameters and the keys of
+the state_dict stay, so that a checkpoint needs no conversion and `patch.remove()` undoes all of it.
+
+The mod is matched over the modules whose forward writes an interaction: "layers.*" for the layers of a Wukong,
+"interact.cross.*" for the cross layers of a DCNv2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, takewhile
+
+from torch import nn
+
+from loka.sites.regions import NORMS
+from loka.sites.site import Kind, Site
+
+NAME = "fuse_interaction"
+EXACT = True
+PROMISE = "mixing layers, joins and cross layers read what they combine once forward and once backward"
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+
+@dataclass(frozen=True, slots=True)
+class Interacting:
+    """Where a model may have interactions that the mod was asked for, as far as the model's sites show it."""
+
+    owners: frozenset[str] = frozenset()  # the modules whose forward may write one
+    sites: tuple[Site, ...] = ()  # GEMMs that have to be seen as such in these forwards
+    together: tuple[tuple[str, str], ...] = ()  # (site of a cross layer, the smallest module that holds them all)
+
+
+def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], bool]) -> Interacting:
+    """Where to look, in the modules that are wanted. Only the structure of `model` is read."""
+    modules = dict(model.named_modules())
+    owners: dict[str, None] = {}
+    seen: list[Site] = []
+    crossing: list[Site] = []
+    for site in sites:
+        owner = _writer(site, modules)
+        if not wants(owner) or not (_is_parameter(site) or _joins(site) or _crosses(site)):
+            continue
+        owners[owner] = None
+        if _is_parameter(site) or _crosses(site):
+            seen.append(site)
+        if _crosses(site):
+            crossing.append(site)
+    return Interacting(frozenset(owners), tuple(seen), tuple(_together(crossing, modules)))
+
+
+def _is_parameter(site: Site) -> bool:
+    """Whether a site multiplies by a Parameter outside of an nn.Linear, as mixing layers do."""
+    return site.kind is not Kind.LINEAR and site.weight is not None and not site.blocked
+
+
+def _joins(site: Site) -> bool:
+    """Whether a norm follows a site's product after a concatenation, a sum, or both."""
+    between = list(takewhile(lambda op: op in ("cat", "add"), site.followed_by))
+    return bool(between) and set(site.followed_by[len(between) : len(between) + 1]) <= NORMS | {"rms_norm", "view"}
+
+
+def _crosses(site: Site) -> bool:
+    """Whether a site's product, with or without a bias, is multiplied and added to."""
+    after = site.followed_by[1:] if site.followed_by[:2] == ("add", "mul") else site.followed_by
+    multiplied = after[:2] == ("mul", "add") or after[:1] == ("addcmul",)
+    return multiplied and site.weight is not None and not site.blocked
+
+
+def _writer(site: Site, modules: Mapping[str, nn.Module]) -> str:
+    """The module whose forward reads a site's product: for a linear, the first around it that is no container."""
+    if site.kind is not Kind.LINEAR or site.name not in modules:
+        return site.owner
+    owner = site.name
+    while owner:
+        owner = owner.rpartition(".")[0]
+        if not isinstance(modules[owner], _CONTAINERS):
+            break
+    return owner
+
+
+def _together(sites: Iterable[Site], modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, str]]:
+    """For cross layers of one width and one kind of module, one after another, the smallest module that holds them."""
+
+    def kind(site: Site) -> tuple[object, ...]:
+        return type(modules[_writer(site, modules)]), site.n
+
+    for _, group in groupby(sites, kind):
+        layers = list(group)
+        owner = _common([_writer(site, modules) for site in layers])
+        while isinstance(modules[owner], _CONTAINERS):
+            owner = owner.rpartition(".")[0]
+        if len(layers) > 1:
+            yield from ((site.name, owner) for site in layers)
+
+
+def _common(names: Sequence[str]) -> str:
+    """The longest path that all names begin with."""
+    parts = [name.split(".") for name in names]
+    same = takewhile(lambda step: len(set(step)) == 1, zip(*parts, strict=False))
+    return ".".join(step[0] for step in same)

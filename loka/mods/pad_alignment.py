@@ -1,0 +1,89 @@
+"""pad_alignment: K or N of a linear that is no multiple of 16 is padded with zeros, and the result is cut.
+
+y = linear(x, w, b)     ->     y = linear(pad(x, (0, 1)), pad(w, (0, 1, 0, 13)), pad(b, (0, 13)))[..., :3]
+
+The same function: a zero in x meets a zero in w. The FP8 GEMM takes K and N in multiples of 16 alone, and pads by
+itself where they are not: the FP8 copies of both operands, for each of the three GEMMs in which the size is a
+contraction or a column. Padded here, x and w are padded once, in the pass that makes them where torch.compile fuses it
+(x as it is concatenated or computed elementwise), and kernels of other libraries, which pad nothing, can run. In BF16
+an odd K makes rows that begin off 16 bytes, which the library's fast kernels do not take.
+
+M, the batch, is not padded: the operators pad it where a GEMM contracts over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from loka.errors import LokaError
+from loka.mods import rewriting
+from loka.mods.adaptation import Unchanged
+from loka.mods.rewriting import Size
+from loka.sites.straight import SiteCall, Statement, StraightForward
+
+NAME = "pad_alignment"
+EXACT = True
+PROMISE = "K and N are padded with zeros to what the kernels take"
+ALIGNED = "K and N are such multiples already"
+
+
+@dataclass(frozen=True, slots=True)
+class Pad:
+    """One linear to pad; the site is named as in the forward."""
+
+    site: str
+    k: int  # before
+    n: int
+    to: int  # what both are made multiples of, elements
+
+    def under(self, rename: Callable[[str], str]) -> Pad:
+        """The same with its site under another name."""
+        return replace(self, site=rename(self.site))
+
+    @property
+    def padded(self) -> Size:
+        """The sizes that the GEMM gets."""
+        return Size(-(-self.k // self.to) * self.to, -(-self.n // self.to) * self.to)
+
+
+def find(
+    forward: StraightForward, sites: Mapping[str, Size], to: int = 16
+) -> tuple[tuple[Pad, ...], tuple[Unchanged, ...]]:
+    """The sites of a forward with a K or N that is no multiple of `to`, and the others that it calls, and why."""
+    found: dict[str, Pad] = {}
+    reasons: dict[str, str] = {}
+    for statement in forward.statements:
+        if statement.call is None or statement.call.site not in sites:
+            continue
+        name = statement.call.site
+        pad = Pad(name, sites[name].k, sites[name].n, to)
+        if pad.padded == sites[name]:
+            reasons[name] = ALIGNED
+        else:
+            found[name] = pad
+    return tuple(found.values()), tuple(Unchanged(name, reason) for name, reason in reasons.items())
+
+
+def rewrite(forward: StraightForward, pad: Pad) -> StraightForward:
+    """The forward with every call of the site padded. Raises LokaError where it calls the site nowhere."""
+    statements = [
+        _padded(step, step.call, pad) if step.call is not None and step.call.site == pad.site else step
+        for step in forward.statements
+    ]
+    if tuple(statements) == forward.statements:
+        raise LokaError(f"{pad.site!r} does not stand in its forward. Please report this fault in LoKA.")
+    return rewriting.with_statements(forward, statements)
+
+
+def _padded(statement: Statement, call: SiteCall, pad: Pad) -> Statement:
+    more_k, more_n = pad.padded.k - pad.k, pad.padded.n - pad.n
+    rows = f", 0, {more_n}" if more_n else ""
+    x = f"torch.nn.functional.pad({call.x}, (0, {more_k}))" if more_k else call.x
+    weight = f"torch.nn.functional.pad({call.weight}, (0, {more_k}{rows}))"
+    bias, out = call.bias, call.out
+    if more_n:
+        out = out.replace("{0}", f"{{0}}[..., :{pad.n}]")
+        bias = None if bias is None else f"torch.nn.functional.pad({bias}, (0, {more_n}))"
+    made = SiteCall(call.site, x, weight, bias, out)
+    return rewriting.linear_statement(statement.target, made, statement.operands, statement.note)

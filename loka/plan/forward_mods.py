@@ -1,0 +1,359 @@
+"""The policy's mods that rewrite forwards: where they can be had in a model, and what its sites are then.
+
+`merge_siblings` comes first, then `batch_small`, then `pad_alignment`, in whatever order the policy has them, so that a
+merged linear can be padded. An owner is traced to see what stands in it; what was found is carried out and checked at
+once, so that a change which is not the same function is never planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from torch import nn
+
+from loka.mods import batch_small, merge_siblings, pad_alignment
+from loka.mods.adaptation import Unchanged
+from loka.mods.forwards import mod_of
+from loka.mods.rewriting import Size
+from loka.mods.rewritten import Rewritten
+from loka.numerics.names import Compute
+from loka.plan.modded_sites import batched_site, merged_site, padded_site, what_words
+from loka.plan.resolve import deciding
+from loka.plan.rewriting import OwnedChange, RewritingTracer, relative
+from loka.plan.tracing import Tracer
+from loka.policy.policy import ModRule
+from loka.policy.settings import SiteSettings
+from loka.sites.refused import Refused
+from loka.sites.regions import Scope, scope_of
+from loka.sites.shapes import Shape
+from loka.sites.site import Kind, Site
+from loka.sites.straight import StraightForward
+
+MODS = (merge_siblings.NAME, batch_small.NAME, pad_alignment.NAME)  # in the order in which they are carried out
+_USUAL = frozenset({merge_siblings.ALONE, batch_small.FEW, pad_alignment.ALIGNED})  # reasons that need no telling
+_SEVERAL = "its Parameter is used at several places, which cannot be told apart"
+_NAMED = "a rule asks for it in FP8 by its name, and a batched product stays in the model's dtype"
+_LARGE = "it is larger than max_k and max_n allow"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What one entry of the policy's `mods` changed in forwards, and what it was asked for and leaves, and why."""
+
+    rewritten: tuple[Rewritten, ...] = ()
+    unchanged: tuple[Unchanged, ...] = ()
+    known: tuple[str, ...] = ()  # names of all sites that it could be asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Modded:
+    """A model's sites and settings once forward mods have changed them."""
+
+    sites: tuple[Site, ...]
+    settings: tuple[SiteSettings, ...]
+    changes: tuple[OwnedChange, ...] = ()
+    made: Mapping[str, Made] = field(default_factory=dict)  # by the entry's `source`
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """Names of sites that mods changed."""
+        return frozenset(each.site for made in self.made.values() for each in made.rewritten)
+
+
+def with_forward_mods(
+    rules: Sequence[ModRule],
+    sites: Sequence[Site],
+    settings: Sequence[SiteSettings],
+    siblings: Sequence[tuple[str, ...]],
+    tracer: Tracer,
+) -> Modded:
+    """Carry out the forward mods among some entries of `mods`; `settings[i]` belongs to `sites[i]`.
+
+    `siblings` are names of sites that seem to read one tensor (`SiteMap.siblings`). Owners are run and traced.
+    """
+    mine = [rule for rule in rules if rule.use in MODS]
+    if not mine:
+        return Modded(tuple(sites), tuple(settings))
+    model = _Model(sites, settings, siblings, tracer)
+    looks: dict[str, Callable[[_Model, ModRule], _Outcome]] = {
+        merge_siblings.NAME: _merge,
+        batch_small.NAME: _batch,
+        pad_alignment.NAME: _pad,
+    }
+    made: dict[str, Made] = {}
+    for rule in sorted(mine, key=lambda rule: MODS.index(rule.use)):
+        known = tuple(model.sites)
+        found = looks[rule.use](model, rule)
+        made[rule.source] = Made(tuple(found.rewritten), found.told(rule), known)
+    return Modded(tuple(model.sites.values()), tuple(model.settings.values()), tuple(model.changes), made)
+
+
+class _Outcome:
+    """What one entry makes, as it is found."""
+
+    def __init__(self) -> None:
+        self.rewritten: list[Rewritten] = []
+        self.left: dict[str, str] = {}  # site -> why
+
+    def leave(self, names: Collection[str], reason: str) -> None:
+        """Say why sites stay as they are; what was said first counts."""
+        for name in names:
+            self.left.setdefault(name, reason)
+
+    def told(self, rule: ModRule) -> tuple[Unchanged, ...]:
+        """What is left, but for what a broad pattern cannot mean; all of it where nothing was changed."""
+        taken = {site for each in self.rewritten for site in (*each.sites, each.site)}
+        return tuple(
+            Unchanged(name, reason)
+            for name, reason in self.left.items()
+            if name not in taken and (reason not in _USUAL or rule.names(name) or not self.rewritten)
+        )
+
+
+class _Model:
+    """The model's sites while mods change them."""
+
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        settings: Sequence[SiteSettings],
+        siblings: Sequence[tuple[str, ...]],
+        tracer: Tracer,
+    ) -> None:
+        self.sites = {site.name: site for site in sites}
+        self.settings = {site.name: wanted for site, wanted in zip(sites, settings, strict=True)}
+        self.siblings = siblings
+        self.modules = dict(tracer.model.named_modules())
+        self.parameters = dict(tracer.model.named_parameters(remove_duplicate=False))
+        self.changes: list[OwnedChange] = []
+        self._tracer = RewritingTracer(tracer)
+
+    def capture(self, owners: Collection[str]) -> None:
+        """See how the model calls some modules, in one run."""
+        self._tracer.capture(tuple(dict.fromkeys(owners)))
+
+    def look(self, owner: str, names: Sequence[str]) -> tuple[StraightForward, dict[str, Shape]] | Refused:
+        """The forward of a module as mods have it so far, with the shapes of its locals; or why it cannot be had."""
+        self._tracer.changes = tuple(self.changes)
+        scope = self._scope(owner, names)
+        found = self._tracer(scope)
+        return found if isinstance(found, Refused) else (found, self._tracer.shapes(scope, found))
+
+    def _scope(self, owner: str, names: Sequence[str]) -> Scope:
+        read = [member for name in names for member in self.sites[name].members or (self._weight_name(name, owner),)]
+        return scope_of(owner, read, self.modules)
+
+    def _weight_name(self, name: str, owner: str) -> str:
+        return name if name in self.modules and name != owner else self.sites[name].weight or name
+
+    def called(self, name: str, owner: str) -> str:
+        """What an owner's forward calls a site."""
+        site = self.sites[name]
+        return relative(name if site.members else self._weight_name(name, owner), owner)
+
+    def take(self, owned: OwnedChange, names: Sequence[str], site: Site) -> str | None:
+        """Carry out a change of some sites, which are one then; or say why not, with nothing changed."""
+        self.changes.append(owned)
+        found = self.look(owned.owner, names)
+        if isinstance(found, Refused):
+            self.changes.pop()
+            return found.reason
+        wanted = self.settings[names[0]]
+        places = {name: place for place, name in enumerate(self.sites)}
+        first = min(names, key=lambda name: places[name])
+        sites, settings = self.sites, self.settings
+        self.sites = {new.name: new for name, old in sites.items() if (new := self._new(name, old, first, names, site))}
+        self.settings = {name: settings.get(name, wanted) for name in self.sites}
+        return None
+
+    @staticmethod
+    def _new(name: str, old: Site, first: str, names: Collection[str], site: Site) -> Site | None:
+        return site if name == first else None if name in names else old
+
+    def why_not(self, site: Site) -> str | None:
+        """Why a site can be no part of a rewritten forward."""
+        if site.blocked is not None:
+            return site.blocked
+        told_apart = site.members or site.name in self.modules or site.name == site.weight
+        return None if told_apart else _SEVERAL
+
+    def kind_of_weight(self, site: Site) -> tuple[object, ...]:
+        """What weights that are put together must share."""
+        name = site.weight if site.weight is not None else ""
+        weight = self.parameters.get(name)
+        return (None,) if weight is None else (weight.dtype, weight.device)
+
+    def around(self, names: Sequence[str]) -> str:
+        """The smallest module with a forward that holds the calls of some sites."""
+        owners = [self.sites[name].owner.split(".") for name in names]
+        same = takewhile(lambda step: len(set(step)) == 1, zip(*owners, strict=False))
+        owner = ".".join(step[0] for step in same)
+        while isinstance(self.modules[owner], nn.ModuleList | nn.ModuleDict):
+            owner = owner.rpartition(".")[0]
+        return owner
+
+
+def _wanted(model: _Model, rule: ModRule, found: _Outcome) -> list[Site]:
+    """The sites that an entry is for and that can be rewritten; a merged one where it is for all of its members."""
+    wanted = []
+    for site in model.sites.values():
+        if not all(map(rule.wants, site.members or (site.name,))):
+            continue
+        reason = model.why_not(site)
+        if reason is None:
+            wanted.append(site)
+        else:
+            found.leave([site.name], reason)
+    return wanted
+
+
+def _merge(model: _Model, rule: ModRule) -> _Outcome:
+    found = _Outcome()
+    wanted = {site.name: site for site in _wanted(model, rule, found)}
+    groups = [
+        names for group in model.siblings for names in _alike(model, [name for name in group if name in wanted], found)
+    ]
+    model.capture([model.around(names) for names in groups])
+    for names in groups:
+        for owner, seen, _, sizes, called in _seen(model, names, model.around(names), found):
+            siblings, unchanged = merge_siblings.find(seen, sizes)
+            for each in unchanged:
+                found.leave([called[each.name]], each.reason)
+            for change in siblings:
+                members = [called[name] for name in change.members]
+                name = f"{owner}.{change.name}" if owner else change.name
+                site = merged_site(name, owner, [model.sites[member] for member in members])
+                _take(model, found, OwnedChange(owner, change), members, site)
+    found.leave(wanted, merge_siblings.ALONE)
+    return found
+
+
+def _alike(model: _Model, group: Sequence[str], found: _Outcome) -> Iterator[list[str]]:
+    """The sites of a group that can be one GEMM: of one K and M and dtype, and with the same settings."""
+    shapes: dict[tuple[object, ...], list[str]] = {}
+    for name in group:
+        site = model.sites[name]
+        shapes.setdefault((site.k, site.rows, *model.kind_of_weight(site)), []).append(name)
+    for names in shapes.values():
+        by_policy: list[list[str]] = []
+        for name in names:
+            same = next((each for each in by_policy if _same(model.settings[each[0]], model.settings[name])), None)
+            if same is None:
+                by_policy.append([name])
+            else:
+                same.append(name)
+        for each in by_policy:
+            if len(each) > 1:
+                yield each
+            elif len(names) > 1:
+                other = next(name for name in names if name != each[0])
+                found.leave(each, f"the policy treats it otherwise than {other!r}, which reads the same tensor")
+
+
+def _same(one: SiteSettings, other: SiteSettings) -> bool:
+    return (one.gemms, one.budget, one.fuse) == (other.gemms, other.budget, other.fuse)
+
+
+def _seen(
+    model: _Model, names: Sequence[str], owner: str, found: _Outcome
+) -> Iterator[tuple[str, StraightForward, dict[str, Shape], dict[str, Size], dict[str, str]]]:
+    """An owner's forward, the shapes of its locals, its sites' sizes, and their names in the model by those in it.
+
+    Nothing where it cannot be traced, or not with any of the sites; sites that stand in the way are left out.
+    """
+    names = list(names)
+    while names:
+        called = {model.called(name, owner): name for name in names}
+        seen = model.look(owner, names)
+        if not isinstance(seen, Refused):
+            sizes = {inner: Size(model.sites[name].k, model.sites[name].n) for inner, name in called.items()}
+            yield owner, *seen, sizes, called
+            return
+        odd = [name for inner, name in called.items() if seen.reason.startswith(f"'{inner}' ")]
+        found.leave(odd or names, seen.reason)
+        names = [name for name in names if name not in odd] if odd else []
+
+
+def _take(model: _Model, found: _Outcome, owned: OwnedChange, members: Sequence[str], site: Site) -> None:
+    reason = model.take(owned, members, site)
+    if reason is not None:
+        found.leave(members, reason)
+        return
+    what = what_words(owned.change)
+    found.rewritten.append(Rewritten(mod_of(owned.change), owned.owner, tuple(members), site.name, what))
+
+
+def _batch(model: _Model, rule: ModRule) -> _Outcome:
+    found, limits = _Outcome(), dict(rule.settings)
+    wanted = {}
+    for site in _wanted(model, rule, found):
+        if site.k > int(limits["max_k"]) or site.n > int(limits["max_n"]):
+            found.leave([site.name], _LARGE)
+        elif _forced(model.settings[site.name]):
+            found.leave([site.name], _NAMED)
+        elif not site.members:
+            wanted[site.name] = site
+    groups = _families(model, wanted)
+    model.capture(list(groups))
+    for owner, names in groups.items():
+        left = [name for name in names if name in model.sites]
+        for where, seen, shapes, sizes, called in _seen(model, left, owner, found):
+            batches, unchanged = batch_small.find(seen, sizes, shapes)
+            for each in unchanged:
+                found.leave([called[each.name]], each.reason)
+            for change in batches:
+                members = [called[name] for name in change.members]
+                name = f"{where}.{change.name}" if where else change.name
+                site = batched_site(name, where, [model.sites[member] for member in members])
+                _take(model, found, OwnedChange(where, change), members, site)
+    found.leave(wanted, batch_small.FEW)
+    return found
+
+
+def _forced(wanted: SiteSettings) -> bool:
+    """Whether a rule that names this one site asks for any of its GEMMs in FP8."""
+    rules = (deciding(wanted, gemm) for gemm, asked in wanted.gemms.items() if asked.compute is Compute.FP8)
+    return any(rule is not None and rule.names_one_site for rule in rules)
+
+
+def _families(model: _Model, wanted: Mapping[str, Site]) -> dict[str, list[str]]:
+    """Sites of one shape that one forward may call, by that forward's module, the innermost first.
+
+    These are what one module calls, and what is called alike but for one number ("towers.*.fc") with the module around.
+    """
+    alike: dict[tuple[object, ...], list[str]] = {}
+    for name, site in wanted.items():
+        shape = (site.rows, site.k, site.n, *model.kind_of_weight(site))
+        alike.setdefault((site.owner, None, *shape), []).append(name)
+        steps = name.split(".")
+        for place, step in enumerate(steps):
+            if step.isdecimal():
+                family = (*steps[:place], "*", *steps[place + 1 :])
+                alike.setdefault((None, family, *shape), []).append(name)
+    groups: dict[str, dict[str, None]] = {}
+    for names in alike.values():
+        if len(names) >= batch_small.FEWEST:
+            groups.setdefault(model.around(names), {}).update(dict.fromkeys(names))
+    depths = sorted(groups, key=lambda owner: -len(owner.split(".")) if owner else 0)
+    return {owner: list(groups[owner]) for owner in depths}
+
+
+def _pad(model: _Model, rule: ModRule) -> _Outcome:
+    found, to = _Outcome(), int(dict(rule.settings)["to"])
+    owners: dict[str, list[str]] = {}
+    for site in _wanted(model, rule, found):
+        if site.k % to == 0 and site.n % to == 0:
+            found.leave([site.name], pad_alignment.ALIGNED)
+        else:
+            owners.setdefault(site.name if site.kind is Kind.LINEAR else site.owner, []).append(site.name)
+    model.capture(list(owners))
+    for owner, names in owners.items():
+        for where, seen, _, sizes, called in _seen(model, names, owner, found):
+            pads, _ = pad_alignment.find(seen, sizes, to)
+            for change in pads:
+                name = called[change.site]
+                site = padded_site(model.sites[name], change)
+                _take(model, found, OwnedChange(where, change, linear=where == name), [name], site)
+    return found

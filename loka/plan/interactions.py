@@ -1,0 +1,175 @@
+"""Which interactions of a traced forward are fused for `fuse_interaction`, and why others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from loka.kernels.cross_text import why_not as why_not_crossed
+from loka.kernels.join_specs import why_not as why_not_joined
+from loka.kernels.mix_specs import why_not as why_not_mixed
+from loka.sites.chains import Chain
+from loka.sites.joins import joined_norm
+from loka.sites.mixes import changes_in_place
+from loka.sites.straight import Cross, Join, Mix, Region, StraightForward
+
+NOTHING = "its forward has no mixing layer, join or cross layer in a form that a kernel takes (docs/mods.md)"
+MIXED = ("transpose", "matmul", "matmul")  # the operations around a site of a mixing layer
+CROSSED = ("linear", "mul", "add")  # around the GEMM of a cross layer
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """One interaction that a kernel computes."""
+
+    owner: str  # the module whose forward writes it
+    what: str  # for people: "a mixing layer of 64 embeddings of 128, rank 32, 32 weighted sums"
+    sites: tuple[str, ...] = ()  # that it takes along
+
+
+@dataclass(slots=True)
+class Interactions:
+    """What came of looking for interactions in the modules that the mod was asked for."""
+
+    fused: list[Fused] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)  # owner -> why something of it, or all, stays
+
+    def refuse(self, owners: Iterable[str], reason: str) -> None:
+        """Nothing of these owners is fused."""
+        for owner in owners:
+            self.reasons.setdefault(owner, reason)
+
+    def close(self, asked: Collection[str]) -> None:
+        """Owners that nothing was found in, and nothing was said of, get the general reason."""
+        found = {fused.owner for fused in self.fused}
+        self.refuse(sorted(owner for owner in asked if owner not in found), NOTHING)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The interactions of one forward that kernels take; the sites that they take along, each with the operations."""
+
+    mixes: tuple[Mix, ...] = ()
+    joins: tuple[Join, ...] = ()
+    crosses: tuple[Cross, ...] = ()
+    regions: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @property
+    def any(self) -> bool:
+        """Whether there is one."""
+        return bool(self.mixes or self.joins or self.crosses)
+
+    def crosses_in(self, region: Region) -> bool:
+        """Whether a region around a GEMM holds a part of a cross layer, which is then computed on its own."""
+        return any(region.first <= place <= region.last for cross in self.crosses for place in cross.places)
+
+
+def choose(
+    forward: StraightForward,
+    asked: Collection[str],
+    kept: Collection[str],
+    chains: Sequence[Chain],
+    made: Interactions,
+) -> Chosen:
+    """The interactions that are written by the owners that are `asked` for, and that kernels take.
+
+    `kept` names sites whose GEMMs stay in the model's dtype. A cross layer in one of the `chains` is computed there.
+    `made` gets what was found, and why not.
+    """
+    if changes_in_place(forward.statements):
+        made.refuse(_writers(forward, asked), _in_place(forward))
+        return Chosen()
+    places = {place for chain in chains for place in range(chain.first, chain.last + 1)}
+    mixes = tuple(_mixes(forward, asked, kept, made))
+    joins = tuple(_joins(forward, asked, places, made))
+    crosses = tuple(_crosses(forward, asked, places, made))
+    regions = [(site, MIXED) for mix in mixes for site in sites_of(mix, forward)]
+    regions += [(site, CROSSED) for cross in crosses for site in _site_at(forward, cross.linear)]
+    return Chosen(mixes, joins, crosses, tuple(regions))
+
+
+def sites_of(mix: Mix, forward: StraightForward) -> tuple[str, ...]:
+    """The sites that a mixing layer multiplies by."""
+    return tuple(site for place in (mix.inner, mix.compress) if place is not None for site in _site_at(forward, place))
+
+
+def _mixes(
+    forward: StraightForward, asked: Collection[str], kept: Collection[str], made: Interactions
+) -> Iterator[Mix]:
+    for mix in forward.mixes:
+        owner, sites = _writer(forward, mix.outer), sites_of(mix, forward)
+        if owner not in asked:
+            continue
+        n, d, r, c = mix.sizes
+        fp8 = [site for site in sites if site not in kept]
+        reason = why_not_mixed(*mix.sizes)
+        if reason is not None:
+            made.refuse([owner], f"no kernel mixes {n} embeddings of {d} at rank {r}: {reason}")
+        elif len(sites) != 1 + (mix.compress is not None):
+            made.refuse([owner], "its mixing layer multiplies by a Parameter that several calls share")
+        elif fp8:
+            made.refuse(
+                [owner],
+                f"its mixing layer multiplies by '{fp8[0]}' in FP8, and kernels mix in the model's dtype: keep that "
+                "site (compute: keep)",
+            )
+        else:
+            sums = f", {c} weighted sums" if c else ""
+            made.fused.append(Fused(owner, f"a mixing layer of {n} embeddings of {d}, rank {r}{sums}", sites))
+            yield mix
+
+
+def _joins(
+    forward: StraightForward, asked: Collection[str], places: Collection[int], made: Interactions
+) -> Iterator[Join]:
+    for join in forward.joins:
+        owner, norm = _writer(forward, join.skipped[0]), joined_norm(forward, join)
+        if owner not in asked or norm is None or any(place in places for place in join.places):
+            continue
+        reason = why_not_joined(norm.kind, norm.width, len(join.parts))
+        if reason is not None:
+            made.refuse([owner], f"no kernel joins what its {norm.kind} takes: {reason}")
+            continue
+        parts = f"{len(join.parts)} parts" if len(join.parts) > 1 else "a tensor"
+        residual = " and a residual" if join.residual is not None else ""
+        made.fused.append(Fused(owner, f"a {norm.kind} of {parts}{residual}, {norm.width} wide"))
+        yield join
+
+
+def _crosses(
+    forward: StraightForward, asked: Collection[str], places: Collection[int], made: Interactions
+) -> Iterator[Cross]:
+    for cross in forward.crosses:
+        owner = _writer(forward, cross.sum)
+        if owner not in asked:
+            continue
+        reason = why_not_crossed(cross.width)
+        inside = any(place in places for place in cross.places)
+        if reason is not None and not inside:
+            made.refuse([owner], f"no kernel takes its cross layer: {reason}")
+            continue
+        where = ", in the chain of its GEMMs" if inside else ""
+        made.fused.append(Fused(owner, f"a cross layer, {cross.width} wide{where}", _site_at(forward, cross.linear)))
+        if not inside:
+            yield cross
+
+
+def _site_at(forward: StraightForward, place: int) -> tuple[str, ...]:
+    call = forward.statements[place].call
+    return () if call is None else (call.site,)
+
+
+def _writer(forward: StraightForward, place: int) -> str:
+    """The module whose forward a statement was written in."""
+    return ".".join(filter(None, (forward.owner, forward.statements[place].note)))
+
+
+def _writers(forward: StraightForward, asked: Collection[str]) -> list[str]:
+    """The owners asked for whose forward this is, or is inlined in this."""
+    inside = {".".join(filter(None, (forward.owner, name))) for name in ("", *forward.inlined)}
+    return sorted(owner for owner in asked if owner in inside)
+
+
+def _in_place(forward: StraightForward) -> str:
+    statement = next(step for step in forward.statements if changes_in_place([step]))
+    return f"its forward changes a tensor in place: {statement.text()}"

@@ -1,0 +1,116 @@
+"""Tracing owners whose forwards mods rewrite: whoever looks at an owner sees the rewritten forward."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from loka.mods.batch_small import Batch
+from loka.mods.forwards import Change, rewrite, under
+from loka.mods.merge_siblings import Siblings
+from loka.plan.tracing import Tracer
+from loka.sites.gate import rounding_difference
+from loka.sites.refused import CannotTraceError, Refused
+from loka.sites.regions import Scope
+from loka.sites.shapes import Shape, observed_shapes
+from loka.sites.straight import StraightForward
+from loka.sites.trace import copy_owner, expanded, with_findings
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedChange:
+    """One change that a mod makes in the forward of one module."""
+
+    owner: str  # qualified name
+    change: Change  # its sites are named as the owner calls them
+    linear: bool = False  # the owner is the nn.Linear itself, and the site is its "weight"
+
+    def seen_from(self, owner: str) -> Change:
+        """The change as it is called in the forward of a module around its owner, or of its owner."""
+        path = relative(self.owner, owner) if self.owner != owner else ""
+        if not path:
+            return self.change
+        return under(self.change, lambda name: path if self.linear else f"{path}.{name}")
+
+
+@dataclass(slots=True)
+class RewritingTracer:
+    """Traces owners, and rewrites what comes back by the changes that are in it; a tracer of the same form."""
+
+    tracer: Tracer
+    changes: tuple[OwnedChange, ...] = ()
+    _made: dict[object, StraightForward | str] = field(default_factory=dict)  # or why it is not the same function
+
+    def capture(self, owners: Collection[str]) -> None:
+        """Run the model to see how it calls some modules."""
+        self.tracer.capture(owners)
+
+    def __call__(self, scope: Scope) -> StraightForward | Refused:
+        """The rewritten forward of one owner, or why not; its sites are those that mods made of them."""
+        if not self.changes:
+            return self.tracer(scope)
+        module = self.tracer.model.get_submodule(scope.owner)
+        inside = expanded(module, scope.inline, scope.sites)
+        changes = [
+            owned.seen_from(scope.owner)
+            for owned in self.changes
+            if owned.owner == scope.owner or (is_inside(owned.owner, scope.owner) and _path(owned, scope) in inside)
+        ]
+        scope = replace(scope, sites=tuple(dict.fromkeys((*scope.sites, *_read_by(changes)))))
+        traced = self.tracer(scope)
+        if isinstance(traced, Refused) or not changes:
+            return traced
+        key = (replace(traced, owner=""), tuple(changes))
+        if key not in self._made:
+            self._made[key] = self._rewritten(scope, traced, changes)
+        made = self._made[key]
+        return Refused(scope.owner, made) if isinstance(made, str) else replace(made, owner=scope.owner)
+
+    def shapes(self, scope: Scope, forward: StraightForward) -> dict[str, Shape]:
+        """The shapes of a forward's locals, as this traced it."""
+        module = self.tracer.model.get_submodule(scope.owner)
+        inside = expanded(module, scope.inline, scope.sites)
+        examples = self.tracer.examples(scope.owner)
+        return dict(observed_shapes(forward, examples, lambda: copy_owner(module, inside)))
+
+    def _rewritten(self, scope: Scope, traced: StraightForward, changes: Collection[Change]) -> StraightForward | str:
+        """The forward with the changes made, checked against the module's own; else what tells the two apart."""
+        module, examples = self.tracer.model.get_submodule(scope.owner), self.tracer.examples(scope.owner)
+        inside = expanded(module, scope.inline, scope.sites)
+        forward = traced
+        for change in changes:
+            forward = rewrite(forward, change)
+        try:
+            different = rounding_difference(module, forward, examples, lambda: copy_owner(module, inside))
+            if different is not None:
+                return different
+            shapes = observed_shapes(forward, examples, lambda: copy_owner(module, inside))
+        except CannotTraceError as error:
+            return str(error)
+        return with_findings(replace(forward, rewritten=True), shapes)
+
+
+def _path(owned: OwnedChange, scope: Scope) -> str:
+    return relative(owned.owner, scope.owner)
+
+
+def _read_by(changes: Collection[Change]) -> tuple[str, ...]:
+    """The sites that changes read and no change before them makes."""
+    made: set[str] = set()
+    read: dict[str, None] = {}
+    for change in changes:
+        members = change.members if isinstance(change, Siblings | Batch) else (change.site,)
+        read.update(dict.fromkeys(member for member in members if member not in made))
+        if isinstance(change, Siblings | Batch):
+            made.add(change.name)
+    return tuple(read)
+
+
+def is_inside(name: str, owner: str) -> bool:
+    """Whether a qualified name lies below a module."""
+    return name != owner and (not owner or name.startswith(f"{owner}."))
+
+
+def relative(name: str, owner: str) -> str:
+    """What a module calls what lies in it."""
+    return name.removeprefix(f"{owner}.") if owner else name

@@ -1,0 +1,59 @@
+"""The kernel of a cross layer's gradients on a Hopper GPU: against float64, odd batches, graphs and the compiler."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cross_cases import LARGE, SPECS, check, inputs_of
+from rendered_cases import write_package
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    return write_package(tmp_path_factory.mktemp("cross_gpu") / "cross_gpu_package", [*SPECS, LARGE])
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch):
+    """New memory is full of NaN, so that what a kernel leaves unwritten shows."""
+    new_empty = Tensor.new_empty
+    monkeypatch.setattr(Tensor, "new_empty", lambda like, *a, **k: new_empty(like, *a, **k).fill_(torch.nan))
+
+
+@pytest.mark.parametrize("spec", [*SPECS, LARGE], ids=lambda spec: spec.function)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_gradients_against_float64(package, spec, dtype):
+    for rows in (1, 17, 8192):
+        inputs = inputs_of(spec, rows, dtype, "cuda")
+        got = package.run(spec, *(inputs[name] for name in spec.parameters))
+        check(spec, got, inputs, 3e-3 if dtype == torch.bfloat16 else 1e-5)
+
+
+def test_two_runs_graph_and_compiler_give_the_same_bits(package):
+    inputs = inputs_of(LARGE, 1031, torch.bfloat16, "cuda")
+    arguments = [inputs[name] for name in LARGE.parameters]
+
+    def run() -> tuple[Tensor, ...]:
+        return tuple(package.run(LARGE, *arguments).values())
+
+    expected, again = run(), run()
+    compiled = torch.compile(run, fullgraph=True)()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    graph.replay()
+    for results in zip(expected, again, compiled, captured, strict=True):
+        assert all(torch.equal(result, results[0]) for result in results[1:])

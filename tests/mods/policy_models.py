@@ -1,0 +1,83 @@
+"""Models of the tests in which policies ask for mods that rewrite forwards."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Experts(nn.Module):
+    """Experts over one input, each a small MLP, mixed by gates, as an MMoE has them; two tasks."""
+
+    def __init__(self, experts: int = 4, width: int = 48, hidden: int = 64) -> None:
+        super().__init__()
+        self.bottom = nn.Linear(width, width)
+        self.experts = nn.ModuleList(
+            [nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 32)) for _ in range(experts)]
+        )
+        self.gates = nn.ModuleList([nn.Linear(width, experts, bias=False) for _ in range(2)])
+        self.heads = nn.ModuleList([nn.Linear(32, 1) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.bottom(x))
+        made = torch.stack([expert(x) for expert in self.experts], 1)
+        outs = []
+        for gate, head in zip(self.gates, self.heads, strict=True):
+            outs.append(head((torch.softmax(gate(x), -1).unsqueeze(-1) * made).sum(1)))
+        return torch.cat(outs, -1)
+
+
+class Features(nn.Module):
+    """A small projection for each of 26 features, and a head."""
+
+    def __init__(self, features: int = 26, width: int = 16) -> None:
+        super().__init__()
+        self.projections = nn.ModuleList([nn.Linear(width, 24) for _ in range(features)])
+        self.head = nn.Linear(features * 24, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = [F.silu(projection(x[:, i])) for i, projection in enumerate(self.projections)]
+        out: Tensor = self.head(torch.cat(made, 1))
+        return out
+
+
+class Bottom(nn.Module):
+    """The odd sizes of a DLRM: 13 dense features, 479 of the interaction, one logit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bottom = nn.Sequential(nn.Linear(13, 64), nn.ReLU(), nn.Linear(64, 448), nn.ReLU())
+        self.over = nn.Linear(479, 96)
+        self.mixed = nn.Parameter(torch.randn(96, 20) / 10)
+        self.head = nn.Linear(20, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.bottom(x)
+        pairs = torch.cat([made, made[:, :31] * made[:, 31:62]], 1)
+        out: Tensor = self.head(F.relu(self.over(pairs)) @ self.mixed)
+        return out
+
+
+def experts() -> nn.Module:
+    return Experts()
+
+
+def experts_inputs(batch: int) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 48),)
+
+
+def features() -> nn.Module:
+    return Features()
+
+
+def features_inputs(batch: int) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 26, 16),)
+
+
+def bottom() -> nn.Module:
+    return Bottom()
+
+
+def bottom_inputs(batch: int) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 13),)

@@ -1,0 +1,127 @@
+"""batch_small on random modules: the same function, inputs read in place where they are slices of one tensor."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+import forward_mods as zoo
+
+from loka.errors import LokaError
+from loka.mods import batch_small
+from loka.mods.batch_small import FEW, SHARED, Batch
+from loka.sites.gate import source
+
+
+@pytest.mark.parametrize("seed", range(18))
+def test_random_towers_are_the_same_function(seed: int) -> None:
+    torch.manual_seed(seed)
+    body = zoo.Towers(seed)
+    forward, sizes, shapes = zoo.traced(body, body.inputs)
+    found, unchanged = batch_small.find(forward, sizes, shapes)
+    kinds = ("towers", "seconds") if body.deep else ("towers",)
+    assert [sorted(batch.members) for batch in found] == [
+        sorted(f"{kind}.{i}" for i in range(body.used)) for kind in kinds
+    ], unchanged
+    assert not unchanged
+    assert (found[0].base is None) == (body.way == "list")
+    for batch in found:
+        forward = batch_small.rewrite(forward, batch)
+    assert not any(step.call for step in forward.statements)
+    zoo.assert_same(body, forward, body.inputs)
+
+
+class Features(nn.Module):
+    """A projection for each of three features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projections = nn.ModuleList([nn.Linear(8, 4) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([F.relu(each(x[:, i])) for i, each in enumerate(self.projections)], 1)
+
+
+BATCHED = """\
+def forward(self, x):
+    weights = torch.stack([self.projections[0].weight, self.projections[1].weight, self.projections[2].weight])
+    biases = torch.stack([self.projections[0].bias, self.projections[1].bias, self.projections[2].bias])
+    products = torch.baddbmm(biases.unsqueeze(1), x.transpose(0, 1), weights.transpose(1, 2))
+    parts = products.unbind(0)
+    projections_0 = parts[0]
+    projections_1 = parts[1]
+    projections_2 = parts[2]
+    relu = torch.nn.functional.relu(projections_0, inplace=False)
+    relu_1 = torch.nn.functional.relu(projections_1, inplace=False)
+    relu_2 = torch.nn.functional.relu(projections_2, inplace=False)
+    stack = torch.stack([relu, relu_1, relu_2], 1)
+    return stack
+"""
+
+
+def inputs(batch: int) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 3, 8),)
+
+
+def test_the_text_reads_slices_in_place_and_moves_what_follows() -> None:
+    forward, sizes, shapes = zoo.traced(Features(), inputs)
+    (batch,), _ = batch_small.find(forward, sizes, shapes)
+    assert batch.name == "projections.0+projections.1+projections.2"
+    assert source(batch_small.rewrite(forward, batch)) == BATCHED
+
+
+class OneAfterAnother(Features):
+    """Each projection reads what the one before made."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x[:, 0]
+        for each in self.projections:
+            y = F.pad(each(y), (0, 4))
+        return y
+
+
+class Noisy(Features):
+    """Random numbers are drawn between the projections, so that nothing may be moved over them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([F.dropout(each(x[:, i]), 0.5) for i, each in enumerate(self.projections)], 1)
+
+
+class Shared(Features):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x[:, 0]
+        return torch.stack([each(y) for each in self.projections], 1)
+
+
+class OfThreeDimensions(Features):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([each(x * i) for i, each in enumerate(self.projections)], 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (OneAfterAnother(), FEW),
+        (Noisy(), "between the linears stands 'dropout', which cannot be moved behind them"),
+        (Shared(), SHARED),
+        (OfThreeDimensions(), "its input has not two dimensions, or has no one shape"),
+    ],
+)
+def test_what_cannot_be_batched_says_why(body: nn.Module, reason: str) -> None:
+    forward, sizes, shapes = zoo.traced(body, inputs)
+    found, unchanged = batch_small.find(forward, sizes, shapes)
+    assert found == ()
+    assert {each.reason for each in unchanged} == {reason}
+    assert len(unchanged) == 3
+
+
+def test_a_batch_that_is_not_there_is_a_fault_of_ours() -> None:
+    forward, _, _ = zoo.traced(Features(), inputs)
+    with pytest.raises(LokaError, match="'some' does not stand in its forward"):
+        batch_small.rewrite(forward, Batch("some", ("a", "b", "c"), 8, 4, None, ""))

@@ -1,0 +1,115 @@
+"""merge_siblings on random modules: the same function, and the text that a reader sees."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+import forward_mods as zoo
+
+from loka.errors import LokaError
+from loka.mods import merge_siblings, rewriting
+from loka.mods.merge_siblings import ALONE, Siblings
+from loka.sites.gate import source
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_experts_are_the_same_function(seed: int) -> None:
+    torch.manual_seed(seed)
+    body = zoo.Experts(seed)
+    forward, sizes, _ = zoo.traced(body, body.inputs)
+    found, unchanged = merge_siblings.find(forward, sizes)
+    (siblings,) = found
+    assert siblings.members == (*(f"experts.{i}" for i in range(len(body.sizes))), "w")
+    assert siblings.n == sum(body.sizes) + len(body.w)
+    assert [(each.name, each.reason) for each in unchanged] == [("other", ALONE)]
+    rewritten = merge_siblings.rewrite(forward, siblings)
+    calls = [step.call.site for step in rewritten.statements if step.call is not None]
+    assert calls == ["other", siblings.name]
+    zoo.assert_same(body, rewritten, body.inputs)
+
+
+class Two(nn.Module):
+    """Two projections, one of them without a bias, each followed by the same activation."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(8, 4), nn.Linear(8, 6, bias=False)
+        self.act = nn.ReLU(inplace=inplace)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.act(self.q(x)), self.act(self.k(x))
+
+
+MERGED = """\
+def forward(self, x):
+    q_k = torch.nn.functional.linear(x, torch.cat([self.q.weight, self.k.weight]), \
+torch.cat([self.q.bias, self.k.weight.new_zeros(6)]))
+    q_k_relu = torch.nn.functional.relu(q_k, inplace=False)
+    parts = q_k_relu.split((4, 6), -1)
+    act = parts[0]
+    act_1 = parts[1]
+    return (act, act_1)
+"""
+
+
+def inputs(batch: int) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 8),)
+
+
+def test_the_text_has_the_activation_of_both_before_the_split() -> None:
+    forward, sizes, _ = zoo.traced(Two(), inputs)
+    (siblings,), _ = merge_siblings.find(forward, sizes)
+    rewritten = merge_siblings.rewrite(forward, siblings)
+    assert source(rewritten) == MERGED
+    call = next(step.call for step in rewritten.statements if step.call is not None)
+    assert (call.site, call.x, call.weight, call.out) == ("q+k", "{0}", "torch.cat([{1}, {2}])", "{0}")
+    assert source(rewritten) == source(rewritten, rewritten=True)
+
+
+def test_an_activation_in_place_that_follows_both_alike_is_no_obstacle() -> None:
+    body = Two(inplace=True)
+    forward, sizes, _ = zoo.traced(body, inputs)
+    (siblings,), _ = merge_siblings.find(forward, sizes)
+    zoo.assert_same(body, merge_siblings.rewrite(forward, siblings), inputs)
+
+
+class WrittenInto(Two):
+    """A tensor is changed between the two projections."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, y = self.q(x), x * 1
+        y.mul_(2)
+        return q * y[:, :4], self.k(x)
+
+
+class Twice(Two):
+    """One projection is called for two inputs."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.q(x) + self.q(x * 2), self.k(x)
+
+
+@pytest.mark.parametrize(
+    ("body", "reasons"),
+    [
+        (WrittenInto(), {"q": rewriting.IN_PLACE, "k": rewriting.IN_PLACE}),
+        (Twice(), {"q": rewriting.SEVERAL_CALLS, "k": ALONE}),
+    ],
+)
+def test_what_cannot_be_merged_says_why(body: nn.Module, reasons: dict[str, str]) -> None:
+    forward, sizes, _ = zoo.traced(body, inputs)
+    found, unchanged = merge_siblings.find(forward, sizes)
+    assert found == ()
+    assert {each.name: each.reason for each in unchanged} == reasons
+
+
+def test_siblings_that_are_not_there_are_a_fault_of_ours() -> None:
+    forward, _, _ = zoo.traced(Two(), inputs)
+    with pytest.raises(LokaError, match="'q\\+z' does not stand in its forward"):
+        merge_siblings.rewrite(forward, Siblings("q+z", ("q", "z"), (4, 6), 8))

@@ -1,0 +1,68 @@
+"""pad_alignment on random sizes: the same function, and operands whose sizes the kernels take."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import forward_mods as zoo
+
+from loka.errors import LokaError
+from loka.mods import pad_alignment
+from loka.mods.pad_alignment import Pad
+from loka.mods.rewriting import Size
+from loka.sites.straight import StraightForward
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("to", [8, 16, 128])
+def test_random_sizes_are_the_same_function(seed: int, to: int) -> None:
+    torch.manual_seed(seed)
+    body = zoo.Odd(seed)
+    forward, sizes, _ = zoo.traced(body, body.inputs)
+    sizes = {name: Size(sizes[name].n, sizes[name].k) if name == "second" else size for name, size in sizes.items()}
+    found, unchanged = pad_alignment.find(forward, sizes, to)
+    assert {pad.site for pad in found} | {each.name for each in unchanged} == {"first", "second", "left"}
+    assert all(size.k % to == 0 and size.n % to == 0 for size in (pad.padded for pad in found))
+    for pad in found:
+        forward = pad_alignment.rewrite(forward, pad)
+    zoo.assert_same(body, forward, body.inputs)
+
+
+def padded(sizes: Size, bias: bool = True) -> StraightForward:
+    body = torch.nn.Sequential(torch.nn.Linear(sizes.k, sizes.n, bias=bias))
+    forward, known, _ = zoo.traced(body, lambda batch: (torch.randn(batch, sizes.k),))
+    (pad,), unchanged = pad_alignment.find(forward, known)
+    assert unchanged == ()
+    return pad_alignment.rewrite(forward, pad)
+
+
+def test_k_alone_keeps_the_product_as_it_is() -> None:
+    (step,) = padded(Size(13, 512)).statements
+    assert step.text().endswith(
+        "torch.nn.functional.linear(torch.nn.functional.pad(input, (0, 3)), "
+        "torch.nn.functional.pad(self[0].weight, (0, 3)), self[0].bias)"
+    )
+    assert step.call is not None
+    assert step.call.out == "{0}"
+
+
+def test_n_alone_keeps_the_input_as_it_is_and_cuts_the_product() -> None:
+    (step,) = padded(Size(32, 1)).statements
+    assert step.call is not None
+    assert (step.call.x, step.call.weight) == ("{0}", "torch.nn.functional.pad({1}, (0, 0, 0, 15))")
+    assert (step.call.bias, step.call.out) == ("torch.nn.functional.pad({2}, (0, 15))", "{0}[..., :1]")
+
+
+def test_aligned_sizes_are_left_alone() -> None:
+    body = torch.nn.Sequential(torch.nn.Linear(32, 48))
+    forward, sizes, _ = zoo.traced(body, lambda batch: (torch.randn(batch, 32),))
+    found, (unchanged,) = pad_alignment.find(forward, sizes)
+    assert found == ()
+    assert unchanged.reason == pad_alignment.ALIGNED
+    with pytest.raises(LokaError, match="'1' does not stand in its forward"):
+        pad_alignment.rewrite(forward, Pad("1", 13, 16, 16))
