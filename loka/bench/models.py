@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from loka import zoo
 from loka.bench import roofline
 from loka.bench.comparison import Comparison, Progress, compare
+from loka.bench.modded import with_mods
 from loka.bench.packages import Made, Subject, Workshop
 from loka.bench.peers import takes_fp8
 from loka.bench.results import Section
@@ -40,9 +41,13 @@ class Model:
 
 MODELS = {
     "wukong_small": Model(zoo.wukong_small, zoo.wukong_small_inputs, 16384),
-    "wukong_small_mods": Model(zoo.wukong_small_mods, zoo.wukong_small_inputs, 16384),
+    "wukong_small_mods": Model(
+        partial(with_mods, zoo.wukong_small, zoo.wukong_small_inputs), zoo.wukong_small_inputs, 16384
+    ),
     "wukong_large": Model(zoo.wukong_large, zoo.wukong_large_inputs, 4096),
-    "wukong_large_mods": Model(zoo.wukong_large_mods, zoo.wukong_large_inputs, 4096),
+    "wukong_large_mods": Model(
+        partial(with_mods, zoo.wukong_large, zoo.wukong_large_inputs), zoo.wukong_large_inputs, 4096
+    ),
     "dcnv2": Model(zoo.dcnv2, zoo.dcnv2_inputs, 8192),
 }
 
