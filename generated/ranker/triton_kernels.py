@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import mix_reference, operators
 
-STAMP = "777039edc8b6c81a327515bbbc84d1c4085dc001f5a44a4845c63657773eb6cf"
+STAMP = "a78d0b9eebd87b4db1e33c3e18386fb7dfd85605668ddffcad7bd6a3de4c4beb"
 
 
 @triton.jit(do_not_specialize=["m"])

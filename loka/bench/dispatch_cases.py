@@ -11,7 +11,7 @@ loses:
 - `dispatch`: whatever of all of these is fastest, for each GEMM its own accumulation and its own library.
 
 The recipe is that of the generated chains: rowwise with power-of-two scales, transposed copies for the GEMMs that
-contract over the other dimension. Regions wider than a rendered kernel (16384) run that recipe in torch operations.
+contract over the other dimension.
 """
 
 from __future__ import annotations

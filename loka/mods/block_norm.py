@@ -20,7 +20,6 @@ from loka.mods.structure import (
     why_not_exchanged,
 )
 from loka.mods.widths import block_of, why_no_block
-from loka.sites.source import is_block_norm
 
 EPS = 1e-6  # of an nn.RMSNorm that has none of its own
 _NORMS = (nn.LayerNorm, nn.RMSNorm)
@@ -69,8 +68,7 @@ class BlockNorms:
             elif isinstance(module, _NORMS) or asked.names(name):
                 unchanged.append(Unchanged(name, str(reason)))
         for call in model.written:
-            norm = call.op in ("layer_norm", "rms_norm") and not is_block_norm(model.module.get_submodule(call.owner))
-            if norm and asked.wants(call.owner):
+            if call.op in ("layer_norm", "rms_norm") and asked.wants(call.owner):
                 where = f" at {call.place}" if call.place else ""
                 unchanged.append(Unchanged(call.owner, f"it calls F.{call.op}{where}: write an nn module for it"))
         return Found(grouped(self.name, found), tuple(unchanged))

@@ -16,11 +16,14 @@ from loka.sites.lint import place_in
 from loka.sites.modes import depends_on_mode
 from loka.sites.neighbours import Node
 from loka.sites.record import Call, Function
+from loka.sites.source import is_block_norm
 
 # Changes of view that keep every row of a matrix, where its width is the same before and after.
 _KEEPS_ROWS = frozenset(
     ("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "alias")
 )
+_BLOCKS = frozenset(("unflatten", "view", "reshape"))  # what cuts a row into blocks
+_OF_TORCH = (nn.LayerNorm, nn.RMSNorm, nn.SiLU)
 _NORMS = frozenset(("layer_norm", "rms_norm"))
 _DEPTH = 6  # results that a norm of blocks and its changes of view make, and one more
 _FEW = 2  # samples that a copy is run on where its forward reads numbers
@@ -182,7 +185,7 @@ def _functions(watched: Watched, modules: Mapping[str, nn.Module]) -> tuple[froz
         module = modules.get(call.owner)
         if type(module) is nn.Sigmoid:
             kinds.setdefault(call.owner, set()).add(swish)
-        elif not _is_of_torch(module) and (call.op != "sigmoid" or swish):
+        elif not _has_module(call, module) and (call.op != "sigmoid" or swish):
             written[Written(call.op, call.owner, _place(call))] = None
     for product in watched.training:
         if product.bias is not None and _linear_of(product, modules) is None:
@@ -190,8 +193,12 @@ def _functions(watched: Watched, modules: Mapping[str, nn.Module]) -> tuple[froz
     return frozenset(name for name, swish in kinds.items() if swish == {True}), tuple(written)
 
 
-def _is_of_torch(module: nn.Module | None) -> bool:
-    return module is not None and type(module).__module__.startswith("torch.nn.modules.")
+def _has_module(call: Function, module: nn.Module | None) -> bool:
+    """Whether a norm or an activation is a module of torch, a subclass among them, or a norm of blocks already."""
+    if module is None or isinstance(module, _OF_TORCH):
+        return module is not None
+    of_blocks = call.op == "rms_norm" and bool(call.result.parents) and call.result.parents[0].op in _BLOCKS
+    return type(module).__module__.startswith("torch.nn.modules.") or (of_blocks and is_block_norm(module))
 
 
 def _place(call: Function | Call) -> str:

@@ -54,6 +54,7 @@ class Found:
 
     adaptations: tuple[Adaptation, ...] = ()
     unchanged: tuple[Unchanged, ...] = ()
+    named: tuple[str, ...] = ()  # what patterns choose the adapted modules by; () where that is their own names
 
 
 class ModelMod(Protocol):

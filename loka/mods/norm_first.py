@@ -45,6 +45,7 @@ class NormFirst:
         """The pairs to exchange."""
         found: list[tuple[str, str, tuple[tuple[str, Setting], ...]]] = []
         unchanged: dict[str, str] = {}
+        named: list[str] = []
         names, held = every_name(model.module), held_elsewhere(model.module)
         pairs = dict(_pairs(model.module))
         for linear, (norm, container) in pairs.items():
@@ -54,12 +55,14 @@ class NormFirst:
             if reason is not None:
                 unchanged[linear] = reason
             else:
+                named.append(linear)
                 found.append((norm, type_of(model.module.get_submodule(norm)), _settings(model.module, linear, norm)))
         for name, module in model.module.named_modules():
             if name not in pairs and asked.names(name):
                 what = "is not followed by a norm in an nn.Sequential"
                 unchanged[name] = f"it {what}" if isinstance(module, nn.Linear) else f"it is a {short(module)}"
-        return Found(grouped(self.name, found), tuple(Unchanged(*item) for item in unchanged.items()))
+        left = tuple(Unchanged(*item) for item in unchanged.items())
+        return Found(grouped(self.name, found), left, tuple(named))
 
     def why_not(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:
         """Why the norm is not the one that was found, behind the linear that was."""
