@@ -27,7 +27,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "a78d0b9eebd87b4db1e33c3e18386fb7dfd85605668ddffcad7bd6a3de4c4beb"
+STAMP = "a569e3164655a87aaaf68620c82d0f1256b60fa04269fb41fcb0c776f6aec286"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive
