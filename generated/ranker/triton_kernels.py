@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import mix_reference, operators
 
-STAMP = "39268927b8d76305d28cebb332006423d1485a404d16ce440159109bf2076186"
+STAMP = "13cb0a899b95ca7e7bac605c267326e75abf33b9e2cf0f47d46bf54eb7085c3e"
 
 
 @triton.jit(do_not_specialize=["m"])
