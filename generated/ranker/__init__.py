@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "dfa5738d3ad67cc6d1b6db23b2e1c2d1cf31ca0d556c2387f5dc9fb2cb1bc828"
+STAMP = "7d0d8f2821008945e1eba06565c541b77b7709f7e83480e036ffdce6d1146216"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import mix_reference, operators
 
-STAMP = "dfa5738d3ad67cc6d1b6db23b2e1c2d1cf31ca0d556c2387f5dc9fb2cb1bc828"
+STAMP = "7d0d8f2821008945e1eba06565c541b77b7709f7e83480e036ffdce6d1146216"
 
 
 @triton.jit(do_not_specialize=["m"])
