@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "13cb0a899b95ca7e7bac605c267326e75abf33b9e2cf0f47d46bf54eb7085c3e"
+STAMP = "653a8013f6e785c5d1cfb0a630f85767513ed2c3cdd1866ddb1065d4fabaa794"
 
 
 class EmbedDense(dispatch.Bound):
