@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "777039edc8b6c81a327515bbbc84d1c4085dc001f5a44a4845c63657773eb6cf"
+STAMP = "a569e3164655a87aaaf68620c82d0f1256b60fa04269fb41fcb0c776f6aec286"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

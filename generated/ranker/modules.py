@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "777039edc8b6c81a327515bbbc84d1c4085dc001f5a44a4845c63657773eb6cf"
+STAMP = "a569e3164655a87aaaf68620c82d0f1256b60fa04269fb41fcb0c776f6aec286"
 
 
 class EmbedDense(dispatch.Bound):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ class Job:
     steps: int | None = None  # None: one pass over the batches
     test_batch_size: int = 4096
     device: str = "cpu"
+    autocast: bool = False  # forward, loss and evaluation under torch.autocast to bfloat16
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
@@ -53,6 +55,10 @@ class Job:
     def rate(self, step: int) -> float:
         """Learning rate of a step, counted from 1."""
         return self.learning_rate * min(1.0, step / (self.warmup + 1))
+
+    def precision(self) -> AbstractContextManager[object]:
+        """What forward, loss and evaluation run under."""
+        return torch.autocast(torch.device(self.device).type, torch.bfloat16) if self.autocast else nullcontext()
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimiser over the parameters that train."""

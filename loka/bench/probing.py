@@ -51,7 +51,8 @@ def train_watched(
             for group in optimizer.param_groups:
                 group["lr"] = job.rate(steps.done + 1)
             optimizer.zero_grad(set_to_none=True)
-            loss = job.loss(call(model, to_device(inputs, job.device)), target.to(job.device))
+            with job.precision():
+                loss = job.loss(call(model, to_device(inputs, job.device)), target.to(job.device))
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             probe.step()

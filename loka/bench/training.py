@@ -70,7 +70,7 @@ def train(model: nn.Module, job: Job, seed: int, progress: Progress | None = Non
     model.to(job.device)
     with seeded(seed, job.device):
         samples, seconds, losses, average = _fit(model, job, seed, progress)
-    with average.applied():
+    with average.applied(), job.precision():
         logits, target = predict(model, job.test_batches(job.test_batch_size, seed), job.device)
     return TrainResult(
         ne=normalised_entropy(logits, target),
@@ -168,7 +168,8 @@ def _fit(
         for group in optimizer.param_groups:
             group["lr"] = job.rate(steps + 1)
         optimizer.zero_grad(set_to_none=True)
-        loss = job.loss(call(model, to_device(inputs, job.device)), target.to(job.device))
+        with job.precision():
+            loss = job.loss(call(model, to_device(inputs, job.device)), target.to(job.device))
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         average.update()

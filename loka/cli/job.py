@@ -52,6 +52,7 @@ def make_job(policy: Policy, steps: int | None, device: str, tested: bool = True
         optimizer=spec.optimizer,
         learning_rate=spec.learning_rate,
         ema=spec.ema or 0.0,
+        autocast=spec.autocast,
         steps=steps if steps is not None else spec.steps,
         device=choose_device(device),
     )

@@ -9,13 +9,13 @@ from loka.codegen.gemm_calls import GemmRecipe
 from loka.codegen.recipes import SiteRecipe
 from loka.errors import LokaError
 from loka.kernels.rendered_specs import ACTIVATIONS, BLOCK, GATES, NORMS, NormBackward, NormForward
-from loka.kernels.widths import LARGEST_WIDTH
+from loka.kernels.widths import LARGEST_HELD, LARGEST_WIDTH
 from loka.plan.plan import SitePlan
 from loka.policy.settings import OperandRecipe
 from loka.sites.chains import Chain, Known
 from loka.sites.norms import ChainNorm
 
-KNOWN = Known(frozenset(NORMS), frozenset(ACTIVATIONS + GATES))
+KNOWN = Known(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
 _NO_EPS = 1e-05  # in the specs of kernels without a norm, so that equal kernels have equal specs
 _LONGEST = 48  # characters of a name, without its sizes
 

@@ -14,6 +14,13 @@ from __future__ import annotations
 from enum import StrEnum
 
 
+class Autocast(StrEnum):
+    """What a training loop's matrix products run in, by torch.autocast."""
+
+    NONE = "none"  # the dtype of the weights
+    BFLOAT16 = "bfloat16"
+
+
 class Gemm(StrEnum):
     """One of the three matrix products of a linear layer."""
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from loka.errors import LokaError
 from loka.kernels.rendered_specs import ACTIVATIONS, GATES, NORMS
+from loka.kernels.widths import LARGEST_HELD
 from loka.mods.fuse_interaction import Interacting
 from loka.numerics.names import Compute, Fuse, Gemm, Range, Scaling
 from loka.plan.costs import Surroundings, Traced
@@ -28,7 +29,7 @@ from loka.sites.straight import Region, SiteCall, Statement, StraightForward
 
 OUTSIDE = "its Parameter belongs to a module outside of the one that multiplies by it"
 SEVERAL = "it stands for several calls of one Parameter, which cannot be told apart"
-_KNOWN = Known(frozenset(NORMS), frozenset(ACTIVATIONS + GATES))
+_KNOWN = Known(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from loka.numerics.names import Autocast
 from loka.policy import schema
 from loka.policy.complaints import complaints
 from loka.policy.extends import Documents, read_documents
@@ -93,6 +94,7 @@ def _train(setting: schema.TrainSetting, model: ModelSpec) -> TrainSpec:
         optimizer=(setting.optimizer or schema.Optimizer.ADAM).value,
         learning_rate=DEFAULT_LEARNING_RATE if setting.learning_rate is None else float(setting.learning_rate),
         ema=None if setting.ema is None else float(setting.ema),
+        autocast=setting.autocast is Autocast.BFLOAT16,
     )
 
 

@@ -36,6 +36,7 @@ class TrainSpec:
     optimizer: str  # adam | adagrad | sgd
     learning_rate: float
     ema: float | None  # decay of the average of the weights that is evaluated; None: the weights themselves
+    autocast: bool = False  # under torch.autocast to bfloat16
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Strict, Tag
 from pydantic_core import PydanticCustomError
 
-from loka.numerics.names import AskedAccumulation, Compute, Format, Fuse, Range
+from loka.numerics.names import AskedAccumulation, Autocast, Compute, Format, Fuse, Range
 from loka.policy import checks
 from loka.policy.schema_mods import ModSetting
 from loka.policy.schema_parts import Model, Names, Pattern, Size, Text, doc, match_tag
@@ -247,6 +247,11 @@ class TrainSetting(Model):
     batch_size: Size | None = doc("Batch size", "Samples in a training step. Default: that of the model.")
     optimizer: Annotated[Optimizer, Strict(False)] | None = doc("Optimiser", "Default: adam.")
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = doc("Learning rate", "Default: 1e-3.")
+    autocast: Annotated[Autocast, Strict(False)] | None = doc(
+        "Autocast",
+        "bfloat16: forward, loss and evaluation run under torch.autocast. none: in the dtype of the weights. "
+        "Default: none.",
+    )
     ema: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = doc(
         "Averaging",
         "Decay of the moving average of the weights that is evaluated; left out, the weights themselves are.",

@@ -49,6 +49,7 @@ class Known:
 
     norms: frozenset[str]
     activations: frozenset[str]
+    largest_block: int = 2**14  # of a block_norm
 
 
 def find_chains(
@@ -183,7 +184,8 @@ class _Finder:
             return False
         block = run.norm.width
         divides = width % block == 0 if width else run.divides
-        return run.norm.kind != "block_norm" or (divides and block & (block - 1) == 0)
+        fits = block & (block - 1) == 0 and block <= self._known.largest_block
+        return run.norm.kind != "block_norm" or (divides and fits)
 
     def _activation(self, place: int) -> str | None:
         statement = self._statements[place]

@@ -201,3 +201,20 @@ def test_empty_batches_and_a_wrong_output_are_refused(job: Job) -> None:
         predict(nn.Linear(8, 2), job.batches(10, 0), "cpu")
     with pytest.raises(InputError, match="no parameter that trains"):
         train(nn.Flatten(0), job, 0)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_autocast_holds_in_training_and_in_evaluation(job: Job, autocast: bool) -> None:
+    seen: dict[bool, set[torch.dtype]] = {True: set(), False: set()}
+    make = job.factory
+
+    def watched() -> nn.Module:
+        model = make()
+        linear = next(module for module in model.modules() if isinstance(module, nn.Linear))
+        linear.register_forward_hook(lambda module, _, output: seen[module.training].add(output.dtype))
+        return model
+
+    job = replace(job, factory=watched, steps=2, autocast=autocast)
+    train(build(job, 0), job, 0)
+    dtype = torch.bfloat16 if autocast else torch.float32
+    assert seen == {True: {dtype}, False: {dtype}}
