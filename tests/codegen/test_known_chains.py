@@ -23,10 +23,10 @@ from torch.utils.checkpoint import checkpoint
 from loka import dispatch
 from loka.codegen import render_package
 from loka.kernels import ticks
+from loka.mods.modules import BlockNorm
 from loka.numerics.names import Format, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize, static_scale
 from loka.plan.plan import Plan
-from loka.zoo.blocknorm import BlockNorm
 
 X, DY = 8.0, 16.0
 Package = Callable[[Plan], ModuleType]
