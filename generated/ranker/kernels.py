@@ -27,7 +27,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "653a8013f6e785c5d1cfb0a630f85767513ed2c3cdd1866ddb1065d4fabaa794"
+STAMP = "5caeb09f4bd17fa19f25383a40da24bbbc9fca52f3546660712a60d479fe76b2"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive

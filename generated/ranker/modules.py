@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "653a8013f6e785c5d1cfb0a630f85767513ed2c3cdd1866ddb1065d4fabaa794"
+STAMP = "5caeb09f4bd17fa19f25383a40da24bbbc9fca52f3546660712a60d479fe76b2"
 
 
 class EmbedDense(dispatch.Bound):
