@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "a569e3164655a87aaaf68620c82d0f1256b60fa04269fb41fcb0c776f6aec286"
+STAMP = "13cb0a899b95ca7e7bac605c267326e75abf33b9e2cf0f47d46bf54eb7085c3e"
 
 
 class EmbedDense(dispatch.Bound):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from loka.errors import LokaError
-from loka.kernels.rendered_specs import ACTIVATIONS, NORMS
+from loka.kernels.rendered_specs import ACTIVATIONS, GATES, NORMS
 from loka.kernels.widths import LARGEST_HELD
 from loka.mods.fuse_interaction import Interacting
 from loka.numerics.names import Compute, Fuse, Gemm, Range, Scaling
@@ -29,7 +29,7 @@ from loka.sites.straight import Region, SiteCall, Statement, StraightForward
 
 OUTSIDE = "its Parameter belongs to a module outside of the one that multiplies by it"
 SEVERAL = "it stands for several calls of one Parameter, which cannot be told apart"
-_KNOWN = Known(frozenset(NORMS), frozenset(ACTIVATIONS), LARGEST_HELD)
+_KNOWN = Known(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Wish:
     fused: tuple[Site, ...] = ()  # their neighbours are to be taken along
     kept: frozenset[str] = frozenset()  # names of those whose GEMMs stay in the model's dtype
     chained: frozenset[str] = frozenset()  # names of those in `fused` whose operands are those of a chain
-    changed: frozenset[str] = frozenset()  # names of those in `parameters` that mods changed, whatever they run in
     apart: frozenset[str] = frozenset()  # owners in which chained linears of several modules are not to be joined
     crossed: tuple[Site, ...] = ()  # linears that cross layers may follow
     together: tuple[tuple[str, str], ...] = ()  # of these: the module that holds all that belong together
     owners: frozenset[str] = frozenset()  # modules whose interactions are to be fused
+    changed: frozenset[str] = frozenset()  # names of those in `parameters` that mods changed, whatever they run in
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -58,11 +58,11 @@ class Wish:
             tuple(site for site in self.fused if site.name in names),
             frozenset(name for name in self.kept if name in names),
             frozenset(name for name in self.chained if name in names),
-            frozenset(name for name in self.changed if name in names),
             self.apart,
             tuple(site for site in self.crossed if site.name in names),
             tuple((name, owner) for name, owner in self.together if name in names),
             self.owners,
+            frozenset(name for name in self.changed if name in names),
         )
 
     def within(self, scope: Scope) -> Wish:
@@ -133,8 +133,9 @@ def wish_of(
 ) -> Wish:
     """The sites of a plan that cannot be patched by a forward of their own, or shall not.
 
-    Among them those that mods changed, and those with `fuse: always` that the policy or the measurements keep: only the
-    kernels around their GEMMs are replaced. `asked` says where interactions are to be fused.
+    Among them those that mods changed, `changed` by name, and those with `fuse: always` that the policy or the
+    measurements keep: only the kernels around their GEMMs are replaced. `asked` says where interactions are to be
+    fused.
     """
     asked = asked or Interacting()
     interacting = {site.name for site in asked.sites}
@@ -156,7 +157,7 @@ def wish_of(
                 chained.add(site.name)
     crossed = tuple(site for site in asked.sites if site.kind is Kind.LINEAR)
     asking = (crossed, asked.together, asked.owners)
-    return Wish(tuple(parameters), tuple(fused), frozenset(kept), frozenset(chained), changed, frozenset(), *asking)
+    return Wish(tuple(parameters), tuple(fused), frozenset(kept), frozenset(chained), frozenset(), *asking, changed)
 
 
 def _may_be_fused_as_it_is(plan: SitePlan, wanted: SiteSettings) -> bool:

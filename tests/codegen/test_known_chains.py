@@ -55,6 +55,10 @@ def bodies() -> dict[str, nn.Module]:
             nn.Linear(24, 40),
         ),
         "residuals": sums.Residuals(),
+        "swish": nn.Sequential(nn.Linear(48, 64), chains.SwishNorm(nn.LayerNorm(64), nn.Sigmoid()), nn.Linear(64, 24)),
+        "swish_blocks": nn.Sequential(
+            nn.Linear(48, 512), chains.SwishNorm(BlockNorm(256), nn.Hardsigmoid()), nn.Linear(512, 24)
+        ),
     }
 
 
