@@ -22,6 +22,7 @@ from loka.plan.bindings import bind
 from loka.plan.costs import Traced
 from loka.plan.evidence import Known, check_sites, open_profile
 from loka.plan.forward_mods import with_forward_mods
+from loka.plan.forward_rules import check_forward_mods
 from loka.plan.gains import with_gains
 from loka.plan.interaction_rules import check_interactions, interactions_asked
 from loka.plan.measured import open_measurements
@@ -162,6 +163,7 @@ def plan_of(
     tracer = Tracer(model, _inputs(policy, examined.built))
     with current_directory_importable():
         modded = with_forward_mods(policy.mods, sites, settings, examined.siblings, tracer)
+    check_forward_mods(policy.mods, modded.made)
     sites, settings, trace = modded.sites, modded.settings, RewritingTracer(tracer, modded.changes)
     evidence = known_of(known, sites)
     situation = Situation(Target(policy.target), policy.model.batch_size, named, considered, evidence, costs)
