@@ -18,6 +18,7 @@ from loka.kernels.catalogue import KERNELS, Kernel
 from loka.kernels.measurements import Measurements
 from loka.kernels.parts import Costs
 from loka.plan.bindings import bind
+from loka.plan.carrying import CarryingTracer, carried_streams, check_streams, streams_asked
 from loka.plan.costs import Traced
 from loka.plan.evidence import Known, check_sites, open_profile
 from loka.plan.forward_mods import with_forward_mods
@@ -148,22 +149,25 @@ def plan_of(
     tracer = Tracer(model, _inputs(policy, examined.built))
     with current_directory_importable():
         modded = with_forward_mods(policy.mods, sites, settings, examined.siblings, tracer)
-    sites, settings, trace = modded.sites, modded.settings, RewritingTracer(tracer, modded.changes)
+    sites, settings = modded.sites, modded.settings
+    trace = CarryingTracer(RewritingTracer(tracer, modded.changes), streams_asked(policy, model))
     evidence = known_of(known, sites)
     situation = Situation(Target(policy.target), policy.model.batch_size, named, considered, evidence, costs)
     asked = interactions_asked(policy, sites, model)
     plans = resolve(sites, settings, situation, {})
-    wish = wish_of(plans, settings, asked, modded.changed)
+    wish = wish_of(plans, settings, asked, modded.changed, trace.streams)
     rewrites = _rewritten(wish, model, trace)
     traced = rewrites.traced if costs is not None else Traced()
     if traced.chains or traced.alone:  # now that their neighbours are known, some may be as fast as they are
         plans = resolve(sites, settings, situation, {}, traced)
-        again = wish_of(plans, settings, asked, modded.changed)
+        again = wish_of(plans, settings, asked, modded.changed, trace.streams)
         rewrites = _rewritten(again, model, trace) if again != wish else rewrites
     if rewrites.refused:
         plans = resolve(sites, settings, situation, rewrites.refused, traced)
     plans = with_regions(plans, rewrites)
     check_interactions(policy, model, rewrites.interactions)
+    for each in trace.asked:
+        check_streams(each, carried_streams(each, trace, rewrites.forwards, rewrites.streamless), model)
     return Plan(
         name=policy.name,
         target=situation.target,
@@ -179,7 +183,7 @@ def plan_of(
     )
 
 
-def _rewritten(wish: Wish, model: nn.Module, trace: RewritingTracer) -> Rewrites:
+def _rewritten(wish: Wish, model: nn.Module, trace: CarryingTracer) -> Rewrites:
     """What tracing makes of a wish. Owners are run once, whatever is asked for them later."""
     with current_directory_importable():
         trace.capture([scope.owner for scope in scopes_of(wish, model)])
