@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "777039edc8b6c81a327515bbbc84d1c4085dc001f5a44a4845c63657773eb6cf"
+STAMP = "13cb0a899b95ca7e7bac605c267326e75abf33b9e2cf0f47d46bf54eb7085c3e"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them
@@ -40,7 +40,7 @@ BINDINGS = (
         train=modules.Layers,
         infer=modules.LayersFrozen,
         replaces="loka.zoo.wukong.WukongLayer",
-        source_hash="303a81e6a6e6c2df21212d26e3a6cbc2386d03418741d0e350d2dbe8c63d6ed2",
+        source_hash="fb70cadda4e5ce2b86e262a13b2d8f4669510416bde2f32588f9aef891a04485",
         inlined=("fmb_norm", "fmb", "fmb.0", "fmb.1", "fmb.2", "fmb.3", "fmb.4", "fmb.5", "fmb.6", "norm"),
         modules=("layers.0", "layers.1", "layers.2"),
         sites=(

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "777039edc8b6c81a327515bbbc84d1c4085dc001f5a44a4845c63657773eb6cf"
+STAMP = "13cb0a899b95ca7e7bac605c267326e75abf33b9e2cf0f47d46bf54eb7085c3e"
 
 
 class EmbedDense(dispatch.Bound):

@@ -17,7 +17,7 @@ from itertools import product
 from loka.bench.record_gemms import AS_IS, SCALED_MM, TRITON
 from loka.errors import InputError
 from loka.kernels.parts import Part, Work
-from loka.kernels.widths import LARGEST_WIDTH
+from loka.kernels.widths import LARGEST_HELD
 
 Size = tuple[int, int, int]  # rows, columns, contraction
 
@@ -50,12 +50,14 @@ SPARSE_RECIPES = (
 
 WIDTHS = (64, 128, 256, 512, 1024, 2048, 3456, 4096, 8192, 16384)
 ROWS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+WIDE = ((1024, 123200), (2048, 123200), (1024, 32768), (2048, 32768), (8192, 32768))  # the widest linears: weights, x
 FEW_ROWS = (64, 128, 256)  # of weights; and the map has batches as small
 LARGEST_MATRIX = 2**28  # elements
 WRITTEN = ("bfloat16", "e4m3 rowwise")
 AROUNDS = ("layer_norm", "layer_norm silu", "rms_norm", "block_norm hardswish", "relu", "silu")
 BLOCK_NORM = "block_norm hardswish"
 QUANTISED = ("e4m3 rowwise", "e4m3 tensorwise", "e4m3 blockwise_1x128", "e5m2 rowwise")
+QUANTISED_WIDE = ("e4m3 rowwise", "e5m2 rowwise")  # where a row is taken in chunks
 PARTS = tuple(work.value for work in Work)
 
 
@@ -117,9 +119,7 @@ def producer_parts(work: Work) -> Iterator[Part]:
     """Every width and number of rows that a matrix of LARGEST_MATRIX elements has room for."""
     heights = ROWS if work in (Work.FORWARD, Work.BACKWARD) else (*FEW_ROWS, *ROWS)
     sizes = [(rows, width) for width in WIDTHS for rows in heights if rows * width <= LARGEST_MATRIX]
-    if work is Work.TURN:  # columns are free there: the weights of the widest linears too
-        sizes += [(1024, 123200), (2048, 123200), (1024, 32768), (2048, 32768)]
-    for rows, width in sizes:
+    for rows, width in (*sizes, *WIDE):
         for recipe, around in kinds(work, width):
             yield Part(work, "rendered", rows, width, recipe=recipe, around=around)
 
@@ -130,9 +130,9 @@ def kinds(work: Work, width: int) -> Iterator[tuple[str, str]]:
         yield "e4m3 tensorwise", ""
     elif work is Work.COPY:
         yield "bfloat16", ""
-    elif width <= LARGEST_WIDTH and work is Work.QUANTISE:
-        yield from ((recipe, "") for recipe in QUANTISED)
-    elif width <= LARGEST_WIDTH:
+    elif work is Work.QUANTISE:
+        yield from ((recipe, "") for recipe in (QUANTISED if width <= LARGEST_HELD else QUANTISED_WIDE))
+    else:
         for around in AROUNDS:
             if around != BLOCK_NORM or width % 256 == 0:
                 yield from ((recipe, around) for recipe in WRITTEN)

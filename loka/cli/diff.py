@@ -9,7 +9,7 @@ import typer
 from loka.cli.output import Json, percent, print_json, print_table
 
 if TYPE_CHECKING:
-    from loka.plan.diff import PlanDiff, TimeChange
+    from loka.plan.diff import ModChange, PlanDiff, TimeChange
 
 NAME = "diff"
 _HELP = "A policy (.yaml) or a plan.json."
@@ -41,6 +41,8 @@ def show(change: PlanDiff) -> None:
         print(f"target: {change.target[0]} -> {change.target[1]}")
     if change.batch_size[0] != change.batch_size[1]:
         print(f"batch size: {change.batch_size[0]} -> {change.batch_size[1]}")
+    for mod in change.mods:
+        print(f"mod {mod.mod}: {mod.before}; now {mod.after}{_moved(mod)}")
     for label, names in (("added", change.added), ("removed", change.removed), ("resized", change.resized)):
         for name in names:
             print(f"{label}: {name}")
@@ -64,6 +66,14 @@ def show(change: PlanDiff) -> None:
     before_share, after_share = change.share_fp8
     print(f"FLOPs in FP8: {percent(before_share)} -> {percent(after_share)}")
     _show_times(change)
+
+
+def _moved(mod: ModChange) -> str:
+    """What a mod changes that it did not, and the other way round, where it has both before and after."""
+    if "-" in (mod.before, mod.after):
+        return ""
+    more = [f"{word} {', '.join(names)}" for word, names in (("with", mod.added), ("without", mod.removed)) if names]
+    return f" ({'; '.join(more)})" if more else ""
 
 
 def _show_times(change: PlanDiff) -> None:

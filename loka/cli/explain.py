@@ -67,7 +67,8 @@ def show(site: Explanation) -> None:
                 for field in site.fields
             ],
         )
-    for source, text in dict.fromkeys((field.holds.source, field.holds.note) for field in site.fields):
+    notes = [(field.holds.source, field.holds.note) for field in site.fields]
+    for source, text in dict.fromkeys(notes + [(each.mod, each.note) for each in site.mods]):
         if text:
             print(f"{source}: {text}")
 
@@ -98,4 +99,5 @@ def _facts(site: Explanation) -> list[tuple[str, str]]:
         ("generated class", site.bound_in),
         ("not timed", site.untimed),
     )
-    return facts + [(label, text) for label, text in optional if text]
+    mods = [("mod", f"{each.mod} ({each.place}): {each.what}") for each in site.mods]
+    return facts + [(label, text) for label, text in optional if text] + mods

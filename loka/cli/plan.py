@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from loka.cli.mods import print_mods
 from loka.cli.output import Json, PolicyPath, percent, print_json
 from loka.cli.plan_table import COUNT, EVIDENCE, REGION, TIMES, show_rows
 
@@ -25,10 +26,10 @@ def command(
     """Show what each GEMM will run in, and why."""
     from loka.errors import CheckFailedError
     from loka.plan.evidence import over_budget_words
-    from loka.plan.make import make_plan
+    from loka.plan.make import planned
     from loka.plan.serial import to_json
 
-    plan = make_plan(policy)
+    plan = planned(policy, gains=True).plan
     if as_json:
         print_json(_summary(plan) | {"plan": json.loads(to_json(plan))})
     else:
@@ -53,6 +54,7 @@ def show(plan: Plan, all_sites: bool) -> None:
         hidden.update(TIMES)
     show_rows(rows, frozenset(hidden))
     print_skipped(plan)
+    print_mods(plan)
     if grouped:
         print(f"{len(plan.sites)} sites in {len(rows)} groups; --all shows each.")
     print_budgets(plan)

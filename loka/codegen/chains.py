@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from loka.codegen import chain_shapes as shapes
 from loka.codegen.chain_backward import backward_lines
 from loka.codegen.chain_names import INDENT, ChainNames, Kernels, deleted, product, statement
-from loka.codegen.chain_shapes import ChainShape, NormShape
+from loka.codegen.chain_shapes import ChainShape, NormShape, StageShape
 from loka.codegen.known import both_copies, input_kernel, maximum, under
 from loka.codegen.layout import Code, call, lay_out, literal
 from loka.codegen.names import Names, class_of
 from loka.codegen.prose import wrapped
 from loka.codegen.recipes import said
+from loka.errors import LokaError
+from loka.kernels.rendered_specs import GATES
 from loka.kernels.rendering import AnySpec
 from loka.numerics.names import Gemm
 
@@ -305,11 +307,22 @@ def _empty_steps(shape: ChainShape, index: int) -> list[Callable[[str], Code]]:
         steps.append(lambda y: Code(f"{y} * {names.source(stage.times)}"))
     if stage.residual is not None:
         steps.append(lambda y: Code(f"{y} + {names.source(stage.residual)}"))
+    if stage.after is not None and stage.activation in GATES:
+        steps.append(lambda y: _gate_code(y, stage, s))
+        return steps
     if stage.after is not None:
         norm_step(stage.after, stage.n, "norm", s)
     if stage.activation is not None:
         step(stage.activation, [])
     return steps
+
+
+def _gate_code(y: str, stage: StageShape, suffix: str) -> Code:
+    """A product with the activation of its own norm, `y * torch.nn.functional.sigmoid(...)`."""
+    if stage.after is None or stage.activation is None:
+        raise LokaError("a gate stands without its norm. This is a fault in LoKA: please report it.")
+    function = f"torch.nn.functional.{stage.activation.removeprefix('gate_')}"
+    return call(f"{y} * {function}", [_norm_code(y, stage.after, stage.n, "norm", suffix)])
 
 
 def _norm_code(y: str, norm: NormShape, width: int, name: str, suffix: str) -> Code:

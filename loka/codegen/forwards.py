@@ -140,11 +140,9 @@ class ForwardBody:
 
     @property
     def fuses(self) -> bool:
-        """Whether kernels take along what stands around a GEMM in the model's dtype, or a mod rewrote the forward."""
-        return (
-            self._forward.rewritten
-            or bool(self._mixes or self._joins or self._crosses)
-            or any(not planned.shape.fp8 for planned in self._chains.values())
+        """Whether kernels take along what stands around a GEMM in the model's dtype."""
+        return bool(self._mixes or self._joins or self._crosses) or any(
+            not planned.shape.fp8 for planned in self._chains.values()
         )
 
     def _taken(self) -> set[int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from loka.errors import InputError
 from loka.kernels.configs import padded_width
 from loka.kernels.rendered_text import WIDTH, Views, header, indented, opened
-from loka.kernels.widths import LARGEST_WIDTH
+from loka.kernels.widths import LARGEST_HELD
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class CrossConfiguration:
 
 def why_not(width: int) -> str | None:
     """Why there is no kernel for this width; None where there is."""
-    if not 1 <= width <= LARGEST_WIDTH:
-        return f"no cross layer is {width} wide; rows have 1 to {LARGEST_WIDTH} elements"
+    if not 1 <= width <= LARGEST_HELD:
+        return f"no cross layer is {width} wide; rows have 1 to {LARGEST_HELD} elements"
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loka.errors import InputError
-from loka.kernels.widths import LARGEST_WIDTH
+from loka.kernels.widths import LARGEST_HELD
 
 NORMS = ("layer_norm", "rms_norm")
 LARGEST_PARTS = 4
@@ -109,8 +109,8 @@ def _what(spec: JoinForward | JoinBackward) -> str:
 
 def why_not(norm: str, width: int, parts: int) -> str | None:
     """Why there is no kernel for a join with this norm, this wide, of so many parts; None where there is."""
-    if not 1 <= width <= LARGEST_WIDTH:
-        return f"no join is {width} wide; rows have 1 to {LARGEST_WIDTH} elements"
+    if not 1 <= width <= LARGEST_HELD:
+        return f"no join is {width} wide; rows have 1 to {LARGEST_HELD} elements"
     if not 1 <= parts <= LARGEST_PARTS:
         return f"a join has 1 to {LARGEST_PARTS} parts, not {parts}"
     return None if norm in NORMS else f"no join has a norm {norm!r}; it can be {' or '.join(NORMS)}"

@@ -110,6 +110,21 @@ def programs_for(m: int, device: torch.device, rows: int, per_multiprocessor: in
     return count
 
 
+def row_parts(x: Tensor, rows: int, across: int, per_multiprocessor: int) -> int:
+    """Into how many parts the rows of x (M, ...) are divided where `across` programs stand side by side on each row.
+
+    Each part has at least `rows`, if there are as many; all programs are about so many a SM. At least one part, so that
+    without rows there are programs that write the (zero) sums; one on the CPU.
+    """
+    if x.device.type != "cuda":
+        return 1
+    steps = (x.shape[0] + rows - 1) // rows
+    places = max(1, per_multiprocessor * multiprocessors(x.device.index) // across)
+    most = torch.sym_min(steps, places)  # type: ignore[no-untyped-call]
+    count: int = torch.sym_max(most, 1)  # type: ignore[no-untyped-call]
+    return count
+
+
 def tiles(x: Tensor, side: int) -> int:
     """How many tiles of `side` x `side` cover x (M, N), at least one; one on the CPU, where the reference runs."""
     if x.device.type != "cuda":

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from loka.errors import InputError
 from loka.kernels.matrix_specs import Products, QuantiseTurned, Reduce, Transpose, Turn
 from loka.kernels.quantisation import ROWWISE, Quantisation
-from loka.kernels.widths import check_width
+from loka.kernels.widths import LARGEST_HELD, check_width
 
 NORMS = ("layer_norm", "rms_norm", "block_norm")  # block_norm: RMSNorm of each block of a row, without parameters
 ACTIVATIONS = ("relu", "silu", "sigmoid", "hardswish", "gelu")  # gelu is the exact one, by erf
+GATES = ("gate_sigmoid", "gate_hardsigmoid")  # what the norm takes times that of what it gives: SwishNorm
 SAVING = ("layer_norm", "rms_norm")  # norms with statistics that a backward needs
+IN_CHUNKS = ("rowwise", "known", "maximum")  # scalings of rows that are wider than a program holds
 BLOCK = 256  # elements that a block_norm normalises together, unless told
 
 
@@ -39,7 +41,7 @@ class NormForward:
     weight: bool  # whether the norm has a weight
     bias: bool  # whether the norm has a bias
     eps: float  # of the norm
-    activation: str | None  # one of ACTIVATIONS
+    activation: str | None  # one of ACTIVATIONS, or with a norm of GATES
     add: bool  # whether a vector (a linear's bias) is added to x first
     quantise: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
     save: bool  # whether the statistics of the norm are returned, for the backward: mean and rstd, rms_norm rstd only
@@ -110,7 +112,7 @@ class NormBackward:
     weight: bool  # whether the norm has a weight
     bias: bool  # whether the norm has a bias
     eps: float  # of the norm; not in the text, for it is in rstd, but of a block_norm
-    activation: str | None  # one of ACTIVATIONS
+    activation: str | None  # one of ACTIVATIONS, or with a norm of GATES
     add: bool  # whether a vector was added to x first
     quantise: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
     times: bool = False  # whether x + add was multiplied by another matrix
@@ -214,14 +216,22 @@ def _check_norm(spec: NormForward | NormBackward) -> None:
     check_width(spec.width)
     if spec.norm is not None and spec.norm not in NORMS:
         raise InputError(f"no kernel has a norm {spec.norm!r}; it can be {', '.join(NORMS)} or None")
-    if spec.activation is not None and spec.activation not in ACTIVATIONS:
-        raise InputError(f"no kernel has an activation {spec.activation!r}; it can be {', '.join(ACTIVATIONS)} or None")
+    if spec.activation is not None and spec.activation not in ACTIVATIONS + GATES:
+        names = ", ".join(ACTIVATIONS + GATES)
+        raise InputError(f"no kernel has an activation {spec.activation!r}; it can be {names} or None")
+    if spec.activation in GATES and spec.norm is None:
+        raise InputError(f"{spec.activation} multiplies what a norm takes, and there is no norm")
     if spec.norm is None and (spec.weight or spec.bias):
         raise InputError("a kernel without a norm has neither weight nor bias; a linear's bias is `add`")
     if spec.norm == "block_norm":
         _check_block(spec)
     if not spec.quantise and spec.how != ROWWISE:
         raise InputError(f"a kernel that does not quantise has no scaling, and so not {spec.how.name!r}")
+    if spec.width > LARGEST_HELD and spec.how.scaling not in IN_CHUNKS:
+        raise InputError(
+            f"rows of {spec.width} elements, more than {LARGEST_HELD}, are quantised {' or '.join(IN_CHUNKS)}, not "
+            f"{spec.how.scaling}"
+        )
     if spec.norm is not None and not 0.0 <= spec.eps < float("inf"):
         raise InputError(f"the eps of a norm must be finite, zero or above, not {spec.eps}")
 
@@ -229,8 +239,8 @@ def _check_norm(spec: NormForward | NormBackward) -> None:
 def _check_block(spec: NormForward | NormBackward) -> None:
     if spec.weight or spec.bias:
         raise InputError("a block_norm has neither weight nor bias; a norm with them is an rms_norm")
-    if spec.block < 2 or spec.block & (spec.block - 1):
-        raise InputError(f"a block_norm's block must be a power of two, 2 or more, not {spec.block}")
+    if not 2 <= spec.block <= LARGEST_HELD or spec.block & (spec.block - 1):
+        raise InputError(f"a block_norm's block must be a power of two, 2 to {LARGEST_HELD}, not {spec.block}")
     if spec.width % spec.block:
         raise InputError(
             f"a block_norm of blocks of {spec.block} needs a width that they divide, not {spec.width}; choose a block "

@@ -36,12 +36,17 @@ from loka.kernels.matrix_specs import Products, QuantiseTurned, Reduce, Transpos
 from loka.kernels.mix_specs import MixBackward, MixForward
 from loka.kernels.mix_text import MixConfiguration, mix_configuration, mix_views
 from loka.kernels.rendered_specs import NormBackward, NormForward, Spec
+from loka.kernels.wide_configs import WideConfiguration, wide_configuration
+from loka.kernels.wide_text import wide_backward_views, wide_forward_views
+from loka.kernels.widths import LARGEST_HELD
 
 KERNELS_FILE = "triton_kernels.py"
 OPERATORS_FILE = "fused.py"
 
 AnySpec = Spec | BothWays | GemmSpec | MixForward | MixBackward | JoinForward | JoinBackward | CrossBackward
-AnyConfiguration = Configuration | Tile | Tiling | MixConfiguration | JoinConfiguration | CrossConfiguration
+AnyConfiguration = (
+    Configuration | WideConfiguration | Tile | Tiling | MixConfiguration | JoinConfiguration | CrossConfiguration
+)
 
 _SUFFIX = ".j2"
 _FOLDER = "triton"
@@ -122,6 +127,11 @@ def _views(spec: AnySpec, launched: AnyConfiguration | None) -> tuple[str, rende
             tiled = launched if isinstance(launched, Tiling) else gemm_configs.tiling(spec)
             return "grouped_gemm", grouped_gemm_text.grouped_gemm_views(spec, tiled)
         case NormForward() | NormBackward():
+            if spec.width > LARGEST_HELD:
+                wide = launched if isinstance(launched, WideConfiguration) else wide_configuration(spec)
+                if isinstance(spec, NormForward):
+                    return "wide_norm_forward", wide_forward_views(spec, wide)
+                return "wide_norm_backward", wide_backward_views(spec, wide)
             chosen = launched if isinstance(launched, Configuration) else configuration(spec)
             family = "norm_forward" if isinstance(spec, NormForward) else "norm_backward"
             return family, rendered_text.norm_views(spec, chosen)

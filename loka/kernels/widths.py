@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from loka.errors import InputError
 
-LARGEST_WIDTH = 16384  # elements of a row that a program holds in registers
+LARGEST_HELD = 16384  # elements of a row that a program holds in registers; wider rows are taken in chunks
+LARGEST_WIDTH = 2**20
 
 
 def check_width(width: int) -> None:

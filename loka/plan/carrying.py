@@ -127,7 +127,9 @@ class CarryingTracer:
         except CannotTraceError as error:
             return str(error)
         notes = {statement.target: statement.note for statement in forward.statements}
-        return with_findings(replace(found.forward, rewritten=True), shapes), tuple(notes[name] for name in found.sums)
+        return with_findings(replace(found.forward, rewritten=(*forward.rewritten, NAME)), shapes), tuple(
+            notes[name] for name in found.sums
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,16 @@ class CarriedStreams:
 
     rewritten: tuple[Rewritten, ...] = ()
     unchanged: tuple[Unchanged, ...] = ()
+
+
+def checked_streams(
+    tracer: CarryingTracer, owners: Collection[str], refused: Mapping[str, str], model: nn.Module
+) -> dict[str, CarriedStreams]:
+    """What came of each entry, by its `source`. Raises InputError as `check_streams` does."""
+    found = {asked.rule.source: carried_streams(asked, tracer, owners, refused) for asked in tracer.asked}
+    for asked in tracer.asked:
+        check_streams(asked, found[asked.rule.source], model)
+    return found
 
 
 def carried_streams(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loka.numerics.names import Gemm
+from loka.plan.mods import changed_words
 from loka.plan.plan import Evidence, Plan, SitePlan, StepTime
 from loka.plan.summary import total_time
 from loka.plan.words import decision_words, evidence_words
@@ -42,6 +43,17 @@ class TimeChange:
 
 
 @dataclass(frozen=True, slots=True)
+class ModChange:
+    """A mod that changes something else in the second plan; "-" stands for one that a plan does not have."""
+
+    mod: str  # "block_norm"
+    before: str  # "8 LayerNorm -> BlockNorm 256"
+    after: str
+    added: tuple[str, ...]  # modules that it changes, or sites whose owner it rewrites, in the second plan alone
+    removed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PlanDiff:
     """The difference between two plans, in the order of the second one."""
 
@@ -56,11 +68,12 @@ class PlanDiff:
     times: tuple[TimeChange, ...] = ()
     total_us: tuple[float | None, float | None] = (None, None)  # of all timed sites in a training step
     measurements: tuple[str, str] = ("", "")  # the sets' names, with the start of their hashes
+    mods: tuple[ModChange, ...] = ()
 
     @property
     def same(self) -> bool:
         """Whether both plans decide the same, whatever they say of the time."""
-        lists = (self.added, self.removed, self.resized, self.gemms, self.regions)
+        lists = (self.mods, self.added, self.removed, self.resized, self.gemms, self.regions)
         return not any(lists) and self.target[0] == self.target[1] and self.batch_size[0] == self.batch_size[1]
 
 
@@ -81,7 +94,28 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
         times=tuple(change for a, b in both if (change := _time_change(a, b)) is not None),
         total_us=(_total(before), _total(after)),
         measurements=(_measurements(before), _measurements(after)),
+        mods=_mod_changes(before, after),
     )
+
+
+def _mod_changes(before: Plan, after: Plan) -> tuple[ModChange, ...]:
+    """What each mod changes; entries of one mod are told as one."""
+    uses = dict.fromkeys(mod.use for mod in (*after.mods, *before.mods))
+    changes = []
+    for use in uses:
+        (was, old), (now, new) = _mod(before, use), _mod(after, use)
+        if (was, old) != (now, new):
+            added = tuple(name for name in new if name not in old)
+            changes.append(ModChange(use, was, now, added, tuple(name for name in old if name not in new)))
+    return tuple(changes)
+
+
+def _mod(plan: Plan, use: str) -> tuple[str, tuple[str, ...]]:
+    """What the entries of a mod change in words, and the modules and sites."""
+    mods = [mod for mod in plan.mods if mod.use == use]
+    names = [name for mod in mods for adaptation in mod.adaptations for name in adaptation.modules]
+    names += [name for mod in mods for made in mod.rewritten for name in made.sites]
+    return "; ".join(map(changed_words, mods)) or "-", tuple(names)
 
 
 def _time_change(before: SitePlan, after: SitePlan) -> TimeChange | None:

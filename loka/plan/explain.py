@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from loka.errors import InputError
 from loka.numerics.names import OPERANDS, Accumulation, Gemm, Range
 from loka.plan.evidence import Known
+from loka.plan.mods import Touch, touches
 from loka.plan.plan import Binding, Candidate, KernelTime, Plan, SitePlan, StepTime
 from loka.plan.seen import Seen, budget_of, seen, speed_said
 from loka.plan.words import gemm_words, place_words
@@ -92,15 +93,16 @@ class Explanation:
     evidence: Seen | None = None  # None where the policy names no profile
     timing: Timing | None = None  # None where no measurement decided
     untimed: str = ""  # why there are measurements and yet no times of it
+    mods: tuple[Touch, ...] = ()  # what mods did at the site and beside it
 
 
 def find_site(plan: Plan, name: str) -> SitePlan:
-    """The site of a name.
+    """The site of a name, or the one that a mod made of it and others.
 
     Raises InputError for a name that no site has, with the nearest names.
     """
     for candidate in plan.sites:
-        if candidate.site.name == name:
+        if name == candidate.site.name or name in candidate.site.members:
             return candidate
     names = [candidate.site.name for candidate in plan.sites]
     inside = [other for other in names if other.startswith(name + ".") or other.endswith("." + name)]
@@ -155,6 +157,7 @@ def explain(plan: Plan, name: str, known: Known | None = None) -> Explanation:
         evidence=_seen(found, known) if known is not None else None,
         timing=_timing(plan, found),
         untimed=_untimed(plan, found),
+        mods=touches(plan, site.name),
     )
 
 

@@ -17,14 +17,17 @@ from loka.errors import InputError
 from loka.kernels.catalogue import KERNELS, Kernel
 from loka.kernels.measurements import Measurements
 from loka.kernels.parts import Costs
+from loka.mods.build import Adapted, built_model
 from loka.plan.bindings import bind
-from loka.plan.carrying import CarryingTracer, carried_streams, check_streams, streams_asked
+from loka.plan.carrying import CarryingTracer, checked_streams, streams_asked
 from loka.plan.costs import Traced
 from loka.plan.evidence import Known, check_sites, open_profile
 from loka.plan.forward_mods import with_forward_mods
+from loka.plan.gains import with_gains
 from loka.plan.interaction_rules import check_interactions, interactions_asked
 from loka.plan.measured import open_measurements
 from loka.plan.modded_sites import known_of
+from loka.plan.mods import check_forward_mods, forwards_made, mod_plans
 from loka.plan.plan import AS_IS, Plan, Target
 from loka.plan.resolve import Situation, resolve
 from loka.plan.rewrites import Rewrites, Wish, rewrite, scopes_of, wish_of, with_regions
@@ -47,12 +50,13 @@ _FIELDS = ("model.factory", "model.inputs", "model.batch_size", "model")
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A policy's model and its sites."""
+    """A policy's model, changed by its mods, and its sites."""
 
     policy: Policy
     built: BuiltModel
     sites: tuple[Site, ...]
     settings: tuple[SiteSettings, ...]
+    adapted: Adapted
     siblings: tuple[tuple[str, ...], ...] = ()  # names of sites that seem to read one tensor
 
 
@@ -75,14 +79,24 @@ def make_plan(path: str | os.PathLike[str]) -> Plan:
     return planned(path).plan
 
 
-def planned(path: str | os.PathLike[str]) -> Planned:
-    """The plan of a policy, as `make_plan` makes it, with the profile and the measurements."""
+def planned(path: str | os.PathLike[str], gains: bool = False) -> Planned:
+    """The plan of a policy, as `make_plan` makes it, with the profile and the measurements.
+
+    With `gains` each mod says what it gains by the measurements; that takes one more plan for each of them.
+    """
     with _garbage_later():
         policy = load_policy(os.fspath(path))
         known = open_profile(policy)
         measurements = open_measurements(policy)
         kernels = () if policy.measurements is not None else _WITH_TORCH
-        return Planned(plan_of(examine(policy), known, measurements, kernels), known, measurements)
+
+        def plan(policy: Policy) -> Plan:
+            return plan_of(examine(policy), known, measurements, kernels)
+
+        made = plan(policy)
+        if gains and measurements is not None:
+            made = with_gains(made, policy, plan)
+        return Planned(made, known, measurements)
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
@@ -106,16 +120,16 @@ def model_sites(factory: str, inputs: str | None, batch_size: int) -> tuple[Site
 
 
 def examine(policy: Policy) -> Examined:
-    """Build a policy's model, find its sites, and apply the rules to them."""
+    """Build a policy's model, change it by the policy's mods, find its sites, and apply the rules to them."""
     with _placed(policy), current_directory_importable():
-        built = build_model(policy.model.factory, policy.model.inputs, policy.model.batch_size)
+        built, adapted = built_model(policy)
         found = find_sites(built)
     sites = found.sites
     facts = [
         SiteFacts(site.name, site.kind.value, site.rows.at(built.batch_size), site.k, site.n, site.share)
         for site in sites
     ]
-    return Examined(policy, built, sites, resolve_settings(policy, facts), found.siblings)
+    return Examined(policy, built, sites, resolve_settings(policy, facts), adapted, found.siblings)
 
 
 class Recorded(Costs, Protocol):
@@ -149,6 +163,7 @@ def plan_of(
     tracer = Tracer(model, _inputs(policy, examined.built))
     with current_directory_importable():
         modded = with_forward_mods(policy.mods, sites, settings, examined.siblings, tracer)
+    check_forward_mods(policy.mods, modded)
     sites, settings = modded.sites, modded.settings
     trace = CarryingTracer(RewritingTracer(tracer, modded.changes), streams_asked(policy, model))
     evidence = known_of(known, sites)
@@ -166,8 +181,7 @@ def plan_of(
         plans = resolve(sites, settings, situation, rewrites.refused, traced)
     plans = with_regions(plans, rewrites)
     check_interactions(policy, model, rewrites.interactions)
-    for each in trace.asked:
-        check_streams(each, carried_streams(each, trace, rewrites.forwards, rewrites.streamless), model)
+    streams = checked_streams(trace, rewrites.forwards, rewrites.streamless, model)
     return Plan(
         name=policy.name,
         target=situation.target,
@@ -180,6 +194,7 @@ def plan_of(
         rule_notes=tuple((rule.source, rule.note) for rule in policy.rules if rule.note),
         profile=(known.name, known.sha256) if known is not None else None,
         measurements=(costs.name, costs.sha256) if costs is not None else None,
+        mods=mod_plans(policy, examined.adapted, {**forwards_made(policy, modded, rewrites.interactions), **streams}),
     )
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from loka.kernels.parts import Source
+from loka.mods.adaptation import Adaptation, Setting, Unchanged
+from loka.mods.rewritten import Rewritten
 from loka.numerics.names import Accumulation, Gemm
 from loka.policy.settings import Assignment, OperandRecipe
 from loka.probe.profile import Interval, Verdict
@@ -176,6 +178,31 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
+class Gain:
+    """What one mod gains by the measurements: the model planned without it, less the model as it is planned."""
+
+    us: float  # of the sites in a training step; negative where the mod costs
+    share: float  # of the time without it
+
+
+@dataclass(frozen=True, slots=True)
+class ModPlan:
+    """What one entry of the policy's `mods` does."""
+
+    use: str
+    source: str  # "mod 2: block_norm"
+    place: str  # "ranker.yaml:14", the file as `Plan.policy_files` has it
+    exact: bool  # the function stays the same, up to rounding; else the model has to be trained anew
+    promise: str
+    settings: tuple[tuple[str, Setting], ...] = ()
+    adaptations: tuple[Adaptation, ...] = ()  # of the model's modules, before its sites are found
+    rewritten: tuple[Rewritten, ...] = ()  # of owners' forwards, in which the sites stand
+    unchanged: tuple[Unchanged, ...] = ()  # what it was asked for and leaves as it is
+    note: str = ""  # why it is there, as the policy says
+    gain: Gain | None = None  # None where it was not asked for, or measurements do not say
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Everything that code generation needs. Serialises to the same bytes on every machine (`loka.plan.serial`)."""
 
@@ -190,6 +217,12 @@ class Plan:
     rule_notes: tuple[tuple[str, str], ...] = ()  # ("rule 2: layers.*.mlp.*", why the rule is there)
     profile: tuple[str, str] | None = None  # (file from the policy's directory, sha256)
     measurements: tuple[str, str] | None = None  # (the set's name, sha256)
+    mods: tuple[ModPlan, ...] = ()  # as the policy has them
+
+    @property
+    def adaptations(self) -> tuple[Adaptation, ...]:
+        """What mods change in the model before its sites are found, in order."""
+        return tuple(adaptation for mod in self.mods for adaptation in mod.adaptations)
 
     @property
     def share_fp8(self) -> float:

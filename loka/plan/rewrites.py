@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from loka.errors import LokaError
-from loka.kernels.rendered_specs import ACTIVATIONS, NORMS
+from loka.kernels.rendered_specs import ACTIVATIONS, GATES, NORMS
+from loka.kernels.widths import LARGEST_HELD
 from loka.mods.fuse_interaction import Interacting
 from loka.mods.streams import Stream, inner
 from loka.numerics.names import Compute, Fuse, Gemm, Range, Scaling
@@ -29,7 +30,7 @@ from loka.sites.straight import Region, SiteCall, Statement, StraightForward
 
 OUTSIDE = "its Parameter belongs to a module outside of the one that multiplies by it"
 SEVERAL = "it stands for several calls of one Parameter, which cannot be told apart"
-_KNOWN = Known(frozenset(NORMS), frozenset(ACTIVATIONS))
+_KNOWN = Known(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,11 @@ class Wish:
     fused: tuple[Site, ...] = ()  # their neighbours are to be taken along
     kept: frozenset[str] = frozenset()  # names of those whose GEMMs stay in the model's dtype
     chained: frozenset[str] = frozenset()  # names of those in `fused` whose operands are those of a chain
-    changed: frozenset[str] = frozenset()  # names of those in `parameters` that mods changed, whatever they run in
     apart: frozenset[str] = frozenset()  # owners in which chained linears of several modules are not to be joined
     crossed: tuple[Site, ...] = ()  # linears that cross layers may follow
     together: tuple[tuple[str, str], ...] = ()  # of these: the module that holds all that belong together
     owners: frozenset[str] = frozenset()  # modules whose interactions are to be fused
+    changed: frozenset[str] = frozenset()  # names of those in `parameters` that mods changed, whatever they run in
     streams: tuple[Stream, ...] = ()  # modules whose residual sums are to be carried
 
     @property
@@ -59,11 +60,11 @@ class Wish:
             tuple(site for site in self.fused if site.name in names),
             frozenset(name for name in self.kept if name in names),
             frozenset(name for name in self.chained if name in names),
-            frozenset(name for name in self.changed if name in names),
             self.apart,
             tuple(site for site in self.crossed if site.name in names),
             tuple((name, owner) for name, owner in self.together if name in names),
             self.owners,
+            frozenset(name for name in self.changed if name in names),
             self.streams,
         )
 
@@ -138,9 +139,9 @@ def wish_of(
 ) -> Wish:
     """The sites of a plan that cannot be patched by a forward of their own, or shall not.
 
-    Among them those that mods changed, and those with `fuse: always` that the policy or the measurements keep: only the
-    kernels around their GEMMs are replaced. `asked` says where interactions are to be fused, `streams` where residual
-    sums are to be carried.
+    Among them those that mods changed, `changed` by name, and those with `fuse: always` that the policy or the
+    measurements keep: only the kernels around their GEMMs are replaced. `asked` says where interactions are to be
+    fused, `streams` where residual sums are to be carried.
     """
     asked = asked or Interacting()
     interacting = {site.name for site in asked.sites}
@@ -161,8 +162,8 @@ def wish_of(
             if _is_of_a_chain(plan):
                 chained.add(site.name)
     crossed = tuple(site for site in asked.sites if site.kind is Kind.LINEAR)
-    asking = (crossed, asked.together, asked.owners, streams)
-    return Wish(tuple(parameters), tuple(fused), frozenset(kept), frozenset(chained), changed, frozenset(), *asking)
+    asking = (crossed, asked.together, asked.owners, changed, streams)
+    return Wish(tuple(parameters), tuple(fused), frozenset(kept), frozenset(chained), frozenset(), *asking)
 
 
 def _may_be_fused_as_it_is(plan: SitePlan, wanted: SiteSettings) -> bool:

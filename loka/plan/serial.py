@@ -18,12 +18,13 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from loka.errors import InputError
-from loka.plan.plan import Binding, Candidate, GemmPlan, Plan, SitePlan, SiteTiming, Skipped, Target
+from loka.plan.plan import Binding, Candidate, GemmPlan, ModPlan, Plan, SitePlan, SiteTiming, Skipped, Target
 from loka.policy.settings import Assignment
 from loka.sites.site import Site
 
 FORMAT = "loka.plan"
-VERSION = 2  # 2: measurements, and kernels by rows; a plan without any of it is written as 1
+# 2: measurements, and kernels by rows; 3: mods. A plan is written in the first version that has all it says.
+VERSION = 3
 
 Row = TypeVar("Row", bound=Hashable)
 
@@ -54,7 +55,7 @@ class _PlanFile:
     """The layout of plan.json."""
 
     format: Literal["loka.plan"]
-    version: Literal[1, 2]
+    version: Literal[1, 2, 3]
     name: str
     target: Target
     batch_size: int
@@ -70,6 +71,7 @@ class _PlanFile:
     profile: tuple[str, str] | None = None
     measurements: tuple[str, str] | None = None
     timings: tuple[_TimingRow, ...] = ()
+    mods: tuple[ModPlan, ...] = ()
 
 
 class _Table(Generic[Row]):
@@ -121,9 +123,13 @@ def to_json(plan: Plan) -> str:
         ("profile", plan.profile is not None),
         ("measurements", plan.measurements is not None),
         ("timings", bool(data["timings"])),
+        ("mods", bool(plan.mods)),
     ):
         if not there:
             del data[name]
+    for mod in data.get("mods", ()):
+        if mod["gain"] is None:
+            del mod["gain"]
     for site in data["sites"]:
         _show_timing(site)
         if not site["site"]["members"]:
@@ -136,9 +142,9 @@ def to_json(plan: Plan) -> str:
             del decision["by_rows"]
     for binding in data["bindings"]:
         _show_even(binding)
-        _show_crosses(binding)
         if binding["forward"] is not None and not binding["forward"]["rewritten"]:
             del binding["forward"]["rewritten"]
+        _show_crosses(binding)
     return "{\n" + ",\n".join(f" {_dump(key)}: {_value(data[key])}" for key in sorted(data)) + "\n}\n"
 
 
@@ -217,7 +223,7 @@ def _to_file(plan: Plan) -> _PlanFile:
         rows.append(_SiteRow(site.site, gemms, history, *around))
     return _PlanFile(
         format="loka.plan",
-        version=2 if plan.measurements or any(decision.by_rows for decision in decisions.rows) else 1,
+        version=_version(plan, decisions.rows),
         name=plan.name,
         target=plan.target,
         batch_size=plan.batch_size,
@@ -233,7 +239,14 @@ def _to_file(plan: Plan) -> _PlanFile:
         profile=plan.profile,
         measurements=plan.measurements,
         timings=tuple(timings.table.rows),
+        mods=plan.mods,
     )
+
+
+def _version(plan: Plan, decisions: Iterable[GemmPlan]) -> Literal[1, 2, 3]:
+    if plan.mods:
+        return 3
+    return 2 if plan.measurements or any(decision.by_rows for decision in decisions) else 1
 
 
 def _from_file(file: _PlanFile) -> Plan:
@@ -253,6 +266,7 @@ def _from_file(file: _PlanFile) -> Plan:
         rule_notes=file.rule_notes,
         profile=file.profile,
         measurements=file.measurements,
+        mods=file.mods,
     )
 
 

@@ -13,6 +13,7 @@ from loka.policy.settings import SiteFacts
 
 MAX_CANDIDATES = 2000
 MAX_HINTS = 3
+_NO_GEMM = "the model has no GEMM: correct the factory"
 
 
 def dead_patterns(rules: Sequence[Rule], facts: Sequence[SiteFacts]) -> list[Problem]:
@@ -27,7 +28,7 @@ def dead_patterns(rules: Sequence[Rule], facts: Sequence[SiteFacts]) -> list[Pro
         if dead and candidates is None:
             candidates = _candidates(names)
         for pattern in dead:
-            message = f"{pattern.text!r} matches no site; {_hint(pattern, candidates or [], names)}"
+            message = f"{pattern.text!r} matches no site; {_hint(pattern, candidates or [], _NO_GEMM)}"
             problems.append(problem(pattern.place, f"{message}, or set optional: true"))
         if not dead and not any(map(rule.match.matches, facts)):
             message = f"no site is {rule.match.text}; {_what_there_is(rule.match, facts)}, or set optional: true"
@@ -35,9 +36,14 @@ def dead_patterns(rules: Sequence[Rule], facts: Sequence[SiteFacts]) -> list[Pro
     return problems
 
 
-def _hint(pattern: Pattern, candidates: list[str], names: list[str]) -> str:
-    if not names:
-        return "the model has no GEMM: correct the factory"
+def hint(pattern: Pattern, names: Sequence[str], nothing: str) -> str:
+    """What to write instead of a pattern that matches none of some names; `nothing` where there is no name."""
+    return _hint(pattern, _candidates(names), nothing)
+
+
+def _hint(pattern: Pattern, candidates: list[str], nothing: str) -> str:
+    if not candidates:
+        return nothing
     word = _as_glob(pattern.text)
     close = difflib.get_close_matches(word, candidates, n=MAX_HINTS, cutoff=0.6)
     if close:
@@ -46,7 +52,7 @@ def _hint(pattern: Pattern, candidates: list[str], names: list[str]) -> str:
     return f"the model has, for example, {shown}: correct it"
 
 
-def _candidates(names: list[str]) -> list[str]:
+def _candidates(names: Sequence[str]) -> list[str]:
     """Patterns that match something: names with their numbers starred, the names themselves, and what begins them."""
     starred = dict.fromkeys(_starred(name) for name in names)
     begins = dict.fromkeys(
@@ -71,7 +77,7 @@ def _as_glob(text: str) -> str:
 def _what_there_is(match: Match, facts: Sequence[SiteFacts]) -> str:
     """The kinds and the ranges of the model, as far as the mapping asks about them."""
     if not facts:
-        return "the model has no GEMM: correct the factory"
+        return _NO_GEMM
     parts = []
     if match.kind is not None:
         counts = Counter(site.kind for site in facts)

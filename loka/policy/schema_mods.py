@@ -79,9 +79,9 @@ class HardSwish(ModFields):
 
 
 class NormFirst(ModFields):
-    """Normalise a site's input rather than its output. Matched: norms. A new model, to be trained."""
+    """Normalise the input of a linear rather than its output. Matched: linears. A new model, to be trained."""
 
-    use: Literal["norm_first"] = Field(title="Mod", description="Normalise the input of a site, not its output.")
+    use: Literal["norm_first"] = Field(title="Mod", description="Normalise the input of a linear, not its output.")
 
 
 class MergeSiblings(ModFields):

@@ -26,7 +26,7 @@ class ChainStage:
     linear: int  # the GEMM's place in `StraightForward.statements`
     before: ChainNorm | None = None
     after: ChainNorm | None = None
-    activation: str | None = None  # "silu"
+    activation: str | None = None  # "silu"; "gate_sigmoid": it multiplies what the norm `after` takes
     times: Ref | None = None  # what the linear's result is multiplied by: a local from outside the chain
     residual: Ref | None = None  # what is added then: a local from outside, or an earlier stage's result
 
@@ -49,6 +49,7 @@ class Known:
 
     norms: frozenset[str]
     activations: frozenset[str]
+    largest_block: int = 2**14  # of a block_norm
 
 
 def find_chains(
@@ -134,6 +135,10 @@ class _Finder:
                     last += 1
                     inside.add(self._statements[last].target)
         run = norm_starting_at(self._statements, last + 1) if last < end else None
+        gate = self._gate(last, run, end, inside, width) if run is not None else None
+        if run is not None and gate is not None:
+            gated = replace(stage, after=run.norm, activation=gate, times=found["mul"], residual=found["add"])
+            return run.last + 2, gated
         if run is not None and run.last <= end and self._takes(run, width) and self._goes_on(last, run.last, inside):
             last, after = run.last, run.norm
             inside.update(self._statements[place].target for place in range(run.first, run.last + 1))
@@ -141,6 +146,24 @@ class _Finder:
             activation = self._activation(last + 1)
             last += activation is not None
         return last, replace(stage, after=after, activation=activation, times=found["mul"], residual=found["add"])
+
+    def _gate(self, last: int, run: NormRun, end: int, inside: Collection[str], width: int) -> str | None:
+        """The gate where an activation of a norm's result multiplies what the norm took, and nothing else reads these.
+
+        That is y * sigmoid(norm(y)), over the statements of the norm and the two after it.
+        """
+        if run.last + 2 > end or not self._takes(run, width) or not self._goes_on(last, run.last + 2, inside):
+            return None
+        act, product = self._statements[run.last + 1], self._statements[run.last + 2]
+        normed, taken = self._statements[run.last].target, self._statements[last].target
+        read = [self._readers.get(target) for target in (normed, act.target)]
+        alone = read == [{run.last + 1}, {run.last + 2}] and act.operands[0].text == normed
+        gate = f"gate_{act.op}"
+        if not alone or gate not in self._known.activations or not _is_plain_activation(act):
+            return None
+        factors = {ref.text for ref in product.operands}
+        plain = product.op == "mul" and product.template in _PAIRS["mul"]
+        return gate if plain and factors == {taken, act.target} else None
 
     def _goes_on(self, last: int, end: int, inside: Collection[str]) -> bool:
         """Whether only the statements after `last` up to `end` read it, and these read nothing else of the chain."""
@@ -161,7 +184,8 @@ class _Finder:
             return False
         block = run.norm.width
         divides = width % block == 0 if width else run.divides
-        return run.norm.kind != "block_norm" or (divides and block & (block - 1) == 0)
+        fits = block & (block - 1) == 0 and block <= self._known.largest_block
+        return run.norm.kind != "block_norm" or (divides and fits)
 
     def _activation(self, place: int) -> str | None:
         statement = self._statements[place]

@@ -12,7 +12,7 @@ from torch import nn
 from loka.sites.chains import readers_of
 from loka.sites.norms import norm_ending_at, norm_starting_at
 from loka.sites.site import Kind, Site
-from loka.sites.source import functions_of, is_block_norm
+from loka.sites.source import functions_of, is_block_norm, is_swish_norm
 from loka.sites.source import names_in as names_in_code
 from loka.sites.straight import RefKind, Region, Statement, StraightForward
 from loka.sites.trace import has_hooks
@@ -221,8 +221,10 @@ def _owner_around(site: Site, modules: dict[str, nn.Module], chained: bool) -> s
 
 
 def _is_one(module: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
-    """Whether a module is of such a type, or a block norm where norms are among these."""
-    return isinstance(module, types) or (nn.RMSNorm in types and is_block_norm(module))
+    """Whether a module is of such a type, or a block norm or a SwishNorm where norms or activations are among these."""
+    if isinstance(module, types) or (nn.RMSNorm in types and is_block_norm(module)):
+        return True
+    return nn.Sigmoid in types and is_swish_norm(module)
 
 
 def _uses(parent: nn.Module, types: tuple[type[nn.Module], ...], names: frozenset[str]) -> bool:
@@ -264,7 +266,7 @@ def _norms_and_activations(owner: str, path: str, modules: dict[str, nn.Module])
     for name, child in modules[".".join(filter(None, (owner, path)))].named_children():
         if type(child) in _INLINABLE and not has_hooks(child):
             yield f"{path}.{name}".lstrip(".")
-        elif is_block_norm(child) and not any(has_hooks(part) for part in child.modules()):
+        elif (is_block_norm(child) or is_swish_norm(child)) and not any(has_hooks(part) for part in child.modules()):
             yield from (f"{path}.{name}.{inner}".strip(".") for inner, _ in child.named_modules())
 
 

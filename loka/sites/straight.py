@@ -161,4 +161,4 @@ class StraightForward:
     mixes: tuple[Mix, ...] = ()
     joins: tuple[Join, ...] = ()
     crosses: tuple[Cross, ...] = ()
-    rewritten: bool = False  # by mods, to the same function up to rounding; then it is wanted whatever runs in FP8
+    rewritten: tuple[str, ...] = ()  # by these mods, to the same function; then it is wanted whatever runs in FP8

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from loka.bench import dispatch_run
+from loka.bench import dispatch_cases, dispatch_run
 from loka.bench.dispatch_bound import bound_us
 from loka.bench.dispatch_cases import COMPILED, DISPATCH, FUSED, SHAPES, SINGLES, decisions, gemm_words, is_rendered
 from loka.bench.dispatch_run import AS_COMPILED, Line, read_lines, run_dispatch
@@ -22,6 +22,7 @@ from loka.bench.regions import Shape
 from loka.bench.roofline import PEAKS
 from loka.bench.steps import Measured
 from loka.bench.timing import Timing
+from loka.codegen import chain_shapes, render_package
 from loka.errors import InputError
 from loka.kernels.measurements import Measurement, Measurements, Versions
 from loka.kernels.part_bounds import bound_us as part_us
@@ -29,7 +30,7 @@ from loka.kernels.parts import Part, Work
 
 MACHINE = Versions("NVIDIA H100 80GB HBM3", "9.0", "580.65.06", "13.0", "13.1.1", "2.11.0", "3.6.0", "")
 SHAPE = Shape(8192, 2048, 1024)
-WIDE = Shape(256, 64, 20000)  # wider than a rendered kernel
+WIDE = Shape(256, 64, 20000)  # wider than a program holds
 
 
 def known(fp8: float = 0.5, fast: float = 1.0, fbgemm: float = 0.0) -> Measurements:
@@ -97,7 +98,20 @@ def test_where_fp8_loses_everything_stays_in_bf16(workshop: Workshop) -> None:
     assert {plan.runs for plan in plans.values()} == {"fprop as-is, dgrad as-is, wgrad as-is"}
 
 
-def test_wide_regions_need_the_compiler(workshop: Workshop) -> None:
+def test_wide_regions_are_rendered_in_chunks(workshop: Workshop) -> None:
+    plans = decisions(WIDE, workshop, known(fp8=0.01))
+    assert {gemm.kernel for gemm in plans[DISPATCH].sites[0].gemms} == {"torch.scaled_mm"}
+    made = plans[DISPATCH].plan()
+    assert is_rendered(made)
+    text = render_package(made)["triton_kernels.py"]
+    assert "def layer_norm_e4m3_20000(" in text
+    assert "def layer_norm_backward_20000(" in text
+    assert "tl.range(0, 20000, 8192" in text
+
+
+def test_regions_wider_than_any_kernel_need_the_compiler(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (dispatch_cases, chain_shapes):
+        monkeypatch.setattr(module, "LARGEST_WIDTH", 10000)
     plans = decisions(WIDE, workshop, known(fp8=0.01))
     assert not is_rendered(plans["cublas-precise"].plan())
 

@@ -16,7 +16,7 @@ from loka.bench.record import AllParts, measure
 from loka.bench.record_check import Check
 from loka.bench.record_clock import GraphClock
 from loka.bench.record_gemms import TRITON, Gemms
-from loka.bench.record_grid import POWERS, WIDTHS, gemm_sizes, grid, kinds
+from loka.bench.record_grid import POWERS, WIDE, WIDTHS, gemm_sizes, grid, kinds
 from loka.bench.record_kernels import PACKAGE, TILINGS, Kernels, product_of
 from loka.bench.record_producers import Producers
 from loka.bench.record_specs import parse_around, parse_written, specs_of
@@ -119,7 +119,7 @@ def test_every_part_of_the_grid_can_be_prepared_for() -> None:
             assert specs_of(part) or part.work is Work.COPY
         elif part.kernel == TRITON:
             assert product_of(part).k == part.contraction
-    assert {part.columns for part in grid(("forward",))} == set(WIDTHS)
+    assert {part.columns for part in grid(("forward",))} == {*WIDTHS, *(width for _, width in WIDE)}
 
 
 def test_kinds_of_parts_can_be_chosen() -> None:

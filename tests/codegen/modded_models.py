@@ -110,10 +110,9 @@ def deep_inputs(batch):
 SIZES = {}
 
 def sized():
-    if "rank" in SIZES and "dim" in SIZES and SIZES["kind"] == "wukong":
-        sizes = {key: SIZES[key] for key in ("embeddings", "dim", "layers", "rank", "mods")}
-        return seeded(Wukong(WukongSizes(**sizes, hidden=32)))
     sizes = {key: SIZES[key] for key in ("embeddings", "dim", "layers", "rank")}
+    if SIZES["kind"] == "wukong":
+        return seeded(Wukong(WukongSizes(**sizes, hidden=32)))
     return seeded(DCNv2(DCNSizes(**sizes, over=(24,))))
 
 def sized_inputs(batch):

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from loka.codegen import render_package
 from loka.kernels.rendered_specs import BLOCK
+from loka.mods.modules import BlockNorm
 from loka.plan.make import make_plan
 from loka.sites.chains import Known, find_chains
-from loka.zoo.blocknorm import BlockNorm
 
 KNOWN = Known(frozenset({"block_norm", "rms_norm"}), frozenset({"hardswish"}))
 
@@ -78,10 +78,12 @@ def body(norm: Callable[[], nn.Module], hidden: int = 512, bias: bool = False) -
 FORMS = [BlockNorm, ByShape, BySizes, ByReshape]
 
 
-def stages_of(module: nn.Module, sizes: dict[str, tuple[int, int]] | None = None) -> list[tuple[str | None, ...]]:
+def stages_of(
+    module: nn.Module, sizes: dict[str, tuple[int, int]] | None = None, known: Known = KNOWN
+) -> list[tuple[str | None, ...]]:
     """For each chain, the kinds of its stages' norms."""
     forward = chains.traced(module, lambda batch: torch.randn(batch, 48))
-    found = find_chains(forward, forward.regions, KNOWN, sizes=sizes)
+    found = find_chains(forward, forward.regions, known, sizes=sizes)
     return [tuple(stage.after.kind if stage.after else None for stage in chain.stages) for chain in found]
 
 
@@ -91,6 +93,12 @@ SIZES = {"body.0": (48, 512), "body.3": (512, 32)}
 @pytest.mark.parametrize("norm", FORMS)
 def test_every_form_is_one_chain(norm):
     assert stages_of(body(norm), SIZES) == [("block_norm", None)]
+
+
+def test_a_block_that_no_kernel_holds_ends_the_chain():
+    small = Known(KNOWN.norms, KNOWN.activations, largest_block=128)
+    assert stages_of(body(BlockNorm), SIZES, small) == [(None,), (None,)]
+    assert stages_of(body(BlockNorm), SIZES, Known(KNOWN.norms, KNOWN.activations, 256)) == [("block_norm", None)]
 
 
 def test_without_sizes_only_what_shows_that_blocks_divide():
@@ -194,7 +202,7 @@ MODEL = """
 import torch
 from torch import nn
 
-from loka.zoo.blocknorm import BlockNorm
+from loka.mods.modules import BlockNorm
 
 
 class Layer(nn.Module):

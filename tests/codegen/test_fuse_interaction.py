@@ -37,6 +37,11 @@ def test_cross_layers_of_a_model_that_is_kept_are_fused_and_exact(workplace: Wor
     assert "add, flatten_passed = kernels.cross_itself_96_passing(up, self.cross[0].up.bias, flatten)" in text
     assert "add_2 = kernels.cross_96(up_2, self.cross[2].up.bias, " in text
     assert {site.site.name: site.region for site in plan.sites}["cross.1.up"] == ("linear", "mul", "add")
+    (said,) = plan.mods
+    assert said.exact
+    assert [(each.owner, each.sites, each.what) for each in said.rewritten] == [
+        (f"cross.{number}", (f"cross.{number}.up",), "a cross layer, 96 wide") for number in range(3)
+    ]
     model = workplace.models.dcnv2()
     for batch in (33, 1):
         equal_but_for_rounding(model, package, torch.randn(batch, 6, 16))
@@ -83,9 +88,10 @@ def test_beside_linears_in_fp8(workplace: Workplace, fuse: str) -> None:
 
 
 def test_in_a_chain_the_chain_has_it(workplace: Workplace) -> None:
-    _, files, _ = workplace.make(
+    plan, files, _ = workplace.make(
         "dcnv2", "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always"
     )
+    assert plan.mods[0].rewritten[0].what == "a cross layer, 96 wide, in the chain of its GEMMs"
     assert "kernels.cross" not in files["modules.py"]
     assert "kernels.linear_to_" in files["modules.py"]
 
@@ -129,17 +135,22 @@ SHAPES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.filterwarnings("ignore::loka.dispatch.NewModelWarning")
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shape=SHAPES, batch=st.integers(1, 9))
 def test_any_shape_is_the_same_function(workplace: Workplace, shape: dict[str, object], batch: int) -> None:
     workplace.models.SIZES.clear()
     workplace.models.SIZES.update(shape)
-    _, files, package = workplace.make("sized", inputs="sized_inputs")
     wukong = shape["kind"] == "wukong"
+    normed = "{use: block_norm, optional: true}, " if shape["mods"] else ""
+    _, files, package = workplace.make("sized", mods=f"{normed}{{use: fuse_interaction}}", inputs="sized_inputs")
     for kind in ("mix_", "join_") if wukong else ("cross_",):
         assert f"kernels.{kind}" in files["modules.py"], kind
     x = workplace.models.sized_inputs(batch)[0]
-    equal_but_for_rounding(workplace.models.sized(), package, x, limit=2e-4)
+    model = workplace.models.sized()
+    if hasattr(package, "adapt"):
+        package.adapt(model)
+    equal_but_for_rounding(model, package, x, limit=2e-4)
 
 
 @pytest.mark.parametrize(

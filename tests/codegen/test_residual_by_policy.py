@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarnin
 
 HIGH, FUSED = "{use: residual_high_precision}", "{use: fuse_interaction}"
 TURNED = "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always"
-WUKONG = {"kind": "wukong", "embeddings": 16, "dim": 24, "layers": 3, "rank": 4, "mods": False}
+WUKONG = {"kind": "wukong", "embeddings": 16, "dim": 24, "layers": 3, "rank": 4}
 
 
 @pytest.fixture
@@ -52,7 +52,12 @@ def test_the_model_in_wide_dtypes_is_the_same_function(workplace: Workplace, nam
     factory, inputs, model, x = model_of(workplace, name)
     plan, files, package = workplace.make(factory, mods=mods, inputs=inputs)
     assert [binding.modules for binding in plan.bindings] == [("",)]  # one stream through all layers
-    assert files["modules.py"].count("_wide = flatten.to(" if name == "dcn" else "x_wide = x.to(") == 2  # and frozen
+    classes = files["modules.py"].split("\nclass ")[1:]
+    assert all(text.count("_wide = flatten.to(" if name == "dcn" else "x_wide = x.to(") == 1 for text in classes)
+    (said,) = (mod for mod in plan.mods if mod.use == "residual_high_precision")
+    assert said.exact
+    assert [(each.owner, each.what[:27]) for each in said.rewritten] == [("", "3 residual sums in float32:")]
+    assert said.unchanged == ()
     kernels = {"dcn": ("kernels.cross_96(",), "wukong": ("kernels.mix_", "kernels.join_2_residual_")}[name]
     assert all((kernel in files["modules.py"]) == (FUSED in mods) for kernel in kernels)
     assert render_package(from_json(to_json(plan))) == files
@@ -70,7 +75,10 @@ def test_the_sums_of_a_model_in_bfloat16_are_nearer_to_float64(workplace: Workpl
         errors.append((low(x.bfloat16()).double() - exact).norm())
         with package.apply(low):
             errors.append((low(x.bfloat16()).double() - exact).norm())
-            assert low(x.bfloat16()).dtype == torch.bfloat16
+            high = low(x.bfloat16())
+            assert high.dtype == torch.bfloat16
+        with package.apply(low, mode="infer"):
+            assert torch.equal(low(x.bfloat16()), high)
     assert errors[1] < 0.6 * errors[0]
 
 
@@ -139,6 +147,8 @@ def test_each_layer_alone_where_the_layers_are_named(workplace: Workplace) -> No
 
 def test_where_the_model_cannot_be_traced_the_modules_that_add_are_taken(workplace: Workplace) -> None:
     plan, _, package = workplace.make("hidden", mods=HIGH)
+    assert plan.mods[0].unchanged[0].name == ""
+    assert "with torch.no_grad()" in plan.mods[0].unchanged[0].reason
     assert {name for binding in plan.bindings for name in binding.modules} == {"cross.0", "cross.1", "cross.2"}
     equal_but_for_rounding(workplace.models.hidden(), package, torch.randn(9, 6, 16))
 

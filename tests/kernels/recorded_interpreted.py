@@ -50,6 +50,21 @@ def same_tiles(package: Package, both: BothWays, arguments: list[torch.Tensor]) 
         assert near(got["dadd"].sum(0, keepdim=True), expected["dadd"]), both
 
 
+def check_norm(package: Package, spec, rows: int) -> None:
+    """A norm under a known scale, with an element that is not finite."""
+    inputs = random_inputs(rows, spec.width, torch.float32)
+    inputs.tensors["x"][0, 1] = torch.inf
+    scale = torch.full((1, 1), 2.0**-5 if spec.norm or spec.activation else 1.0) * 448.0 / spec.how.limit
+    if spec.norm or spec.activation:
+        forward = isinstance(spec, NormForward)
+        named = [inputs.tensors[n] for n in spec.parameters if n in inputs.tensors]
+        tensors = named if forward else arguments_of(spec, inputs)
+        tensors = [tensor for tensor in tensors if tensor is not None]
+    else:
+        tensors = [coarse(rows, spec.width)]
+    same_record(package, spec, [*tensors, scale])
+
+
 def main(folder: Path) -> None:
     """All checks; prints how many kernels were compared."""
     widths = (13, 200, 256, 624)
@@ -62,17 +77,7 @@ def main(folder: Path) -> None:
     compared = 0
     for spec in norms:
         for rows in (1, 17):
-            inputs = random_inputs(rows, spec.width, torch.float32)
-            inputs.tensors["x"][0, 1] = torch.inf
-            scale = torch.full((1, 1), 2.0**-5 if spec.norm or spec.activation else 1.0) * 448.0 / spec.how.limit
-            if spec.norm or spec.activation:
-                forward = isinstance(spec, NormForward)
-                named = [inputs.tensors[n] for n in spec.parameters if n in inputs.tensors]
-                tensors = named if forward else arguments_of(spec, inputs)
-                tensors = [tensor for tensor in tensors if tensor is not None]
-            else:
-                tensors = [coarse(rows, spec.width)]
-            same_record(package, spec, [*tensors, scale])
+            check_norm(package, spec, rows)
             compared += 1
     # A row of tiles more than there are.
     operators.programs = lambda x, rows, per_multiprocessor: -(-len(x) // rows) + 1

@@ -1,0 +1,27 @@
+"""What `loka plan` says of mods: what each changed, what it left and why, and what it gains."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from loka.plan.plan import Plan
+
+_SHOWN = 5  # reasons of one mod
+
+
+def print_mods(plan: Plan) -> None:
+    """A line for each mod, and one for each reason why something was left as it is."""
+    from loka.plan.mods import gain_words, left_words, mod_words
+
+    if not plan.mods:
+        return
+    print("Mods:")
+    for mod in plan.mods:
+        gain = gain_words(mod)
+        print(f"  {mod_words(mod)}{f'; {gain}' if gain else ''}")
+        left = left_words(mod.unchanged)
+        for line in left[:_SHOWN]:
+            print(f"    left {line}")
+        if left[_SHOWN:]:
+            print(f"    and {len(left) - _SHOWN} more reasons; --json has all of them")

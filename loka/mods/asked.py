@@ -1,0 +1,75 @@
+"""What an entry of a policy's `mods` asks for, and what is wrong where nothing, or not all of it, can be had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from loka.mods.adaptation import Unchanged
+from loka.mods.mod import Asked
+from loka.policy.dead import hint
+from loka.policy.policy import ModRule, Pattern
+from loka.policy.problems import Problem, problem
+
+_SHOWN = 3  # reasons that one message tells
+
+
+def asked(rule: ModRule) -> Asked:
+    """The entry as a mod is asked it."""
+    return Asked(rule.wants, rule.names, dict(rule.settings))
+
+
+def asked_of(rule: ModRule, wants: Callable[[str], bool], name: str | None = None) -> Asked:
+    """The entry's parameters for other names than its own; `name` is one that stands for itself."""
+    return Asked(wants, lambda other: other == name, dict(rule.settings))
+
+
+def named_problems(rule: ModRule, unchanged: Sequence[Unchanged]) -> list[Problem]:
+    """What a pattern without a wildcard names and the mod cannot change."""
+    return [
+        problem(pattern.place, f"{rule.use} cannot change {left.name!r}: {left.reason}; take it out of match")
+        for left in unchanged
+        if rule.names(left.name)
+        for pattern in rule.match
+        if pattern.text == left.name
+    ]
+
+
+def dead_problems(rule: ModRule, alive: Callable[[Pattern], bool], known: Sequence[str], things: str) -> list[Problem]:
+    """The patterns of an entry, those of `except` too, for which there is nothing; `optional` excuses them.
+
+    `alive` says of a pattern whether there is something that it matches, `known` names what there is, for the nearest,
+    and `things` says what these are: "linear", "site".
+    """
+    if rule.optional:
+        return []
+    return [
+        problem(
+            pattern.place,
+            f"{pattern.text!r} matches no {things}; {hint(pattern, known, _nothing(rule))}, or set optional: true",
+        )
+        for pattern in (*rule.match, *rule.except_)
+        if not alive(pattern)
+    ]
+
+
+def idle_problems(rule: ModRule, unchanged: Sequence[Unchanged], known: Sequence[str]) -> list[Problem]:
+    """An entry that changes nothing, although its patterns match something; `optional` excuses it."""
+    if rule.optional:
+        return []
+    if not known:
+        message = _nothing(rule)
+    elif not unchanged:
+        message = f"{rule.use} changes nothing: all that it matches is excepted; correct except"
+    else:
+        message = f"{rule.use} can change nothing of what it matches: {_reasons(unchanged)}; remove the mod"
+    return [problem(rule.place, f"{message}, or set optional: true")]
+
+
+def _nothing(rule: ModRule) -> str:
+    return f"the model has nothing that {rule.use} could change: remove the mod"
+
+
+def _reasons(unchanged: Sequence[Unchanged]) -> str:
+    reasons: Mapping[str, str] = {each.name: each.reason for each in unchanged}
+    shown = "; ".join(f"{name!r}: {reason}" for name, reason in list(reasons.items())[:_SHOWN])
+    return shown + (f"; and {len(reasons) - _SHOWN} more" if len(reasons) > _SHOWN else "")

@@ -1,0 +1,20 @@
+"""What the mods that rewrite forwards say of themselves, by the names that policies call them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loka.mods import batch_small, fuse_interaction, merge_siblings, pad_alignment
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a mod changes and what that is good for, in one line of `loka plan`."""
+
+    text: str
+    exact: bool  # the function stays the same, up to rounding
+
+
+FORWARD_MODS = {
+    mod.NAME: Promise(mod.PROMISE, mod.EXACT) for mod in (merge_siblings, batch_small, pad_alignment, fuse_interaction)
+} | {"residual_high_precision": Promise("residual sums are carried in a wider dtype: they lose less to rounding", True)}

@@ -1,0 +1,41 @@
+"""What each mod gains: the time of all sites as they are planned, against the same model planned without the mod."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from loka.errors import InputError
+from loka.plan.plan import Gain, Plan
+from loka.plan.summary import total_time
+from loka.policy.policy import Policy
+
+
+def with_gains(plan: Plan, policy: Policy, replan: Callable[[Policy], Plan]) -> Plan:
+    """The plan of a policy with the gain of each of its mods; `replan` plans the policy with one mod fewer."""
+    mods = []
+    for number, mod in enumerate(plan.mods):
+        fewer = (*policy.mods[:number], *policy.mods[number + 1 :])
+        try:
+            without = replan(replace(policy, mods=fewer))
+        except InputError:  # what other mods, or rules, ask for is not there without it
+            mods.append(mod)
+            continue
+        mods.append(replace(mod, gain=gain_of(without, plan)))
+    return replace(plan, mods=tuple(mods))
+
+
+def gain_of(without: Plan, with_it: Plan) -> Gain | None:
+    """By how much the sites of the second plan take less; None where measurements do not have the same sites of both.
+
+    A site that either plan alone has must be timed: a mod may make one site of several.
+    """
+    before, after = total_time(without), total_time(with_it)
+    if before is None or after is None or _untimed(without) != _untimed(with_it):
+        return None
+    gained = round(before.us - after.us, 3)
+    return Gain(gained, round(gained / before.us, 4))
+
+
+def _untimed(plan: Plan) -> frozenset[str]:
+    return frozenset(site.site.name for site in plan.sites if site.timing is None and site.site.calls)

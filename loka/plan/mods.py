@@ -1,0 +1,233 @@
+"""The policy's mods as a plan holds them, in a few words, and which of them a site has to do with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from loka.mods import fuse_interaction
+from loka.mods.adaptation import Adaptation, Unchanged
+from loka.mods.asked import dead_problems, idle_problems, named_problems
+from loka.mods.build import Adapted
+from loka.mods.catalogue import MODEL_MODS
+from loka.mods.conflicts import conflicts
+from loka.mods.promises import FORWARD_MODS
+from loka.mods.rewritten import Rewritten
+from loka.plan.forward_mods import Modded
+from loka.plan.interactions import Interactions
+from loka.plan.plan import ModPlan, Plan
+from loka.plan.summary import pattern_of
+from loka.policy.policy import ModRule, Policy
+from loka.policy.problems import PolicyError, Problem
+
+
+class Forwards(Protocol):
+    """What one entry of the policy's `mods` made of the forwards of owners, and what it left as it is."""
+
+    @property
+    def rewritten(self) -> tuple[Rewritten, ...]: ...
+
+    @property
+    def unchanged(self) -> tuple[Unchanged, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class InForwards:
+    """`Forwards`, as they are."""
+
+    rewritten: tuple[Rewritten, ...] = ()
+    unchanged: tuple[Unchanged, ...] = ()
+
+
+def check_forward_mods(rules: Sequence[ModRule], modded: Modded) -> None:
+    """Raises PolicyError for what is wrong with forward mods: patterns that match nothing, entries that change nothing,
+    sites that an entry names and cannot change, and sites that two entries change.
+    """
+    problems: list[Problem] = []
+    earlier: list[tuple[ModRule, list[str]]] = []
+    for rule in rules:
+        made = modded.made.get(rule.source)
+        if made is None:
+            continue
+        taken = [site for each in made.rewritten for site in each.sites]
+        known = list(dict.fromkeys((*made.known, *taken)))
+        again = [name for _, names in earlier for name in names if rule.wants(name)]
+        found = [*named_problems(rule, made.unchanged), *conflicts(rule, again, earlier)]
+        if not again:
+            found += _dead(rule, known)
+        problems += found if found or taken else idle_problems(rule, made.unchanged, known)
+        earlier.append((rule, taken))
+    if problems:
+        raise PolicyError(problems)
+
+
+def _dead(rule: ModRule, known: Sequence[str]) -> list[Problem]:
+    return dead_problems(rule, lambda pattern: any(map(pattern.matches, known)), known, "site")
+
+
+def forwards_made(policy: Policy, modded: Modded, made: Interactions) -> dict[str, Forwards]:
+    """What each of the policy's mods made of forwards, by the entry's `source`."""
+    return {**modded.made, **_interactions_made(policy, made)}
+
+
+def _interactions_made(policy: Policy, made: Interactions) -> dict[str, Forwards]:
+    found: dict[str, Forwards] = {}
+    for rule in policy.mods:
+        if rule.use != fuse_interaction.NAME:
+            continue
+        fused = [each for each in made.fused if rule.wants(each.owner)]
+        rewritten = tuple(Rewritten(rule.use, each.owner, each.sites, "", each.what) for each in fused)
+        reasons = made.reasons.items()
+        unchanged = tuple(Unchanged(owner, reason) for owner, reason in reasons if rule.wants(owner))
+        found[rule.source] = InForwards(rewritten, unchanged)
+    return found
+
+
+def mod_plans(policy: Policy, adapted: Adapted, forwards: Mapping[str, Forwards]) -> tuple[ModPlan, ...]:
+    """All entries of a policy's `mods`, with what they did; `forwards` by the entry's `source`."""
+    modules = {applied.rule.source: applied for applied in adapted.applied}
+    plans = []
+    for rule in policy.mods:
+        changed, made = modules.get(rule.source), forwards.get(rule.source, InForwards())
+        exact, promise = _promise(rule.use)
+        plans.append(
+            ModPlan(
+                use=rule.use,
+                source=rule.source,
+                place=f"{policy.relative(rule.file)}:{rule.line}",
+                exact=exact,
+                promise=promise,
+                settings=rule.settings,
+                adaptations=changed.adaptations if changed is not None else (),
+                rewritten=made.rewritten,
+                unchanged=(*(changed.unchanged if changed is not None else ()), *made.unchanged),
+                note=rule.note or "",
+            )
+        )
+    return tuple(plans)
+
+
+def _promise(use: str) -> tuple[bool, str]:
+    if use in MODEL_MODS:
+        return MODEL_MODS[use].exact, MODEL_MODS[use].promise
+    return FORWARD_MODS[use].exact, FORWARD_MODS[use].text
+
+
+def changed_words(mod: ModPlan) -> str:
+    """What a mod changed: `12 biases`, `8 LayerNorm -> BlockNorm 256, 2 RMSNorm -> BlockNorm 64`; "nothing"."""
+    counts: Counter[str] = Counter()
+    for adaptation in mod.adaptations:
+        counts[_kind(adaptation)] += len(adaptation.modules)
+    words = [f"{count} {_plural(kind, count)}" for kind, count in counts.items()]
+    made = Counter((pattern_of(each.owner) or "the model itself", each.what) for each in mod.rewritten)
+    words += [f"{what} in {owner}{f' ({count} times)' if count > 1 else ''}" for (owner, what), count in made.items()]
+    return ", ".join(words) or "nothing"
+
+
+def mod_words(mod: ModPlan) -> str:
+    """One line: `block_norm (ranker.yaml:14), a new model to train: 8 LayerNorm -> BlockNorm 256`."""
+    kind = "the same function" if mod.exact else "a new model to train"
+    return f"{mod.use} ({mod.place}), {kind}: {changed_words(mod)}"
+
+
+def gain_words(mod: ModPlan) -> str:
+    """What a mod gains: `gains 12.3 us of a training step, 3.1 % (estimated)`; "" where that is not known."""
+    if mod.gain is None:
+        return ""
+    if mod.gain.us == 0:
+        return "no difference in what is timed"
+    word = "gains" if mod.gain.us >= 0 else "costs"
+    return f"{word} {abs(mod.gain.us):.1f} us of a training step, {100 * abs(mod.gain.share):.1f} % (estimated)"
+
+
+def left_words(unchanged: Sequence[Unchanged]) -> list[str]:
+    """What a mod left, a line for each reason: `layers.*.norm (4): 100 is no multiple of 16`."""
+    groups: dict[tuple[str, str], int] = {}
+    for each in unchanged:
+        key = (pattern_of(each.name) or "the model itself", each.reason)
+        groups[key] = groups.get(key, 0) + 1
+    return [f"{name}{f' ({count})' if count > 1 else ''}: {reason}" for (name, reason), count in groups.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """What one mod did at a site, or beside it."""
+
+    mod: str  # "mod 2: block_norm"
+    place: str  # "ranker.yaml:14"
+    what: str  # "layers.0.fmb.1: LayerNorm -> BlockNorm 256"
+    note: str = ""
+
+
+def touches(plan: Plan, site: str) -> tuple[Touch, ...]:
+    """What mods did at a site of the plan or its neighbours: modules beside it that no other site stands between."""
+    beside = _beside(plan, site)
+    owner = next((each.site.owner for each in plan.sites if each.site.name == site), "")
+    found = []
+    for mod in plan.mods:
+        whats = [
+            f"{name}: {_kind(adaptation)}"
+            for adaptation in mod.adaptations
+            for name in adaptation.modules
+            if name in (site, owner) or beside(name)
+        ]
+        whats += [each.what for each in mod.rewritten if site in (each.site, *each.sites)]
+        whats += [f"left as it is: {each.reason}" for each in mod.unchanged if each.name == site]
+        found += [Touch(mod.source, mod.place, what, mod.note) for what in whats]
+    return tuple(found)
+
+
+class _Beside:
+    """Whether a module stands beside a site: of the same parent, and in a list, with no other site between the two."""
+
+    def __init__(self, site: str, sites: Sequence[str]) -> None:
+        self._sites = frozenset(sites)
+        self._parent, _, own = site.rpartition(".")
+        numbers = [int(last) for parent, last in map(_split, sites) if parent == self._parent and last.isdecimal()]
+        self._between: tuple[float, float] | None = None
+        if own.isdecimal():
+            below = max((number for number in numbers if number < int(own)), default=float("-inf"))
+            self._between = (below, min((number for number in numbers if number > int(own)), default=float("inf")))
+
+    def __call__(self, name: str) -> bool:
+        parent, last = _split(name)
+        if parent != self._parent or name in self._sites:
+            return False
+        if self._between is None or not last.isdecimal():
+            return True
+        return self._between[0] < int(last) < self._between[1]
+
+
+def _beside(plan: Plan, site: str) -> _Beside:
+    return _Beside(site, [each.site.name for each in plan.sites])
+
+
+def _split(name: str) -> tuple[str, str]:
+    parent, _, last = name.rpartition(".")
+    return parent, last
+
+
+def _kind(adaptation: Adaptation) -> str:
+    """What becomes of each module: `bias`, `LayerNorm -> BlockNorm 256`."""
+    settings, before = dict(adaptation.settings), adaptation.replaces.rpartition(".")[2]
+    match adaptation.mod:
+        case "no_bias":
+            return "bias dropped"
+        case "block_norm":
+            return f"{before} -> BlockNorm {settings.get('block', '')}".strip()
+        case "hard_swish":
+            return f"{before} -> {'Hardsigmoid' if before == 'Sigmoid' else 'Hardswish'}"
+        case "norm_first":
+            return f"{before} before its linear"
+    return f"{before} by {adaptation.mod}"
+
+
+def _plural(kind: str, count: int) -> str:
+    return "biases dropped" if kind == "bias dropped" and count > 1 else kind
+
+
+def new_model(plan: Plan) -> bool:
+    """Whether a mod makes another model of it, which has to be trained."""
+    return any(not mod.exact and mod.adaptations for mod in plan.mods)

@@ -1,0 +1,80 @@
+"""Kernels of wide rows compile for sm_90 without a GPU: chunks in shared memory, 16 bytes at a time, hardly a spill."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from rendered_cases import PARTS, norm_specs, reads_sixteen_bytes, write_package
+from test_rendered_compile import SHARED, pointer_type, spilled
+
+from loka.kernels.rendered_specs import NormBackward, NormForward
+
+triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+WIDTH = 123200
+ALL = ("layer_norm", True, True, "silu", True)
+SPECS = [
+    *norm_specs(WIDTH, [PARTS[0], ALL, PARTS[-1]]),
+    NormForward(WIDTH, *ALL[:3], 1e-5, "silu", True, True, True, times=True, residual=True, keep=True),
+    NormBackward(WIDTH, *ALL[:3], 1e-5, "silu", True, True, times=True, summed=True, carried=True, carry=True),
+    *norm_specs(32768, [("block_norm", False, False, "hardswish", True)]),
+]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    return write_package(tmp_path_factory.mktemp("compiled") / "wide_for_sm_90", SPECS)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+def kernels_of(package, spec) -> list[str]:
+    """The names of a function's kernels, in the order of their launches."""
+    tree = ast.parse(package.kernels[spec.function].text)
+    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("_")]
+
+
+def compiled(package, spec, name: str, element: str = "bf16"):
+    kernel = getattr(package.triton_kernels, name)
+    matrices = ("times", "residual", "carried", "kept", "dsum")
+    types = {}
+    for parameter in kernel.arg_names:
+        of_model = parameter.removesuffix("_ptr") in matrices
+        types[parameter] = f"*{element}" if of_model else pointer_type(parameter, element)
+    types |= {parameter: "i32" for parameter in kernel.arg_names if not parameter.endswith("_ptr")}
+    attributes = {(index,): [["tt.divisibility", 16]] for index in range(len(types) - 1)}
+    warps = int(re.search(r"num_warps=(\d+)", package.kernels[spec.function].text).group(1))
+    source = ASTSource(fn=kernel, signature=types, constexprs={}, attrs=attributes)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.function)
+def test_it_compiles_for_hopper(package, spec, tmp_path):
+    names = kernels_of(package, spec)
+    sums = isinstance(spec, NormBackward) and spec.norm == "layer_norm"
+    maxima = isinstance(spec, NormBackward) and spec.quantise
+    assert len(names) == 1 + sums + maxima
+    for name in names:
+        binary = compiled(package, spec, name)
+        assert binary.metadata.shared <= SHARED
+        assert spilled(binary, tmp_path) <= 8, name
+        assert reads_sixteen_bytes(binary.asm["ptx"]), name
+        writes = "values" in spec.results and name == names[-1]
+        assert ("cvt.rn.satfinite.e4m3x2.f32" in binary.asm["ptx"]) == writes
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.function)
+def test_float32_fits_too(package, spec):
+    for name in kernels_of(package, spec):
+        assert compiled(package, spec, name, "fp32").metadata.shared <= SHARED
