@@ -32,11 +32,13 @@ from loka.sites.site import Kind, Site
 from loka.sites.straight import StraightForward
 
 MODS = (merge_siblings.NAME, batch_small.NAME, pad_alignment.NAME)  # in the order in which they are carried out
-_USUAL = frozenset({merge_siblings.ALONE, batch_small.FEW, pad_alignment.ALIGNED})  # reasons that need no telling
 _SEVERAL = "its Parameter is used at several places, which cannot be told apart"
 _NAMED = "a rule asks for it in FP8 by its name, and a batched product stays in the model's dtype"
+_MIXED = "it is part of a mixing layer, for which fuse_interaction has kernels that mask sizes themselves"
 _MERGED = "merge_siblings has made it one GEMM with others"
 _LARGE = "it is larger than max_k and max_n allow"
+# Reasons that need no telling: a broad pattern cannot mean such sites.
+_USUAL = frozenset({merge_siblings.ALONE, batch_small.FEW, pad_alignment.ALIGNED, _LARGE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,9 +358,18 @@ def _pad(model: _Model, rule: ModRule) -> _Outcome:
     model.capture(list(owners))
     for owner, names in owners.items():
         for where, seen, _, sizes, called in _seen(model, names, owner, found):
-            pads, _ = pad_alignment.find(seen, sizes, to)
+            mixed = _mixed(seen)
+            pads, _ = pad_alignment.find(seen, {inner: size for inner, size in sizes.items() if inner not in mixed}, to)
+            found.leave([called[inner] for inner in sizes if inner in mixed], _MIXED)
             for change in pads:
                 name = called[change.site]
                 site = padded_site(model.sites[name], change)
                 _take(model, found, OwnedChange(where, change, linear=where == name), [name], site)
     return found
+
+
+def _mixed(forward: StraightForward) -> frozenset[str]:
+    """The sites of mixing layers."""
+    places = [place for mix in forward.mixes for place in (mix.inner, mix.compress) if place is not None]
+    calls = (forward.statements[place].call for place in places)
+    return frozenset(call.site for call in calls if call is not None)
