@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import mix_reference, operators
 
-STAMP = "c7329c551efd07dfc859547b11a27193575dd88c00ee408ebcb55a238fa87d1c"
+STAMP = "5caeb09f4bd17fa19f25383a40da24bbbc9fca52f3546660712a60d479fe76b2"
 
 
 @triton.jit(do_not_specialize=["m"])

@@ -32,40 +32,42 @@ def binding_text(view: BoundView) -> BindingText:
     ]
     fields = [f"        train=modules.{view.train.name},"]
     fields.append(f"        infer=modules.{view.infer.name}," if view.infer is not None else "        infer=None,")
-    fields += [_field(name, value) for name, value in plain]
+    fields += [field_text(name, value) for name, value in plain]
     fields.append(_names_field("modules", binding.modules))
     fields.append(_sites_field(binding.sites))
-    fields += [_field("gemms", view.gemms), _field("shapes", binding.shapes)]
-    fields += [_field("kernels", view.kernels)] if view.kernels else []
+    fields += [field_text("gemms", view.gemms), field_text("shapes", binding.shapes)]
+    fields += [field_text("kernels", view.kernels)] if view.kernels else []
     return BindingText(tuple(fields))
 
 
-def _field(name: str, value: object) -> str:
+def field_text(name: str, value: object) -> str:
+    """`name=value,` as a line of a call, opened where it is too long for one."""
     return lay_out(f"{name}=", literal(value), ",", _INDENT)
 
 
-def _fits(name: str, value: object) -> bool:
+def fits(name: str, value: object) -> bool:
+    """Whether `name=value,` is one line."""
     return _INDENT + len(name) + 1 + len(literal(value).flat()) + 1 <= WIDTH
 
 
 def _names_field(name: str, names: tuple[str, ...]) -> str:
     """`modules=(...)`, or for many layers `modules=tuple(f"layers.{i}.fmb.0" for i in range(12))`."""
-    ranged = None if len(names) < _FEWEST or _fits(name, names) else numbered([(item,) for item in names])
+    ranged = None if len(names) < _FEWEST or fits(name, names) else numbered([(item,) for item in names])
     if ranged is None:
-        return _field(name, names)
+        return field_text(name, names)
     (template,), numbers = ranged
     return " " * _INDENT + f"{name}=tuple({template} for i in {numbers}),"
 
 
 def _sites_field(sites: tuple[tuple[str, ...], ...]) -> str:
     """`sites=(...)`, the same way: `sites=tuple((f"layers.{i}.fmb.0",) for i in range(12))`."""
-    ranged = None if len(sites) < _FEWEST or _fits("sites", sites) else numbered(sites)
+    ranged = None if len(sites) < _FEWEST or fits("sites", sites) else numbered(sites)
     if ranged is None:
-        return _field("sites", sites)
+        return field_text("sites", sites)
     templates, numbers = ranged
     row = f"({', '.join(templates)}{',' if len(templates) == 1 else ''})"
     line = " " * _INDENT + f"sites=tuple({row} for i in {numbers}),"
-    return line if len(line) <= WIDTH else _field("sites", sites)
+    return line if len(line) <= WIDTH else field_text("sites", sites)
 
 
 def numbered(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], str] | None:

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from pathlib import PurePath, PurePosixPath
 
 import loka
+from loka.codegen.adaptations import adaptation_text
 from loka.codegen.bindings import binding_text
 from loka.codegen.chains import Chains
 from loka.codegen.layout import WIDTH, quoted
@@ -72,7 +73,13 @@ def _render_code(plan: Plan, templates: Templates) -> dict[str, str]:
         "kernels.py": _kernels(templates, writer, common),
         "modules.py": _modules(templates, writer, views, common),
         "__init__.py": templates.render(
-            "init.py.j2", {"bindings": [binding_text(view) for view in views], "fused": bool(fused), **common}
+            "init.py.j2",
+            {
+                "bindings": [binding_text(view) for view in views],
+                "adaptations": [adaptation_text(adaptation) for adaptation in plan.adaptations],
+                "fused": bool(fused),
+                **common,
+            },
         ),
     }
     return {name: _with_exemptions(code, arguments if name == "modules.py" else ()) for name, code in files.items()}

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from loka.dispatch.adapted import adapting
 from loka.dispatch.binding import Binding
 from loka.dispatch.bound import Bound, Frozen, Tickets, derive, is_frozen_class, quantize, set_frozen
 from loka.dispatch.check import Match, match_modules
@@ -17,12 +18,22 @@ from loka.dispatch.known import keep_from_ddp, names_in, set_known
 from loka.dispatch.libraries import library_problems
 from loka.dispatch.patch import BoundModule, Patch, refresh_after_load, unbind
 from loka.dispatch.wrappers import ClosedWrapperError, unwrap
+from loka.mods.adaptation import Adaptation
 
 MODES = ("train", "infer")
 
 
-def apply(model: nn.Module, package: str, bindings: Sequence[Binding], target: str, mode: str = "train") -> Patch:
+def apply(
+    model: nn.Module,
+    package: str,
+    bindings: Sequence[Binding],
+    target: str,
+    mode: str = "train",
+    adaptations: Sequence[Adaptation] = (),
+) -> Patch:
     """Give the modules that `bindings` name their generated forwards, in place.
+
+    What mods change in the model (`adaptations`) comes first, where `adapt` was not called before.
 
     `package` is the generated package's name, for messages; `target` the device of its plan ("h100", "h200",
     "reference"). Mode "train" quantises weights in every forward; "infer" quantises them once, into buffers that are
@@ -30,13 +41,22 @@ def apply(model: nn.Module, package: str, bindings: Sequence[Binding], target: s
 
     Raises BindError with every reason why the package does not fit the model or a planned kernel cannot run on the
     model's device (its library is missing, for one); the model is then unchanged. Warns
-    (LokaWarning) where the model's device has no FP8 or is not `target`.
+    (LokaWarning) where the model's device has no FP8 or is not `target`, and as `adapt` does.
     """
     root = _root(model, package)
     if mode not in MODES:
         close = difflib.get_close_matches(str(mode), MODES, n=1, cutoff=0.3)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise BindError(f"{package}: mode must be 'train' or 'infer', not {mode!r}{hint}")
+    with adapting(model, package, adaptations, stacklevel=5):
+        bound = _bound(root, package, bindings, mode)
+    # Said of the line that called the generated package's apply.
+    warn_of_devices(package, target, (part.module for part in bound), stacklevel=3)
+    return Patch(root, package, bound)
+
+
+def _bound(root: nn.Module, package: str, bindings: Sequence[Binding], mode: str) -> tuple[BoundModule, ...]:
+    """The modules of the bindings, bound; all or none of them."""
     matches, problems = match_modules(root, bindings, mode)
     if problems:
         raise BindError(f"{package} does not fit this model, which is left as it was:", problems)
@@ -54,9 +74,7 @@ def apply(model: nn.Module, package: str, bindings: Sequence[Binding], target: s
             unbind(match.module)
         raise
     keep_from_ddp(root, [name for match in matches for name in names_in(match.name, match.generated.loka_known)])
-    # Said of the line that called the generated package's apply.
-    warn_of_devices(package, target, (match.module for match in matches), stacklevel=3)
-    return Patch(root, package, tuple(bound))
+    return tuple(bound)
 
 
 def _root(model: Any, package: str) -> nn.Module:

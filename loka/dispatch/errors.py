@@ -13,6 +13,10 @@ class LokaWarning(UserWarning):
     """Something works, but not as a user would expect: slow, or on a device that the plan was not made for."""
 
 
+class NewModelWarning(LokaWarning):
+    """Mods have changed modules of a model: what comes out is another model, which has to be trained."""
+
+
 class BindError(InputError):
     """A package cannot be bound to a model. `problems` holds every reason, one line each; the model is unchanged."""
 

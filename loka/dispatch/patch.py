@@ -146,6 +146,8 @@ class Patch:
     def remove(self) -> None:
         """Give every module its own class and forward back; a second call does nothing.
 
+        What mods changed in the model stays: what is left is the adapted model, in its own kernels.
+
         What was put around a module's class since, by FSDP2's fully_shard for one, stays.
         """
         for bound in self._modules:

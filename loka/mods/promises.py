@@ -1,10 +1,10 @@
-"""What the mods that rewrite forwards say of themselves; the same words as `loka.policy.schema_mods`."""
+"""What the mods that rewrite forwards say of themselves, by the names that policies call them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loka.mods import fuse_interaction
+from loka.mods import batch_small, fuse_interaction, merge_siblings, pad_alignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,13 +12,9 @@ class Promise:
     """What a mod changes and what that is good for, in one line of `loka plan`."""
 
     text: str
-    exact: bool = True  # the function stays the same, up to rounding
+    exact: bool  # the function stays the same, up to rounding
 
 
 FORWARD_MODS = {
-    "merge_siblings": Promise("linears that share an input are one GEMM: one launch, and the input is read once"),
-    "batch_small": Promise("small linears of one shape are one batched GEMM: one launch instead of many"),
-    "pad_alignment": Promise("sizes of GEMMs are multiples of what kernels take: none pads or copies by itself"),
-    fuse_interaction.NAME: Promise(fuse_interaction.PROMISE, fuse_interaction.EXACT),
-    "residual_high_precision": Promise("residual sums are carried in a wider dtype: they lose less to rounding"),
-}
+    mod.NAME: Promise(mod.PROMISE, mod.EXACT) for mod in (merge_siblings, batch_small, pad_alignment, fuse_interaction)
+} | {"residual_high_precision": Promise("residual sums are carried in a wider dtype: they lose less to rounding", True)}

@@ -15,8 +15,23 @@ _INTERNAL = frozenset(vars(nn.Module()))
 
 
 def type_of(module: nn.Module) -> str:
-    """The module's class as an `Adaptation` names it: "torch.nn.modules.linear.Linear"."""
-    return qualified(type(module))
+    """The module's own class as an `Adaptation` names it: "torch.nn.modules.linear.Linear"."""
+    return qualified(_own_class(type(module)))
+
+
+def _own_class(kind: type) -> type:
+    """The class that the module was made with: kernels bound to it, and FSDP2, have put another in front since.
+
+    Both derive from their own class and, last, from what the module was.
+    """
+    while "loka_original" in vars(kind) or any(_is_fsdp(base) for base in kind.__bases__):
+        kind = kind.__bases__[-1]
+    return kind
+
+
+def _is_fsdp(kind: type) -> bool:
+    # By name: importing torch.distributed.fsdp takes long, and who uses it has imported it.
+    return kind.__name__ == "FSDPModule" and kind.__module__.startswith("torch.distributed")
 
 
 def short(module: nn.Module) -> str:

@@ -13,6 +13,7 @@ from loka.mods.build import Adapted
 from loka.mods.catalogue import MODEL_MODS
 from loka.mods.promises import FORWARD_MODS
 from loka.mods.rewritten import Rewritten
+from loka.plan.forward_mods import Modded
 from loka.plan.interactions import Interactions
 from loka.plan.plan import ModPlan, Plan
 from loka.plan.summary import pattern_of
@@ -37,9 +38,13 @@ class InForwards:
     unchanged: tuple[Unchanged, ...] = ()
 
 
-def interactions_made(policy: Policy, made: Interactions) -> dict[str, InForwards]:
-    """What each of the policy's `fuse_interaction` does, by the entry's `source`."""
-    found = {}
+def forwards_made(policy: Policy, modded: Modded, made: Interactions) -> dict[str, Forwards]:
+    """What each of the policy's mods made of forwards, by the entry's `source`."""
+    return {**modded.made, **_interactions_made(policy, made)}
+
+
+def _interactions_made(policy: Policy, made: Interactions) -> dict[str, Forwards]:
+    found: dict[str, Forwards] = {}
     for rule in policy.mods:
         if rule.use != fuse_interaction.NAME:
             continue
