@@ -80,7 +80,7 @@ def test_padding_leaves_the_function_as_it_is(make: Make, name: str, batch: int)
 
 @pytest.mark.parametrize("name", MODELS)
 def test_padded_sites_of_fp8_err_as_they_did(make: Make, name: str) -> None:
-    """Zeros change no scale of a row: what differs is that sums in another order round to another FP8 value at times."""
+    """Zeros change no scale of a row; sums in another order round to another FP8 value at times."""
     defaults = "compute: fp8, scaling: rowwise"
     torch.manual_seed(0)
     model = MODELS[name]()
