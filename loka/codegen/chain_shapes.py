@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loka.codegen.gemm_calls import GemmRecipe
 from loka.codegen.recipes import SiteRecipe
