@@ -24,7 +24,7 @@ from loka.sites.straight import SiteCall, Statement, StraightForward
 
 NAME = "pad_alignment"
 EXACT = True
-PROMISE = "K and N are padded with zeros to what the kernels take"
+PROMISE = "sizes of GEMMs are multiples of what kernels take: none pads or copies by itself"
 _PAD = "torch.nn.functional.pad("
 ALIGNED = "K and N are such multiples already"
 

@@ -56,7 +56,7 @@ class Modded:
 
     sites: tuple[Site, ...]
     settings: tuple[SiteSettings, ...]
-    changes: tuple[OwnedChange, ...] = ()
+    trace: RewritingTracer  # of the model's owners, with all that was changed
     made: Mapping[str, Made] = field(default_factory=dict)  # by the entry's `source`
 
     @property
@@ -78,7 +78,7 @@ def with_forward_mods(
     """
     mine = [rule for rule in rules if rule.use in MODS]
     if not mine:
-        return Modded(tuple(sites), tuple(settings))
+        return Modded(tuple(sites), tuple(settings), RewritingTracer(tracer))
     model = _Model(sites, settings, siblings, tracer)
     looks: dict[str, Callable[[_Model, ModRule], _Outcome]] = {
         merge_siblings.NAME: _merge,
@@ -90,7 +90,7 @@ def with_forward_mods(
         known = tuple(name for site in model.sites.values() for name in (*site.members, site.name))
         found = looks[rule.use](model, rule)
         made[rule.source] = Made(tuple(found.rewritten), found.told(rule), known)
-    return Modded(tuple(model.sites.values()), tuple(model.settings.values()), tuple(model.changes), made)
+    return Modded(tuple(model.sites.values()), tuple(model.settings.values()), model.trace, made)
 
 
 class _Outcome:
@@ -130,19 +130,17 @@ class _Model:
         self.siblings = siblings
         self.modules = dict(tracer.model.named_modules())
         self.parameters = dict(tracer.model.named_parameters(remove_duplicate=False))
-        self.changes: list[OwnedChange] = []
-        self._tracer = RewritingTracer(tracer)
+        self.trace = RewritingTracer(tracer)
 
     def capture(self, owners: Collection[str]) -> None:
         """See how the model calls some modules, in one run."""
-        self._tracer.capture(tuple(dict.fromkeys(owners)))
+        self.trace.capture(tuple(dict.fromkeys(owners)))
 
     def look(self, owner: str, names: Sequence[str]) -> tuple[StraightForward, dict[str, Shape]] | Refused:
         """The forward of a module as mods have it so far, with the shapes of its locals; or why it cannot be had."""
-        self._tracer.changes = tuple(self.changes)
         scope = self._scope(owner, names)
-        found = self._tracer(scope)
-        return found if isinstance(found, Refused) else (found, self._tracer.shapes(scope, found))
+        found = self.trace(scope)
+        return found if isinstance(found, Refused) else (found, self.trace.shapes(scope, found))
 
     def _scope(self, owner: str, names: Sequence[str]) -> Scope:
         read = [member for name in names for member in self.sites[name].members or (self._weight_name(name, owner),)]
@@ -158,11 +156,14 @@ class _Model:
 
     def take(self, owned: OwnedChange, names: Sequence[str], site: Site) -> str | None:
         """Carry out a change of some sites, which are one then; or say why not, with nothing changed."""
-        self.changes.append(owned)
-        found = self.look(owned.owner, names)
+        self.trace.add(owned)
+        found = self.trace(self._scope(owned.owner, names))
         if isinstance(found, Refused):
-            self.changes.pop()
+            self.trace.drop(owned)
             return found.reason
+        if site.name in names:
+            self.sites[site.name] = site
+            return None
         wanted = self.settings[names[0]]
         places = {name: place for place, name in enumerate(self.sites)}
         first = min(names, key=lambda name: places[name])
