@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "a569e3164655a87aaaf68620c82d0f1256b60fa04269fb41fcb0c776f6aec286"
+STAMP = "5caeb09f4bd17fa19f25383a40da24bbbc9fca52f3546660712a60d479fe76b2"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them
@@ -40,7 +40,7 @@ BINDINGS = (
         train=modules.Layers,
         infer=modules.LayersFrozen,
         replaces="loka.zoo.wukong.WukongLayer",
-        source_hash="303a81e6a6e6c2df21212d26e3a6cbc2386d03418741d0e350d2dbe8c63d6ed2",
+        source_hash="fb70cadda4e5ce2b86e262a13b2d8f4669510416bde2f32588f9aef891a04485",
         inlined=("fmb_norm", "fmb", "fmb.0", "fmb.1", "fmb.2", "fmb.3", "fmb.4", "fmb.5", "fmb.6", "norm"),
         modules=("layers.0", "layers.1", "layers.2"),
         sites=(

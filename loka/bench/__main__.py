@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
         "names", nargs="*", help="M,N,K for region; models; families of kernels; files of measurements; default: all"
     )
     parser.add_argument("--form", help=f"of the regions: {' or '.join(FORMS)}")
-    parser.add_argument("--only", help=" or ".join(ONLY))
+    parser.add_argument("--only", help=f"{' or '.join(ONLY)}; with --ablate rows and columns")
     parser.add_argument("--variants", help="comma-separated; default: all")
     parser.add_argument("-o", "--out", type=Path, default=Path("docs/results"), help="folder for the JSON and Markdown")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
@@ -33,11 +33,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--policy", type=Path, help="of --record: the parts that this policy's sites need, and no others"
     )
-    parser.add_argument("--seconds", type=float, default=math.inf, help="when to stop recording, to go on again")
-    parser.add_argument("--jobs", type=int, default=0, help="of --record: processes that compile; default: by the CPUs")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of --record and --ablate: when to stop")
+    parser.add_argument("--jobs", type=int, default=0, help="of both: processes that compile; default: by the CPUs")
     parser.add_argument("--export", type=Path, metavar="FILE", help="of kernels: write measurements as text")
     parser.add_argument("--target", default="h100", help="whose measurements are exported, mapped or compared")
+    parser.add_argument("--ablate", metavar="mods", help="of a policy: with each subset of its mods")
+    parser.add_argument("--modes", help="of --ablate: train, infer; default: both")
+    parser.add_argument("--batch", type=int, help="of --ablate: samples in a step; default: the policy's")
+    parser.add_argument("--loss-steps", type=int, default=0, help="of --ablate: train so many steps, compare the loss")
     options = parser.parse_args(arguments)
+    if options.ablate is not None or options.modes is not None or options.batch is not None or options.loss_steps:
+        return ablated(options)
     order = Order(
         options.what, tuple(options.names), options.record, options.parts, options.policy, options.seconds,
         options.jobs, options.export, options.target, options.variants, options.out,
@@ -53,6 +59,25 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_status
     print(json.dumps(to_plain(report), indent=2, allow_nan=False) if options.json else to_text(report))
     print(f"wrote {written[0]} and {written[1]}", file=sys.stderr)
+    return 0
+
+
+def ablated(options: argparse.Namespace) -> int:
+    """Measure with each subset of a policy's mods, and print what was found; returns the exit status."""
+    from loka.bench import ablate, ablation_report  # pydantic reads policies, and need not be there for the rest
+
+    asked = ablate.Asked(
+        options.what, tuple(options.names), options.ablate or "", options.modes, options.only, options.batch,
+        options.loss_steps, options.jobs, options.seconds,
+    )  # fmt: skip
+    try:
+        found = ablate.run(asked, options.out, tell)
+    except LokaError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+    plain = json.dumps(ablation_report.to_plain(found), indent=2, allow_nan=False)
+    print(plain if options.json else ablation_report.to_text(found))
+    print(f"wrote {options.out / found.stem}.json and .md", file=sys.stderr)
     return 0
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from loka import zoo
 from loka.bench import roofline
 from loka.bench.comparison import Comparison, Progress, compare
+from loka.bench.modded import with_mods
 from loka.bench.packages import Made, Subject, Workshop
 from loka.bench.peers import takes_fp8
 from loka.bench.results import Section
@@ -31,7 +32,7 @@ LINEARS = (Kind.LINEAR, Kind.FUNCTIONAL_LINEAR)
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model of the zoo, and the batch that its speed is judged at."""
+    """A model of the zoo, and the batch that its speed is judged at. Its inputs ask for a gradient."""
 
     build: Callable[[], nn.Module]
     inputs: Callable[[int], tuple[Tensor, ...]]
@@ -40,9 +41,13 @@ class Model:
 
 MODELS = {
     "wukong_small": Model(zoo.wukong_small, zoo.wukong_small_inputs, 16384),
-    "wukong_small_mods": Model(zoo.wukong_small_mods, zoo.wukong_small_inputs, 16384),
+    "wukong_small_mods": Model(
+        partial(with_mods, zoo.wukong_small, zoo.wukong_small_inputs), zoo.wukong_small_inputs, 16384
+    ),
     "wukong_large": Model(zoo.wukong_large, zoo.wukong_large_inputs, 4096),
-    "wukong_large_mods": Model(zoo.wukong_large_mods, zoo.wukong_large_inputs, 4096),
+    "wukong_large_mods": Model(
+        partial(with_mods, zoo.wukong_large, zoo.wukong_large_inputs), zoo.wukong_large_inputs, 4096
+    ),
     "dcnv2": Model(zoo.dcnv2, zoo.dcnv2_inputs, 8192),
 }
 
@@ -55,11 +60,6 @@ def named(names: Sequence[str]) -> tuple[str, ...]:
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise InputError(f"loka bench model: there is no model {name!r}; there are {', '.join(MODELS)}{hint}")
     return tuple(names) or tuple(MODELS)
-
-
-def inputs(name: str, batch: int) -> tuple[Tensor, ...]:
-    """Example inputs that need a gradient, as embeddings in front of the dense part do."""
-    return tuple(value.requires_grad_() for value in MODELS[name].inputs(batch))
 
 
 def subject(name: str) -> Subject:
@@ -75,7 +75,7 @@ def build():
 
 
 def inputs(batch_size):
-    return models.inputs({name!r}, batch_size)
+    return models.MODELS[{name!r}].inputs(batch_size)
 '''
     return Subject(name, source, MODELS[name].batch)
 
@@ -108,7 +108,7 @@ def _comparison(
     torch.manual_seed(SEED)
     with torch.device("cuda"):
         base = model.build()
-    examples = tuple(value.cuda() for value in model.inputs(model.batch))
+    examples = tuple(value.detach().cuda() for value in model.inputs(model.batch))
     work = make_work(name, base, examples, modes, MEASURED_MS)
     sites = model_sites(*workshop.add(subject(name)), model.batch) if peaks is not None else ()
 

@@ -95,7 +95,7 @@ class Training:
             arguments = cast("tuple[torch.Tensor, ...]", find_callable(inputs, "--inputs")[0](batch))
         dtype = torch.float32 if autocast else torch.bfloat16
         self.model = model.to(dtype)
-        self.arguments = tuple(_cast(value.to(device), dtype) for value in arguments)
+        self.arguments = tuple(_cast(value.detach().to(device), dtype) for value in arguments)
         self.device, self._autocast = device, autocast
         self._compiled: Callable[..., torch.Tensor] = torch.compile(self.model)
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-6)

@@ -20,7 +20,7 @@ from loka.bench.steps import SEED, make_work
 from loka.bench.timing import MEASURED_MS
 from loka.bench.variants import BASELINE, SHOWN, Variant
 from loka.errors import InputError
-from loka.zoo.blocknorm import BlockNorm
+from loka.mods.modules import BlockNorm
 
 BLOCK = 256
 

@@ -12,6 +12,7 @@ import typer
 from loka.cli.output import Json, note, print_json, print_table
 
 if TYPE_CHECKING:
+    from loka.bench.ablate import Asked
     from loka.bench.results import Report, Table
 
 NAME = "bench"
@@ -23,12 +24,15 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[NAME ...]",
-            help="Families of kernels, regions as M,N,K, models of the zoo (default: all), or files of measurements.",
+            help="Families of kernels, regions as M,N,K, models of the zoo (default: all), files of measurements, or a "
+            "policy with --ablate.",
             show_default=False,
         ),
     ] = None,
     form: Annotated[str | None, typer.Option(help="Of the regions: layer-norm (the default) or block-norm.")] = None,
-    only: Annotated[str | None, typer.Option(help="train or infer. Default: both.")] = None,
+    only: Annotated[
+        str | None, typer.Option(help="train or infer; with --ablate rows and columns. Default: all.")
+    ] = None,
     variants: Annotated[str | None, typer.Option(help="What is compared, comma-separated. Default: all.")] = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="The folder for the JSON and Markdown.")] = Path(
         "docs/results"
@@ -42,16 +46,28 @@ def command(
     policy: Annotated[
         Path | None, typer.Option(help="Of --record: the parts that its sites need, no others.", show_default=False)
     ] = None,
-    seconds: Annotated[float, typer.Option(help="When to stop recording, to go on again.")] = math.inf,
-    jobs: Annotated[int, typer.Option(help="Of --record: processes that compile; 0: by the CPUs.")] = 0,
+    seconds: Annotated[float, typer.Option(help="Of --record and --ablate: when to stop.")] = math.inf,
+    jobs: Annotated[int, typer.Option(help="Of --record and --ablate: processes that compile; 0: by the CPUs.")] = 0,
     export: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Of kernels: write measurements as text.", show_default=False)
     ] = None,
     target: Annotated[str, typer.Option(help="Whose measurements are exported, mapped or compared.")] = "h100",
+    ablate: Annotated[
+        str | None, typer.Option(metavar="mods", help="Of a policy: with each subset of its mods.", show_default=False)
+    ] = None,
+    modes: Annotated[str | None, typer.Option(help="Of --ablate: train, infer. Default: both.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Of --ablate: samples in a step. Default: the policy's.")] = None,
+    loss_steps: Annotated[int, typer.Option(help="Of --ablate: train so many steps, and compare the loss.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Measure speed side by side: BF16, TF32, torchao, FBGEMM and the generated kernels. Record what kernels cost."""
     gc.enable()
+    if ablate is not None or modes is not None or batch is not None or loss_steps:
+        from loka.bench.ablate import Asked
+
+        asked = Asked(what, tuple(names or ()), ablate or "", modes, only, batch, loss_steps, jobs, seconds)
+        show_ablation(asked, out, as_json)
+        return
     from loka.bench.orders import Order, carry_out
 
     order = Order(what, tuple(names or ()), record, parts, policy, seconds, jobs, export, target, variants, out)
@@ -72,6 +88,24 @@ def command(
     else:
         show(report)
     note(f"wrote {written[0]} and {written[1]}")
+
+
+def show_ablation(asked: Asked, out: Path, as_json: bool) -> None:
+    """Measure with each subset of the mods, and print what was found; the files are there as soon as figures are."""
+    from loka.bench import ablation_report
+    from loka.bench.ablate import run
+
+    found = run(asked, out, note)
+    if as_json:
+        print_json(ablation_report.to_plain(found))
+    else:
+        print(f"{found.command}\n{ablation_report.heading(found)}")
+        for title, table in ablation_report.tables(found):
+            print(f"\n{title}")
+            columns, rows = table
+            print_table(columns, rows, numbers=[each for each in columns if each not in ablation_report.TEXTS])
+        print("\n" + "\n".join(ablation_report.notes(found)))
+    note(f"wrote {out / found.stem}.json and .md")
 
 
 def show(report: Report) -> None:

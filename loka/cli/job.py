@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from loka.errors import InputError, LokaError
 
@@ -24,38 +24,9 @@ def make_job(policy: Policy, steps: int | None, device: str, tested: bool = True
 
     Raises InputError, with the place in the policy, where it has no training section or a callable cannot be found.
     """
-    from loka.bench.job import Job
-    from loka.sites.callables import current_directory_importable
+    from loka.bench.policy_job import job_of
 
-    spec = policy.train
-    if spec is None:
-        raise InputError(
-            f"{policy.where('')}: the policy has no train section; add "
-            'train: {batches: "package.module:name", loss: "package.module:name", test: "package.module:name"}'
-        )
-    if spec.test is None and tested:
-        raise InputError(
-            f"{policy.where('train')}: train.test is missing; name a function like batches, for rows that training "
-            "does not see"
-        )
-    with current_directory_importable():
-        factory = _find(policy, policy.model.factory, "model.factory")
-        batches = _find(policy, spec.batches, "train.batches")
-        loss = _find(policy, spec.loss, "train.loss")
-        test = _find(policy, spec.test, "train.test") if tested and spec.test is not None else batches
-    return Job(
-        factory=factory,
-        batches=batches,
-        test_batches=test,
-        loss=loss,
-        batch_size=spec.batch_size,
-        optimizer=spec.optimizer,
-        learning_rate=spec.learning_rate,
-        ema=spec.ema or 0.0,
-        autocast=spec.autocast,
-        steps=steps if steps is not None else spec.steps,
-        device=choose_device(device),
-    )
+    return job_of(policy, steps, choose_device(device), tested)
 
 
 @contextmanager
@@ -88,12 +59,3 @@ def choose_device(wanted: str) -> str:
     if wanted == "cuda" and not available:
         raise InputError("--device is cuda, but torch sees no GPU here; leave the option out, or see loka doctor")
     return "cuda" if available and wanted != "cpu" else "cpu"
-
-
-def _find(policy: Policy, spec: str, field: str) -> Callable[..., Any]:
-    from loka.sites.callables import find_callable
-
-    try:
-        return cast("Callable[..., Any]", find_callable(spec, field)[0])
-    except InputError as error:
-        raise InputError(f"{policy.where(field)}: {error}") from error

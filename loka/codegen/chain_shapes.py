@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from loka.codegen.gemm_calls import GemmRecipe
 from loka.codegen.recipes import SiteRecipe
 from loka.errors import LokaError
-from loka.kernels.rendered_specs import ACTIVATIONS, BLOCK, NORMS, NormBackward, NormForward
+from loka.kernels.rendered_specs import ACTIVATIONS, BLOCK, GATES, NORMS, NormBackward, NormForward
 from loka.kernels.widths import LARGEST_HELD, LARGEST_WIDTH
 from loka.plan.plan import SitePlan
 from loka.policy.settings import OperandRecipe
 from loka.sites.chains import Chain, Known
 from loka.sites.norms import ChainNorm
 
-KNOWN = Known(frozenset(NORMS), frozenset(ACTIVATIONS), LARGEST_HELD)
+KNOWN = Known(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
 _NO_EPS = 1e-05  # in the specs of kernels without a norm, so that equal kernels have equal specs
 _LONGEST = 48  # characters of a name, without its sizes
 
@@ -227,14 +227,11 @@ def forward_before(stage: StageShape, quantise: bool, save: bool) -> NormForward
 def forward_after(stage: StageShape, quantise: bool, save: bool, keep: bool = False) -> NormForward:
     """The kernel that makes a stage's result, or the next linear's input, from the product."""
     norm = stage.after
-    spec = NormForward(
-        stage.n, None, False, False, _NO_EPS, stage.activation, stage.bias, quantise, False, *_sums(stage)
-    )
-    if norm is not None:
-        spec = replace(
-            spec, norm=norm.kind, weight=norm.weight, bias=norm.bias, eps=norm.eps, save=save, block=norm.block
-        )
-    return replace(spec, keep=keep)
+    around = (stage.activation, stage.bias, quantise)
+    if norm is None:
+        return NormForward(stage.n, None, False, False, _NO_EPS, *around, False, *_sums(stage), keep=keep)
+    affine = (norm.kind, norm.weight, norm.bias, norm.eps)
+    return NormForward(stage.n, *affine, *around, save, *_sums(stage), keep=keep, block=norm.block)
 
 
 def _sums(stage: StageShape) -> tuple[bool, bool]:
@@ -274,12 +271,13 @@ def _backward_of_sum(stage: StageShape, quantise: bool, carried: bool, carry: bo
     """`backward_after` of a stage with a product or a residual."""
     if not (stage.bent or stage.bias or stage.times is not None or carried):
         return quantiser(stage.n)
-    spec = NormBackward(
+    norm = stage.after
+    return NormBackward(
         stage.n,
-        None,
-        False,
-        False,
-        _NO_EPS,
+        None if norm is None else norm.kind,
+        norm is not None and norm.weight,
+        norm is not None and norm.bias,
+        _NO_EPS if norm is None else norm.eps,
         stage.activation,
         stage.bias,
         quantise,
@@ -287,8 +285,5 @@ def _backward_of_sum(stage: StageShape, quantise: bool, carried: bool, carry: bo
         summed=stage.bent and stage.summed,
         carried=carried,
         carry=carry and stage.summed and (stage.bent or carried),
+        block=BLOCK if norm is None else norm.block,
     )
-    norm = stage.after
-    if norm is None:
-        return spec
-    return replace(spec, norm=norm.kind, weight=norm.weight, bias=norm.bias, eps=norm.eps, block=norm.block)

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from loka.codegen import chain_shapes as shapes
 from loka.codegen.chain_backward import backward_lines
 from loka.codegen.chain_names import INDENT, ChainNames, Kernels, deleted, product, statement
-from loka.codegen.chain_shapes import ChainShape, NormShape
+from loka.codegen.chain_shapes import ChainShape, NormShape, StageShape
 from loka.codegen.known import both_copies, input_kernel, maximum, under
 from loka.codegen.layout import Code, call, lay_out, literal
 from loka.codegen.names import Names, class_of
 from loka.codegen.prose import wrapped
 from loka.codegen.recipes import said
+from loka.errors import LokaError
+from loka.kernels.rendered_specs import GATES
 from loka.kernels.rendering import AnySpec
 from loka.numerics.names import Gemm
 
@@ -153,7 +155,7 @@ def _gemms(shape: ChainShape) -> str:
 def _forward_lines(shape: ChainShape, kernels: Kernels, frozen: bool) -> list[str]:
     """The body of forward, or, of the frozen function, what comes after its empty batches."""
     indent = INDENT // 2 if frozen else INDENT
-    lines = ["    rows = x.reshape(-1, x.shape[-1])"] if frozen else []
+    lines = ["    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])"] if frozen else []
     lines += [f"    {other} = {other}.reshape(-1, {_width(shape, other)})" for other in shape.others if frozen]
     make = _fp8_stages if shape.fp8 else _plain_stages
     made = make(shape, kernels, frozen, "rows" if frozen else "x", indent)
@@ -163,7 +165,8 @@ def _forward_lines(shape: ChainShape, kernels: Kernels, frozen: bool) -> list[st
     names = ChainNames(shape)
     margin = " " * indent
     if frozen:
-        return [*lines, f"{margin}return {names.result}.reshape(*x.shape[:-1], {shape.stages[-1].n})"]
+        whole = f"{names.result}.reshape(*x.shape[:-1], {shape.stages[-1].n})"
+        return [*lines, f"{margin}return {names.result} if x.dim() == 2 else {whole}"]
     saved = call("ctx.save_for_backward", [Code(item) for item in names.saved()])
     lines += lay_out("", saved, "", indent).split("\n")
     dtypes, ticks = [source for source, _ in names.kept_dtypes()], names.ticks()
@@ -305,11 +308,22 @@ def _empty_steps(shape: ChainShape, index: int) -> list[Callable[[str], Code]]:
         steps.append(lambda y: Code(f"{y} * {names.source(stage.times)}"))
     if stage.residual is not None:
         steps.append(lambda y: Code(f"{y} + {names.source(stage.residual)}"))
+    if stage.after is not None and stage.activation in GATES:
+        steps.append(lambda y: _gate_code(y, stage, s))
+        return steps
     if stage.after is not None:
         norm_step(stage.after, stage.n, "norm", s)
     if stage.activation is not None:
         step(stage.activation, [])
     return steps
+
+
+def _gate_code(y: str, stage: StageShape, suffix: str) -> Code:
+    """A product with the activation of its own norm, `y * torch.nn.functional.sigmoid(...)`."""
+    if stage.after is None or stage.activation is None:
+        raise LokaError("a gate stands without its norm. This is a fault in LoKA: please report it.")
+    function = f"torch.nn.functional.{stage.activation.removeprefix('gate_')}"
+    return call(f"{y} * {function}", [_norm_code(y, stage.after, stage.n, "norm", suffix)])
 
 
 def _norm_code(y: str, norm: NormShape, width: int, name: str, suffix: str) -> Code:

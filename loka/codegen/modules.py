@@ -40,7 +40,7 @@ class BoundView:
 
     binding: Binding
     train: ModuleView
-    infer: ModuleView | None  # None where no fprop runs in FP8, and no kernel takes anything along
+    infer: ModuleView | None  # None where no fprop is in FP8 and no kernel takes anything along; `train` under mods
     gemms: tuple[tuple[str, ...], ...]
     kernels: tuple[tuple[tuple[str, ...], ...], ...] = ()  # of each of `gemms`; () where all are torch.scaled_mm
 
@@ -67,7 +67,8 @@ class ModuleWriter:
         write = self._linear if binding.kind is BindingKind.LINEAR else self._forward
         train, fuses = write(binding, name, plans, False)
         frozen = fuses or any("fprop" in names for names in gemms)
-        infer = write(binding, f"{name}Frozen", plans, True)[0] if frozen else None
+        rewritten = binding.forward is not None and bool(binding.forward.rewritten)
+        infer = write(binding, f"{name}Frozen", plans, True)[0] if frozen else train if rewritten else None
         kernels = tuple(tuple(gemm.kernels for gemm in plan.gemms if gemm.fp8) for plan in plans)
         usual = all(each == (SCALED_MM.name,) for site in kernels for each in site)
         return BoundView(binding, train, infer, gemms, () if usual else kernels)
@@ -168,12 +169,14 @@ class ModuleWriter:
         lines = [wrapped(modules + ".", 4, first=6), ""]
         if binding.forward is not None and binding.forward.inlined:
             lines += ["    " + wrapped(f"With the forward of {listed(binding.forward.inlined, most=8)}.", 4), ""]
+        if binding.forward is not None and binding.forward.rewritten:
+            lines += [f"    Rewritten by {listed(binding.forward.rewritten)}: the same function to rounding.", ""]
         for index, plan in enumerate(plans):
             runs = describe(_only_fprop(plan)) if frozen else describe(plan)
             name = "" if binding.kind is BindingKind.LINEAR else f"{shown(plan.site.name)}: "
             text = f"{name}{self._sizes(binding, index)}; {runs}."
             lines.append("    " + wrapped(text, 4, hanging=4))
-        return "\n".join(lines)
+        return "\n".join(lines if plans else lines[:-1])
 
     def _sizes(self, binding: Binding, index: int) -> str:
         """M, K and N of one site: "M = 4096 (B), K = 512, N = 2048"."""

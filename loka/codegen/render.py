@@ -115,7 +115,8 @@ def _kernels(templates: Templates, writer: ModuleWriter, common: dict[str, str])
 
 
 def _modules(templates: Templates, writer: ModuleWriter, views: list[BoundView], common: dict[str, str]) -> str:
-    classes = [view for bound in views for view in (bound.train, bound.infer) if view is not None]
+    made = ((bound.train, None if bound.infer is bound.train else bound.infer) for bound in views)
+    classes = [view for pair in made for view in pair if view is not None]
     typed = "\n".join([view.header for view in classes])
     return templates.render(
         "modules.py.j2",

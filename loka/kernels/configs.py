@@ -8,9 +8,9 @@ most 32 elements of a row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from loka.kernels.rendered_specs import NormBackward, NormForward
+from loka.kernels.rendered_specs import GATES, NormBackward, NormForward
 
 TURN_TILE = 128  # rows and columns that a program of `turn` takes
 TURN_WARPS = 4
@@ -20,6 +20,7 @@ TURN_PARTS = 1024  # of `largest` read at a step
 REDUCE_COLUMNS = 16  # of a program
 REDUCE_ROWS = 128  # read at a step, so that every thread has 8 reads on their way
 REDUCE_WARPS = 8
+MOST_WARPS = 16  # of a program that takes whole rows
 LEAST_SUMMED = 4  # steps of a program that has partial sums: each writes a row of them, whatever it has added up
 PRODUCTS_COLUMNS = 1024  # of a program of `products`, at most; it takes one row
 
@@ -90,7 +91,10 @@ def configuration(spec: NormForward | NormBackward) -> Configuration:
         table = _BACKWARD_QUANTISED if spec.quantise else _BACKWARD
     else:
         table = _BACKWARD_SIMPLE
-    return table.get(padded, _HUGE)
+    found = table.get(padded, _HUGE)
+    if spec.activation in GATES and not forward:  # what goes past the norm stays in registers meanwhile
+        return replace(found, warps=min(2 * found.warps, MOST_WARPS))
+    return found
 
 
 def _streams(spec: NormForward | NormBackward) -> bool:

@@ -77,14 +77,14 @@ def norm_forward(
     kept = x
     mean, rstd = x.new_empty(0), x.new_empty(0)
     if norm == "block_norm":
-        return Forward(_activate(_block_norm(x, block, eps)[0], activation), mean, rstd, kept)
+        return Forward(_activate(_block_norm(x, block, eps)[0], activation, kept), mean, rstd, kept)
     if norm == "layer_norm":
         mean = x.mean(1)
         x = x - mean[:, None]
     if norm is not None:
         rstd = torch.rsqrt((x * x).mean(1) + eps)
         x = _affine(x * rstd[:, None], weight, bias)
-    return Forward(_activate(x, activation), mean, rstd, kept)
+    return Forward(_activate(x, activation, kept), mean, rstd, kept)
 
 
 def norm_backward(
@@ -117,7 +117,7 @@ def norm_backward(
             raise InputError("norm_backward: a norm or an activation needs x, the forward's input")
         z = x.float() if add is None else x.float() + add.float()
         if norm is None:
-            dsum = _activation_backward(dz, z, activation)
+            dsum = _activation_backward(dz, z, activation, z)
             dbias = dsum.sum(0, keepdim=True)
         elif norm == "block_norm":
             dsum, dbias = _through_block_norm(dz, z, block, eps, activation), dweight
@@ -132,9 +132,9 @@ def norm_backward(
 def _through_block_norm(grad: Tensor, z: Tensor, block: int, eps: float, activation: str | None) -> Tensor:
     """The gradient of what a block_norm took, z."""
     n, rstd = _block_norm(z, block, eps)
-    dz = _activation_backward(grad, n, activation)
+    dz = _activation_backward(grad, n, activation, z)
     along = (dz * n).view(-1, n.shape[1] // block, block).mean(2).repeat_interleave(block, dim=1)
-    return (dz - n * along) * rstd
+    return (dz - n * along) * rstd + _past_norm(grad, n, activation)
 
 
 def _through_norm(
@@ -151,12 +151,14 @@ def _through_norm(
     if rstd is None or (norm == "layer_norm" and mean is None):
         raise InputError(f"norm_backward: {norm} needs the statistics that the forward saved")
     n = (z if mean is None else z - mean[:, None]) * rstd[:, None]
-    dz = _activation_backward(grad, _affine(n, weight, bias), activation)
+    normed = _affine(n, weight, bias)
+    dz = _activation_backward(grad, normed, activation, z)
     dn = dz if weight is None else dz * weight.float()
     dx = dn - n * (dn * n).mean(1, keepdim=True)
     if norm == "layer_norm":
         dx = dx - dn.mean(1, keepdim=True)
-    return dx * rstd[:, None], (dz * n).sum(0, keepdim=True), dz.sum(0, keepdim=True)
+    dx = dx * rstd[:, None] + _past_norm(grad, normed, activation)
+    return dx, (dz * n).sum(0, keepdim=True), dz.sum(0, keepdim=True)
 
 
 def products(
@@ -262,7 +264,8 @@ def _affine(n: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return z if bias is None else z + bias.float()
 
 
-def _activate(z: Tensor, activation: str | None) -> Tensor:
+def _activate(z: Tensor, activation: str | None, taken: Tensor) -> Tensor:
+    """The activation of z; a gate multiplies what the norm took by it."""
     match activation:
         case None:
             return z
@@ -276,11 +279,23 @@ def _activate(z: Tensor, activation: str | None) -> Tensor:
             return F.hardswish(z)
         case "gelu":
             return F.gelu(z)
+        case "gate_sigmoid" | "gate_hardsigmoid":
+            return taken * _gate(z, activation)
     raise InputError(f"no kernel has an activation {activation!r}")
 
 
-def _activation_backward(grad: Tensor, z: Tensor, activation: str | None) -> Tensor:
-    """grad times the activation's derivative at z."""
+def _gate(z: Tensor, activation: str) -> Tensor:
+    return torch.sigmoid(z) if activation == "gate_sigmoid" else F.hardsigmoid(z)
+
+
+def _past_norm(grad: Tensor, z: Tensor, activation: str | None) -> Tensor | float:
+    """The part of the gradient of what a norm took that does not go through it: that of a gate."""
+    gated = activation in ("gate_sigmoid", "gate_hardsigmoid")
+    return grad * _gate(z, activation) if gated and activation is not None else 0.0
+
+
+def _activation_backward(grad: Tensor, z: Tensor, activation: str | None, taken: Tensor) -> Tensor:
+    """grad times the activation's derivative at z; for a gate also times what the norm took."""
     sigmoid = torch.sigmoid(z)
     match activation:
         case None:
@@ -297,4 +312,8 @@ def _activation_backward(grad: Tensor, z: Tensor, activation: str | None) -> Ten
         case "gelu":
             density = torch.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
             return grad * (0.5 * (1.0 + torch.erf(z * math.sqrt(0.5))) + z * density)
+        case "gate_sigmoid":
+            return grad * taken * sigmoid * (1.0 - sigmoid)
+        case "gate_hardsigmoid":
+            return torch.where((z > -3.0) & (z < 3.0), grad * taken / 6.0, 0.0)
     raise InputError(f"no kernel has an activation {activation!r}")

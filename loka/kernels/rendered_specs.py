@@ -16,6 +16,7 @@ from loka.kernels.widths import LARGEST_HELD, check_width
 
 NORMS = ("layer_norm", "rms_norm", "block_norm")  # block_norm: RMSNorm of each block of a row, without parameters
 ACTIVATIONS = ("relu", "silu", "sigmoid", "hardswish", "gelu")  # gelu is the exact one, by erf
+GATES = ("gate_sigmoid", "gate_hardsigmoid")  # what the norm takes times that of what it gives: SwishNorm
 SAVING = ("layer_norm", "rms_norm")  # norms with statistics that a backward needs
 IN_CHUNKS = ("rowwise", "known", "maximum")  # scalings of rows that are wider than a program holds
 BLOCK = 256  # elements that a block_norm normalises together, unless told
@@ -40,7 +41,7 @@ class NormForward:
     weight: bool  # whether the norm has a weight
     bias: bool  # whether the norm has a bias
     eps: float  # of the norm
-    activation: str | None  # one of ACTIVATIONS
+    activation: str | None  # one of ACTIVATIONS, or with a norm of GATES
     add: bool  # whether a vector (a linear's bias) is added to x first
     quantise: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
     save: bool  # whether the statistics of the norm are returned, for the backward: mean and rstd, rms_norm rstd only
@@ -111,7 +112,7 @@ class NormBackward:
     weight: bool  # whether the norm has a weight
     bias: bool  # whether the norm has a bias
     eps: float  # of the norm; not in the text, for it is in rstd, but of a block_norm
-    activation: str | None  # one of ACTIVATIONS
+    activation: str | None  # one of ACTIVATIONS, or with a norm of GATES
     add: bool  # whether a vector was added to x first
     quantise: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
     times: bool = False  # whether x + add was multiplied by another matrix
@@ -215,8 +216,11 @@ def _check_norm(spec: NormForward | NormBackward) -> None:
     check_width(spec.width)
     if spec.norm is not None and spec.norm not in NORMS:
         raise InputError(f"no kernel has a norm {spec.norm!r}; it can be {', '.join(NORMS)} or None")
-    if spec.activation is not None and spec.activation not in ACTIVATIONS:
-        raise InputError(f"no kernel has an activation {spec.activation!r}; it can be {', '.join(ACTIVATIONS)} or None")
+    if spec.activation is not None and spec.activation not in ACTIVATIONS + GATES:
+        names = ", ".join(ACTIVATIONS + GATES)
+        raise InputError(f"no kernel has an activation {spec.activation!r}; it can be {names} or None")
+    if spec.activation in GATES and spec.norm is None:
+        raise InputError(f"{spec.activation} multiplies what a norm takes, and there is no norm")
     if spec.norm is None and (spec.weight or spec.bias):
         raise InputError("a kernel without a norm has neither weight nor bias; a linear's bias is `add`")
     if spec.norm == "block_norm":

@@ -22,6 +22,8 @@ TITLES = {
     "sigmoid": "sigmoid",
     "hardswish": "Hard Swish",
     "gelu": "GELU",
+    "gate_sigmoid": "sigmoid gate",
+    "gate_hardsigmoid": "hard gate",
 }
 _SHAPES = {
     "add": "({w},)", "weight": "({w},)", "bias": "({w},)", "x": "(M, {w})", "grad": "(M, {w})", "out": "(M, {w})",

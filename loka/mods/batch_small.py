@@ -21,6 +21,7 @@ from loka.errors import LokaError
 from loka.mods import rewriting
 from loka.mods.adaptation import Unchanged
 from loka.mods.rewriting import Operands, PlainLinear, Size
+from loka.sites.chains import readers_of
 from loka.sites.norms import arguments, literal, operand
 from loka.sites.shapes import Shape
 from loka.sites.straight import Ref, RefKind, Statement, StraightForward
@@ -65,7 +66,8 @@ def find(
 
     `sites` are small enough; `shapes` are those of the forward's locals. Inputs have two dimensions. What stands
     between the first and the last of them and reads their results is moved behind them: views, norms, activations and
-    sums, nothing else. A forward that changes tensors in place has none.
+    sums, nothing else. A forward that changes tensors in place has none, but for an activation that follows each linear
+    alike.
     """
     plain, reasons = rewriting.plain_linears(forward, sites)
     readers = Counter(linear.x for linear in plain)
@@ -105,17 +107,14 @@ def _levels(forward: StraightForward, group: Sequence[PlainLinear]) -> list[list
 def _why_not(forward: StraightForward, group: Sequence[PlainLinear]) -> str | None:
     if len(group) < FEWEST:
         return FEW
-    if rewriting.in_place(forward):
+    if rewriting.in_place(forward, rewriting.common_activation(forward, group) or ()):
         return rewriting.IN_PLACE
     moved = _dependent(forward, {linear.place for linear in group})
-    stuck = next((step for step in _steps(forward, moved) if step.op not in rewriting.PURE), None)
+    steps = (forward.statements[place] for place in sorted(moved))
+    stuck = next((step for step in steps if step.op not in rewriting.PURE), None)
     if stuck is not None:
         return f"between the linears stands {stuck.op!r}, which cannot be moved behind them"
     return None
-
-
-def _steps(forward: StraightForward, places: set[int]) -> list[Statement]:
-    return [forward.statements[place] for place in sorted(places)]
 
 
 def _dependent(forward: StraightForward, places: set[int]) -> set[int]:
@@ -230,6 +229,9 @@ def _part(step: Statement | None, index: int, k: int, shapes: Mapping[str, Shape
 def rewrite(forward: StraightForward, batch: Batch) -> StraightForward:
     """The forward with the linears batched, where the last of them stood; what reads them before that is moved.
 
+    An activation that follows each of them alike is computed on all products at once, and so is a concatenation or a
+    stack of all that comes of them, in their order.
+
     Raises LokaError where they do not stand in it as `find` saw them.
     """
     calls = {linear.site: linear for linear in _calls(forward, batch)}
@@ -238,52 +240,91 @@ def rewrite(forward: StraightForward, batch: Batch) -> StraightForward:
     group = [calls[name] for name in batch.members]
     places = {linear.place for linear in group}
     moved, last = _dependent(forward, places), max(places)
+    after = rewriting.common_activation(forward, group)
+    ends = places if after is None else {*after}
     statements = [step for place, step in enumerate(forward.statements[: last + 1]) if place not in moved | places]
-    statements += _batched(forward, batch, group)
-    statements += _steps(forward, moved)
-    statements += forward.statements[last + 1 :]
+    statements += _batched(forward, batch, group, after)
+    statements += [step for place, step in enumerate(forward.statements) if place in moved - ends]
+    statements += [step for place, step in enumerate(forward.statements) if place > last and place not in ends]
     views = {step.target for step in forward.statements if step.op in rewriting.VIEWS}
-    return rewriting.without_dead(rewriting.with_statements(forward, statements), views)
+    made = rewriting.without_dead(rewriting.with_statements(forward, statements), views)
+    targets = [forward.statements[place].target for place in (after or [each.place for each in group])]
+    return _gathered(made, targets)
 
 
 def _calls(forward: StraightForward, batch: Batch) -> tuple[PlainLinear, ...]:
     return rewriting.plain_linears(forward, dict.fromkeys(batch.members, Size(batch.k, batch.n)))[0]
 
 
-def _batched(forward: StraightForward, batch: Batch, group: Sequence[PlainLinear]) -> list[Statement]:
-    """The statements that stand for the linears."""
+def _batched(
+    forward: StraightForward, batch: Batch, group: Sequence[PlainLinear], after: tuple[int, ...] | None
+) -> list[Statement]:
+    """The statements that stand for the linears, and for the activation that follows them."""
     name = rewriting.free_names(forward)
     made: list[Statement] = []
 
-    def stacked(hint: str, templates: Sequence[str], operands: Operands) -> str:
+    def stacked(hint: str, templates: Sequence[str], operands: Operands) -> Ref:
         target = name(hint)
         made.append(Statement(target, "stack", f"torch.stack([{', '.join(templates)}])", tuple(operands.refs)))
-        return target
+        return Ref(RefKind.LOCAL, target)
 
-    def of_calls(hint: str, which: str) -> str:
+    def of_calls(hint: str, templates: Sequence[str]) -> Ref:
         operands = Operands()
-        parts = [operands.take(getattr(each.call, which), each.statement.operands) for each in group]
+        pairs = zip(templates, group, strict=True)
+        parts = [operands.take(template, each.statement.operands) for template, each in pairs]
         return stacked(hint, parts, operands)
 
     if batch.base is None:
         operands = Operands()
-        source = stacked("inputs", [operands.add(Ref(RefKind.LOCAL, each.x)) for each in group], operands)
+        x = stacked("inputs", [operands.add(Ref(RefKind.LOCAL, each.x)) for each in group], operands)
     else:
-        source = batch.source
-    x = Ref(RefKind.LOCAL, source)
+        x = Ref(RefKind.LOCAL, batch.source)
     base = batch.base or "{0}"
-    weights = Ref(RefKind.LOCAL, of_calls("weights", "weight"))
+    weights = of_calls("weights", [each.call.weight for each in group])
+    biases = [each.call.bias for each in group if each.call.bias is not None]
     products = name("products")
-    if group[0].call.bias is None:
+    if biases:
+        template = f"torch.baddbmm({{2}}.unsqueeze(1), {base}, {{1}}.transpose(1, 2))"
+        read: tuple[Ref, ...] = (x, weights, of_calls("biases", biases))
+        made.append(Statement(products, "baddbmm", template, read, note=batch.name))
+    else:
         template = f"torch.bmm({base}, {{1}}.transpose(1, 2))"
         made.append(Statement(products, "bmm", template, (x, weights), note=batch.name))
-    else:
-        biases = Ref(RefKind.LOCAL, of_calls("biases", "bias"))
-        template = f"torch.baddbmm({{2}}.unsqueeze(1), {base}, {{1}}.transpose(1, 2))"
-        made.append(Statement(products, "baddbmm", template, (x, weights, biases), note=batch.name))
+    if after is not None:
+        step = forward.statements[after[0]]
+        activated = name(f"products_{step.op}")
+        made.append(Statement(activated, step.op, step.template, (Ref(RefKind.LOCAL, products),), note=step.note))
+        products = activated
     parts = name("parts")
     made.append(Statement(parts, "unbind", "{0}.unbind(0)", (Ref(RefKind.LOCAL, products),)))
-    for number, each in enumerate(group):
-        item = Statement(each.statement.target, "getitem", f"{{0}}[{number}]", (Ref(RefKind.LOCAL, parts),))
-        made.append(item)
+    for number, place in enumerate(after or [each.place for each in group]):
+        target = forward.statements[place].target
+        made.append(Statement(target, "getitem", f"{{0}}[{number}]", (Ref(RefKind.LOCAL, parts),)))
     return made
+
+
+def _gathered(forward: StraightForward, targets: Sequence[str]) -> StraightForward:
+    """The forward with a concatenation or stack of all parts, which alone reads them, taken of the whole."""
+    readers = readers_of(forward)
+    places = {place for target in targets for place in readers.get(target, set())}
+    if len(places) != 1 or max(places) >= len(forward.statements):
+        return forward
+    (place,) = places
+    step = forward.statements[place]
+    parsed = arguments(step)
+    if parsed is None or parsed[0] not in ("torch.cat", "torch.stack") or not parsed[1]:
+        return forward
+    function, (listed, *rest), named = parsed
+    refs = [operand(step, node) for node in listed.elts] if isinstance(listed, ast.List | ast.Tuple) else []
+    if refs != [Ref(RefKind.LOCAL, target) for target in targets]:
+        return forward
+    dims = [literal(node) for node in (*rest, *(node for key, node in named.items() if key == "dim"))]
+    if len(rest) + len(named) != len(dims) or dims not in ([1], [-1] if function == "torch.cat" else [-2]):
+        return forward
+    unbound = next(each for each in forward.statements if each.target == targets[0]).operands[0].text
+    whole = next(each for each in forward.statements if each.target == unbound).operands
+    op, view = ("flatten", "{0}.flatten(1)") if function == "torch.cat" else ("contiguous", "{0}.contiguous()")
+    turned = Statement(rewriting.free_names(forward)("transpose"), "transpose", "{0}.transpose(0, 1)", whole)
+    gathered = replace(step, op=op, template=view, operands=(Ref(RefKind.LOCAL, turned.target),))
+    statements = [*forward.statements[:place], turned, gathered, *forward.statements[place + 1 :]]
+    return rewriting.without_dead(rewriting.with_statements(forward, statements), {*targets, unbound})

@@ -21,8 +21,6 @@ from loka.errors import LokaError
 from loka.mods import rewriting
 from loka.mods.adaptation import Unchanged
 from loka.mods.rewriting import Operands, PlainLinear, Size
-from loka.sites.chains import readers_of
-from loka.sites.regions import ACTIVATIONS
 from loka.sites.straight import Ref, RefKind, SiteCall, Statement, StraightForward
 
 NAME = "merge_siblings"
@@ -65,7 +63,7 @@ def find(
     found = []
     for group in groups.values():
         names = tuple(linear.site for linear in group)
-        followers = _followers(forward, group) or ()
+        followers = rewriting.common_activation(forward, group) or ()
         if len(group) < 2:
             reasons[names[0]] = ALONE
         elif rewriting.in_place(forward, followers):
@@ -85,7 +83,7 @@ def rewrite(forward: StraightForward, siblings: Siblings) -> StraightForward:
     group = rewriting.plain_linears(forward, sizes)[0]
     if tuple(linear.site for linear in group) != siblings.members or len({linear.x for linear in group}) != 1:
         raise LokaError(f"{siblings.name!r} does not stand in its forward. Please report this fault in LoKA.")
-    followers = _followers(forward, group)
+    followers = rewriting.common_activation(forward, group)
     name = rewriting.free_names(forward)
     merged = name("_".join(linear.statement.target for linear in group) if len(group) < 4 else "merged")
     made = [_merged(merged, siblings, group)]
@@ -126,18 +124,3 @@ def _merged(target: str, siblings: Siblings, group: Sequence[PlainLinear]) -> St
     bias = f"torch.cat([{', '.join(biases)}])" if any(linear.call.bias is not None for linear in group) else None
     call = SiteCall(siblings.name, x, f"torch.cat([{', '.join(weights)}])", bias, "{0}")
     return rewriting.linear_statement(target, call, operands.refs, siblings.name)
-
-
-def _followers(forward: StraightForward, group: Sequence[PlainLinear]) -> tuple[int, ...] | None:
-    """The places of an activation that alone reads each sibling's result, called alike; None where there is none."""
-    readers = readers_of(forward)
-    places = []
-    for linear in group:
-        read = readers.get(linear.statement.target, set())
-        if len(read) != 1 or max(read) >= len(forward.statements):
-            return None
-        places.append(max(read))
-    steps = [forward.statements[place] for place in places]
-    alike = {(step.op, step.template) for step in steps}
-    alone = all(len(step.operands) == 1 and step.call is None and step.target != "_" for step in steps)
-    return tuple(places) if len(alike) == 1 and alone and steps[0].op in ACTIVATIONS else None

@@ -148,6 +148,21 @@ def in_place(forward: StraightForward, except_places: Container[int] = ()) -> bo
     return changes_in_place([step for step in steps if step not in unread])
 
 
+def common_activation(forward: StraightForward, group: Sequence[PlainLinear]) -> tuple[int, ...] | None:
+    """The places of an activation that alone reads each linear's result, called alike; None where there is none."""
+    readers = readers_of(forward)
+    places = []
+    for linear in group:
+        read = readers.get(linear.statement.target, set())
+        if len(read) != 1 or max(read) >= len(forward.statements):
+            return None
+        places.append(max(read))
+    steps = [forward.statements[place] for place in places]
+    alike = {(step.op, step.template) for step in steps}
+    alone = all(len(step.operands) == 1 and step.call is None and step.target != "_" for step in steps)
+    return tuple(places) if len(alike) == 1 and alone and steps[0].op in ACTIVATIONS else None
+
+
 def joined_name(owner: str, members: Sequence[str]) -> str:
     """What several sites are called together: "layers.0.q+k", "experts.0.0+7" for eight of them."""
     prefix = f"{owner}." if owner else ""

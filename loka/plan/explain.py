@@ -97,12 +97,12 @@ class Explanation:
 
 
 def find_site(plan: Plan, name: str) -> SitePlan:
-    """The site of a name.
+    """The site of a name, or the one that a mod made of it and others.
 
     Raises InputError for a name that no site has, with the nearest names.
     """
     for candidate in plan.sites:
-        if candidate.site.name == name:
+        if name == candidate.site.name or name in candidate.site.members:
             return candidate
     names = [candidate.site.name for candidate in plan.sites]
     inside = [other for other in names if other.startswith(name + ".") or other.endswith("." + name)]

@@ -31,11 +31,27 @@ def taken_operands(kernel: Kernel, gemm: Gemm, asked: GemmSettings, sizes: Sizes
     def able(operands: Pair) -> bool:
         return kernel.why_not(gemm, operands, asked.accumulation, asked.padding, *sizes, target) is None
 
-    first, second = asked.operands
     if able(asked.operands) or not all(each.turned and each.scaling is Scaling.TENSORWISE for each in asked.operands):
         return asked.operands
-    rows = (replace(first, scaling=Scaling.ROWWISE), replace(second, scaling=Scaling.ROWWISE))
+    rows = _scaled(asked.operands, Scaling.ROWWISE)
     return rows if able(rows) else asked.operands
+
+
+def other_form(operands: Pair) -> Pair | None:
+    """Operands that are both turned with their one scale written for each row instead, or the other way round.
+
+    The products are the same, to the bit; kernels differ in how fast they read the two. None for other operands.
+    """
+    first, second = operands
+    if not (first.turned and second.turned) or first.scaling is not second.scaling:
+        return None
+    others = {Scaling.TENSORWISE: Scaling.ROWWISE, Scaling.ROWWISE: Scaling.TENSORWISE}
+    return _scaled(operands, others[first.scaling]) if first.scaling in others else None
+
+
+def _scaled(operands: Pair, scaling: Scaling) -> Pair:
+    first, second = operands
+    return replace(first, scaling=scaling), replace(second, scaling=scaling)
 
 
 def with_scalings(operands: Pair, form: Pair) -> Pair:

@@ -21,6 +21,7 @@ from loka.plan.pinned import (
     Pair,
     candidates,
     impossible_pins,
+    other_form,
     pinned_operands,
     taken_operands,
     unknown_kernels,
@@ -297,10 +298,25 @@ def _sift(site: Site, gemm: Gemm, asked: GemmSettings, situation: Situation, pri
             wrong = pricer.why_wrong(gemm_part(gemm, sizes, kernel.name, operands, asked.accumulation))
             reason = f"its numbers were wrong when it was measured: {wrong}" if wrong else None
         if reason is None:
-            able[kernel.name] = operands
+            able[kernel.name] = _faster_form(kernel, gemm, replace(asked, operands=operands), sizes, target, pricer)
         else:
             rejected.append(Rejected(kernel.name, reason))
     return able, tuple(rejected)
+
+
+def _faster_form(
+    kernel: Kernel, gemm: Gemm, asked: GemmSettings, sizes: Sizes, target: str, pricer: Pricer | None
+) -> Pair:
+    """The operands as asked for, or in their other form where a kernel takes that faster, by more than the noise."""
+    other = other_form(asked.operands)
+    if pricer is None or other is None:
+        return asked.operands
+    here, there = (gemm_part(gemm, sizes, kernel.name, form, asked.accumulation) for form in (asked.operands, other))
+    refused = kernel.why_not(gemm, other, asked.accumulation, asked.padding, sizes.m, sizes.k, sizes.n, target)
+    price, beside = pricer.part(here), pricer.part(there)
+    if refused is not None or price is None or beside is None or pricer.why_wrong(there):
+        return asked.operands
+    return other if beside.us < price.us and not beside.ties_with(price) else asked.operands
 
 
 def _kept(gemm: Gemm, reason: str, judged: Judged, rejected: tuple[Rejected, ...] = ()) -> GemmPlan:

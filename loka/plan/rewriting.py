@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from loka.mods.batch_small import Batch
-from loka.mods.forwards import Change, rewrite, under
+from loka.mods.forwards import Change, mod_of, rewrite, under
 from loka.mods.merge_siblings import Siblings
 from loka.plan.tracing import Tracer
 from loka.sites.gate import rounding_difference
@@ -87,7 +87,7 @@ class RewritingTracer:
             shapes = observed_shapes(forward, examples, lambda: copy_owner(module, inside))
         except CannotTraceError as error:
             return str(error)
-        return with_findings(replace(forward, rewritten=True), shapes)
+        return with_findings(replace(forward, rewritten=tuple(dict.fromkeys(map(mod_of, changes)))), shapes)
 
 
 def _path(owned: OwnedChange, scope: Scope) -> str:

@@ -142,9 +142,9 @@ def to_json(plan: Plan) -> str:
             del decision["by_rows"]
     for binding in data["bindings"]:
         _show_even(binding)
-        _show_crosses(binding)
         if binding["forward"] is not None and not binding["forward"]["rewritten"]:
             del binding["forward"]["rewritten"]
+        _show_crosses(binding)
     return "{\n" + ",\n".join(f" {_dump(key)}: {_value(data[key])}" for key in sorted(data)) + "\n}\n"
 
 

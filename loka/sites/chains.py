@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from loka.sites.norms import ChainNorm, NormRun, arguments, literal, norm_ending_at, norm_starting_at, operand
 from loka.sites.printer import names_in
-from loka.sites.straight import Ref, RefKind, Region, SiteCall, Statement, StraightForward
+from loka.sites.straight import DTYPE, Ref, RefKind, Region, SiteCall, Statement, StraightForward
 
 _PAIRS = {
     "mul": ("{0} * {1}", "torch.mul({0}, {1})", "{0}.mul({1})"),
@@ -26,7 +26,7 @@ class ChainStage:
     linear: int  # the GEMM's place in `StraightForward.statements`
     before: ChainNorm | None = None
     after: ChainNorm | None = None
-    activation: str | None = None  # "silu"
+    activation: str | None = None  # "silu"; "gate_sigmoid": it multiplies what the norm `after` takes
     times: Ref | None = None  # what the linear's result is multiplied by: a local from outside the chain
     residual: Ref | None = None  # what is added then: a local from outside, or an earlier stage's result
 
@@ -135,6 +135,10 @@ class _Finder:
                     last += 1
                     inside.add(self._statements[last].target)
         run = norm_starting_at(self._statements, last + 1) if last < end else None
+        gate = self._gate(last, run, end, inside, width) if run is not None else None
+        if run is not None and gate is not None:
+            gated = replace(stage, after=run.norm, activation=gate, times=found["mul"], residual=found["add"])
+            return run.last + 2, gated
         if run is not None and run.last <= end and self._takes(run, width) and self._goes_on(last, run.last, inside):
             last, after = run.last, run.norm
             inside.update(self._statements[place].target for place in range(run.first, run.last + 1))
@@ -142,6 +146,24 @@ class _Finder:
             activation = self._activation(last + 1)
             last += activation is not None
         return last, replace(stage, after=after, activation=activation, times=found["mul"], residual=found["add"])
+
+    def _gate(self, last: int, run: NormRun, end: int, inside: Collection[str], width: int) -> str | None:
+        """The gate where an activation of a norm's result multiplies what the norm took, and nothing else reads these.
+
+        That is y * sigmoid(norm(y)), over the statements of the norm and the two after it.
+        """
+        if run.last + 2 > end or not self._takes(run, width) or not self._goes_on(last, run.last + 2, inside):
+            return None
+        act, product = self._statements[run.last + 1], self._statements[run.last + 2]
+        normed, taken = self._statements[run.last].target, self._statements[last].target
+        read = [self._readers.get(target) for target in (normed, act.target)]
+        alone = read == [{run.last + 1}, {run.last + 2}] and act.operands[0].text == normed
+        gate = f"gate_{act.op}"
+        if not alone or gate not in self._known.activations or not _is_plain_activation(act):
+            return None
+        factors = {ref.text for ref in product.operands}
+        plain = product.op == "mul" and product.template in _PAIRS["mul"]
+        return gate if plain and factors == {taken, act.target} else None
 
     def _goes_on(self, last: int, end: int, inside: Collection[str]) -> bool:
         """Whether only the statements after `last` up to `end` read it, and these read nothing else of the chain."""
@@ -314,11 +336,12 @@ def _is_plain_activation(statement: Statement) -> bool:
 def readers_of(forward: StraightForward) -> dict[str, set[int]]:
     """For each target, the statements that read it; the result counts as one past the last.
 
-    A target that is set twice has the readers of both, so that no chain runs over it.
+    A target that is set twice has the readers of both, so that no chain runs over it. Who reads a dtype alone is no
+    reader: it is known without the tensor.
     """
     readers: dict[str, set[int]] = {}
     for index, statement in enumerate(forward.statements):
-        for ref in statement.operands:
+        for ref in statement.operands if statement.op != DTYPE else ():
             if ref.kind is RefKind.LOCAL:
                 readers.setdefault(ref.text, set()).add(index)
     targets = [statement.target for statement in forward.statements]

@@ -60,7 +60,7 @@ def parse_norm(statement: Statement) -> ChainNorm | None:
     if not isinstance(shape, tuple | list) or len(shape) != 1 or not isinstance(eps, float):
         return None
     affine = [given.get(name) for name in ("weight", "bias")]
-    refs = [operand(statement, node) for node in affine]
+    refs = [operand(statement, _uncast(node)) for node in affine]
     absent = [node is None or _is_none(node) for node in affine]
     if any(ref is None and not none for ref, none in zip(refs, absent, strict=True)):
         return None
@@ -69,9 +69,20 @@ def parse_norm(statement: Statement) -> ChainNorm | None:
 
 def operand(statement: Statement, node: ast.expr | None) -> Ref | None:
     """The operand that an argument is, taken as it is."""
-    if not isinstance(node, ast.Name) or not node.id.startswith("operand_"):
+    number = node.id.removeprefix("operand_") if isinstance(node, ast.Name) else ""
+    if not isinstance(node, ast.Name) or node.id != f"operand_{number}" or not number.isdecimal():
         return None
-    return statement.operands[int(node.id.removeprefix("operand_"))]
+    return statement.operands[int(number)]
+
+
+def _uncast(node: ast.expr | None) -> ast.expr | None:
+    """What is cast to float32, or to its own dtype where that is wider: kernels compute in float32 themselves."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Name() as cast, attr="to")) if (
+            ast.unparse(node) == f"{cast.id}.to(torch.promote_types({cast.id}.dtype, torch.float32))"
+        ):
+            return cast
+    return node
 
 
 def literal(node: ast.expr | None) -> object:

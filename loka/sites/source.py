@@ -57,6 +57,30 @@ def is_block_norm(module: nn.Module) -> bool:
     return any("rms_norm" in names_in(function) for function in functions_of(module))
 
 
+def is_swish_norm(module: nn.Module) -> bool:
+    """Whether a module looks like a SwishNorm: a hand-written forward over one sigmoid and the norm before it.
+
+    Its children are an nn.Sigmoid or nn.Hardsigmoid and one nn.LayerNorm, nn.RMSNorm or norm of blocks, in
+    nn.Sequentials or not; it has no Parameters and buffers of its own. What its forward does with them shows when it is
+    traced.
+    """
+    if module._parameters or module._buffers or not functions_of(module):
+        return False
+    parts = list(_leaves(module))
+    gates = [part for part in parts if type(part) in (nn.Sigmoid, nn.Hardsigmoid)]
+    norms = [part for part in parts if type(part) in (nn.LayerNorm, nn.RMSNorm) or is_block_norm(part)]
+    return len(gates) == len(norms) == 1 and len(parts) == 2
+
+
+def _leaves(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules in a module, with those in nn.Sequentials in the place of these."""
+    for child in module.children():
+        if type(child) is nn.Sequential:
+            yield from _leaves(child)
+        else:
+            yield child
+
+
 def forward_source_hash(module: nn.Module, inlined: tuple[str, ...] = ()) -> str:
     """sha256 over what a straight-line forward was traced from.
 

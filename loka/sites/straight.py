@@ -13,6 +13,9 @@ class RefKind(StrEnum):
     ATTRIBUTE = "attribute"  # an expression on self: "self.fmb[0].weight"
 
 
+DTYPE = "residual_dtype"  # the op of a statement that computes a dtype, from those of locals and other such targets
+
+
 @dataclass(frozen=True, slots=True)
 class Ref:
     """One operand of a statement. `text` is a safe Python expression, made by LoKA, never copied from a name."""
@@ -158,4 +161,4 @@ class StraightForward:
     mixes: tuple[Mix, ...] = ()
     joins: tuple[Join, ...] = ()
     crosses: tuple[Cross, ...] = ()
-    rewritten: bool = False  # by mods, to the same function up to rounding; then it is wanted whatever runs in FP8
+    rewritten: tuple[str, ...] = ()  # by these mods, to the same function; then it is wanted whatever runs in FP8

@@ -7,15 +7,12 @@
 | a small DLRM-DCNv2 on embedded click data | `dlrm` | `dlrm_inputs` | `dlrm_batches` | `dlrm_test_batches` |
 | the same on MovieTweetings | `movietweetings_dlrm` | `movietweetings_inputs` | `movietweetings_batches` | `movietweetings_test_batches` |
 | Wukong's dense part, for speed | `wukong_small`, `wukong_large` | `wukong_small_inputs`, `wukong_large_inputs` | | |
-| the same, no bias, BlockNorm, Hard Swish | `wukong_small_mods`, `wukong_large_mods` | those of Wukong's dense part | | |
 | DCNv2 at MLPerf's sizes, for speed | `dcnv2` | `dcnv2_inputs` | | |
 
 The loss of all of them is `click_loss`. Factories draw weights from torch's generator, which the caller seeds.
 """  # noqa: E501  (a table row cannot be broken)
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +101,7 @@ def wukong_small() -> Wukong:
 
 
 def wukong_small_inputs(batch_size: int) -> tuple[Tensor]:
-    """Embeddings (B, 64, 128), float32, standard normal."""
+    """Embeddings (B, 64, 128), float32, standard normal, which ask for a gradient, as those of a table do."""
     return (_normal(batch_size, SMALL.embeddings, SMALL.dim),)
 
 
@@ -114,18 +111,8 @@ def wukong_large() -> Wukong:
 
 
 def wukong_large_inputs(batch_size: int) -> tuple[Tensor]:
-    """Embeddings (B, 128, 256), float32, standard normal."""
+    """Embeddings (B, 128, 256), float32, standard normal, which ask for a gradient, as those of a table do."""
     return (_normal(batch_size, LARGE.embeddings, LARGE.dim),)
-
-
-def wukong_small_mods() -> Wukong:
-    """`wukong_small` without biases, with BlockNorm and Hard Swish; takes `wukong_small_inputs`."""
-    return Wukong(replace(SMALL, mods=True))
-
-
-def wukong_large_mods() -> Wukong:
-    """`wukong_large` without biases, with BlockNorm and Hard Swish; takes `wukong_large_inputs`."""
-    return Wukong(replace(LARGE, mods=True))
 
 
 def dcnv2() -> DCNv2:
@@ -134,9 +121,10 @@ def dcnv2() -> DCNv2:
 
 
 def dcnv2_inputs(batch_size: int) -> tuple[Tensor]:
-    """Embeddings (B, 27, 128), float32, standard normal."""
+    """Embeddings (B, 27, 128), float32, standard normal, which ask for a gradient, as those of a table do."""
     return (_normal(batch_size, MLPERF.embeddings, MLPERF.dim),)
 
 
 def _normal(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), device="cpu")
+    made = torch.randn(*shape, generator=torch.Generator().manual_seed(0), device="cpu")
+    return made.requires_grad_()

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from loka.zoo.blocknorm import BlockNorm
 from loka.zoo.features import FeatureEmbedding
 
 
@@ -25,34 +24,22 @@ class WukongSizes:
     layers: int
     rank: int  # columns that the products of all pairs are projected on
     hidden: int  # width of every MLP's two hidden layers
-    mods: bool = False  # no bias, BlockNorm and Hard Swish instead of biases, LayerNorm and SiLU
 
 
 SMALL = WukongSizes(embeddings=64, dim=128, layers=4, rank=32, hidden=2048)
 LARGE = WukongSizes(embeddings=128, dim=256, layers=4, rank=64, hidden=4096)
-BLOCK = 256  # of BlockNorm
 
 
-def norm(width: int, mods: bool) -> nn.Module:
-    """LayerNorm, or with the mods BlockNorm of 256, of the whole width where that is less."""
-    return BlockNorm(min(BLOCK, width)) if mods else nn.LayerNorm(width)
-
-
-def activation(mods: bool) -> nn.Module:
-    """SiLU, or Hard Swish with the mods."""
-    return nn.Hardswish() if mods else nn.SiLU()
-
-
-def mlp(inputs: int, hidden: int, outputs: int, mods: bool = False) -> nn.Sequential:
-    """Two hidden layers, each Linear, norm, activation, and a last Linear: (B, inputs) -> (B, outputs)."""
+def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Two hidden layers, each Linear, LayerNorm, SiLU, and a last Linear: (B, inputs) -> (B, outputs)."""
     return nn.Sequential(
-        nn.Linear(inputs, hidden, bias=not mods),
-        norm(hidden, mods),
-        activation(mods),
-        nn.Linear(hidden, hidden, bias=not mods),
-        norm(hidden, mods),
-        activation(mods),
-        nn.Linear(hidden, outputs, bias=not mods),
+        nn.Linear(inputs, hidden),
+        nn.LayerNorm(hidden),
+        nn.SiLU(),
+        nn.Linear(hidden, hidden),
+        nn.LayerNorm(hidden),
+        nn.SiLU(),
+        nn.Linear(hidden, outputs),
     )
 
 
@@ -65,9 +52,9 @@ class WukongLayer(nn.Module):
         self.made, self.dim = made, sizes.dim
         self.rank = nn.Parameter(torch.randn(n, sizes.rank) * n**-0.5)
         self.compress = nn.Parameter(torch.randn(made, n) * n**-0.5)
-        self.fmb_norm = norm(n * sizes.rank, sizes.mods)
-        self.fmb = mlp(n * sizes.rank, sizes.hidden, made * sizes.dim, sizes.mods)
-        self.norm = norm(sizes.dim, sizes.mods)
+        self.fmb_norm = nn.LayerNorm(n * sizes.rank)
+        self.fmb = mlp(n * sizes.rank, sizes.hidden, made * sizes.dim)
+        self.norm = nn.LayerNorm(sizes.dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """All pairwise products x @ x^T are taken at low rank: x @ (x^T @ rank) is (B, n, rank)."""
@@ -86,9 +73,9 @@ def wukong_layers(sizes: WukongSizes) -> nn.ModuleList:
 def wukong_head(sizes: WukongSizes) -> nn.Sequential:
     """From all embeddings to one logit: (B, n * d) -> (B, 1)."""
     parts: OrderedDict[str, nn.Module] = OrderedDict()
-    parts["mlp"] = mlp(sizes.embeddings * sizes.dim, sizes.hidden, sizes.hidden, sizes.mods)
-    parts["norm"] = norm(sizes.hidden, sizes.mods)
-    parts["hardswish" if sizes.mods else "silu"] = activation(sizes.mods)
+    parts["mlp"] = mlp(sizes.embeddings * sizes.dim, sizes.hidden, sizes.hidden)
+    parts["norm"] = nn.LayerNorm(sizes.hidden)
+    parts["silu"] = nn.SiLU()
     parts["out"] = nn.Linear(sizes.hidden, 1)
     return nn.Sequential(parts)
 

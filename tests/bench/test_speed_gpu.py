@@ -21,6 +21,19 @@ pytestmark = [
     ),
 ]
 
+ABLATED = """\
+version: 1
+name: clicks
+model: {factory: "ablation_model:wide", inputs: "ablation_model:wide_inputs", batch_size: 4096}
+defaults: {compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always}
+rules:
+  - {match: "head", compute: keep}
+mods:
+  - {use: no_bias}
+  - {use: block_norm}
+  - {use: hard_swish}
+"""
+
 
 def quiet(line: str) -> None:
     """Progress that nobody reads."""
@@ -88,3 +101,29 @@ def test_rendered_kernels_and_gemms(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert cell.errors is not None
         assert cell.errors.output is not None
         assert cell.errors.output > 25
+
+
+def test_an_ablation_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(Path(__file__).parent)  # where the model is
+    policy = tmp_path / "clicks.yaml"
+    policy.write_text(ABLATED, encoding="utf-8")
+    status = entry.main(
+        ["model", str(policy), "--ablate", "mods", "--only", "none,all", "--jobs", "3", "-o", str(tmp_path), "--json"]
+    )
+    plain = json.loads(capsys.readouterr().out)
+    assert status == 0
+    assert len(plain["cells"]) == 6
+    for cell in plain["cells"]:
+        assert cell["failures"] == {}, cell
+        for mode in cell["modes"].values():
+            timing = mode["timing"]
+            assert 0 < timing["p10_us"] <= timing["median_us"] <= timing["p90_us"]
+            assert mode["peak_mib"] > 0
+            assert mode["launches"] > 1
+            assert mode["ratio"] > 0
+        assert cell["modes"]["infer"]["output_db"] > (15 if cell["column"] == "loka-fp8" else 30)
+    launches = {(cell["row"], cell["column"]): cell["modes"]["train"]["launches"] for cell in plain["cells"]}
+    assert len(set(launches.values())) > 1
+    assert plain["cells"][0]["modes"]["train"]["ratio"] == 1.0

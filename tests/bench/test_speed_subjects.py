@@ -133,7 +133,7 @@ def test_models_are_at_the_batch_sizes_of_the_baseline() -> None:
 def test_models_build_and_take_their_inputs(name: str) -> None:
     with torch.device("meta"):
         model = MODELS[name].build()
-    inputs = models.inputs(name, 2)
+    inputs = MODELS[name].inputs(2)
     assert all(value.requires_grad for value in inputs)
     assert model(*(value.detach().to("meta") for value in inputs)).shape == (2, 1)
 

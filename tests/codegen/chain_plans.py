@@ -28,7 +28,18 @@ TURNED_ONCE = OperandRecipe(power_of_two=True, turned=True, scaling=Scaling.TENS
 CHAIN: dict[str, object] = {"fprop": (ROWS, ROWS), "dgrad": (ROWS, TURNED), "wgrad": (TURNED_ONCE, TURNED_ONCE)}
 ROWWISE_CHAIN: dict[str, object] = {**CHAIN, "wgrad": (TURNED, TURNED)}
 AS_IS: dict[str, object] = {"fprop": None, "dgrad": None, "wgrad": None}
-_INLINABLE = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.ReLU, nn.SiLU, nn.Sigmoid, nn.Hardswish, nn.GELU, nn.Identity)
+_INLINABLE = (
+    nn.Linear,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.ReLU,
+    nn.SiLU,
+    nn.Sigmoid,
+    nn.Hardswish,
+    nn.GELU,
+    nn.Identity,
+    nn.Hardsigmoid,
+)
 
 
 class Holder(nn.Module):
@@ -41,6 +52,17 @@ class Holder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.body(x)
         return out
+
+
+class SwishNorm(nn.Module):
+    """As torchrec writes its SwishLayerNorm."""
+
+    def __init__(self, norm: nn.Module, gate: nn.Module) -> None:
+        super().__init__()
+        self.norm = nn.Sequential(norm, gate)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input * self.norm(input)
 
 
 class Tower(nn.Module):

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loka.zoo.blocknorm import BlockNorm
+from loka.mods.modules import BlockNorm
 
 
 class CrossLayer(nn.Module):

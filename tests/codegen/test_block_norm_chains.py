@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from loka.codegen import render_package
 from loka.kernels.rendered_specs import BLOCK
+from loka.mods.modules import BlockNorm
 from loka.plan.make import make_plan
 from loka.sites.chains import Known, find_chains
-from loka.zoo.blocknorm import BlockNorm
 
 KNOWN = Known(frozenset({"block_norm", "rms_norm"}), frozenset({"hardswish"}))
 
@@ -202,7 +202,7 @@ MODEL = """
 import torch
 from torch import nn
 
-from loka.zoo.blocknorm import BlockNorm
+from loka.mods.modules import BlockNorm
 
 
 class Layer(nn.Module):

@@ -16,7 +16,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from loka.codegen import render_package
-from loka.zoo.blocknorm import BlockNorm
+from loka.mods.modules import BlockNorm
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
 

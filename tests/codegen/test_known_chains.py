@@ -23,10 +23,10 @@ from torch.utils.checkpoint import checkpoint
 from loka import dispatch
 from loka.codegen import render_package
 from loka.kernels import ticks
+from loka.mods.modules import BlockNorm
 from loka.numerics.names import Format, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize, static_scale
 from loka.plan.plan import Plan
-from loka.zoo.blocknorm import BlockNorm
 
 X, DY = 8.0, 16.0
 Package = Callable[[Plan], ModuleType]
@@ -55,6 +55,10 @@ def bodies() -> dict[str, nn.Module]:
             nn.Linear(24, 40),
         ),
         "residuals": sums.Residuals(),
+        "swish": nn.Sequential(nn.Linear(48, 64), chains.SwishNorm(nn.LayerNorm(64), nn.Sigmoid()), nn.Linear(64, 24)),
+        "swish_blocks": nn.Sequential(
+            nn.Linear(48, 512), chains.SwishNorm(BlockNorm(256), nn.Hardsigmoid()), nn.Linear(512, 24)
+        ),
     }
 
 

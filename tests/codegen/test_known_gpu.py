@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from loka.codegen import render_package
 from loka.dispatch import Overflow, Patch
+from loka.mods.modules import BlockNorm
 from loka.numerics.names import Format
 from loka.numerics.quantize import static_scale
-from loka.zoo.blocknorm import BlockNorm
 
 __all__ = ["pytestmark"]  # the markers of all tests here
 

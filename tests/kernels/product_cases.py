@@ -23,10 +23,12 @@ PARTS = [
     ("layer_norm", True, True, "silu", True, False, True),
     ("layer_norm", True, True, None, True, True, True),
     ("rms_norm", True, False, None, False, False, True),
+    ("layer_norm", True, True, "gate_sigmoid", True, True, True),
 ]
 BLOCK_PARTS = [
     ("block_norm", False, False, "hardswish", True, True, True),
     ("block_norm", False, False, None, False, False, True),
+    ("block_norm", False, False, "gate_hardsigmoid", True, True, True),
 ]
 PRODUCTS = [(2, (True, True, False)), (0, (True,)), (0, (False, True)), (3, ()), (1, (False,))]
 

@@ -60,7 +60,7 @@ PARTS = [
     ("layer_norm", True, True, "sigmoid"),
     ("rms_norm", True, False, "silu"),
 ]
-BLOCKS = [("block_norm", False, False, "hardswish")]
+BLOCKS = [("block_norm", False, False, "hardswish"), ("block_norm", False, False, "gate_hardsigmoid")]
 
 
 def specs(width: int, chosen: list[Quantisation] | None = None) -> list[NormForward | NormBackward]:

@@ -22,7 +22,12 @@ HOWS = [
 TURNED = [QuantiseTurned(how) for how in HOWS]
 TRANSPOSED = [Transpose(count) for count in (1, 2, 3)]
 _LOCAL = [(None, None, True), (None, "relu", True), (None, "hardswish", False), (None, "sigmoid", True)]
-_BLOCKS = [("block_norm", "hardswish", False), ("block_norm", None, True), ("block_norm", "silu", True)]
+_BLOCKS = [
+    ("block_norm", "hardswish", False),
+    ("block_norm", None, True),
+    ("block_norm", "silu", True),
+    ("block_norm", "gate_sigmoid", True),
+]
 Recorded = NormForward | NormBackward | QuantiseTurned
 
 

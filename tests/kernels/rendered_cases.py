@@ -28,6 +28,9 @@ PARTS = [
     ("rms_norm", True, False, None, False),
     ("rms_norm", True, True, "sigmoid", True),
     ("rms_norm", False, False, "relu", False),
+    ("layer_norm", True, True, "gate_sigmoid", True),
+    ("layer_norm", True, False, "gate_hardsigmoid", False),
+    ("rms_norm", True, False, "gate_hardsigmoid", True),
     (None, False, False, "silu", True),
     (None, False, False, "sigmoid", False),
     (None, False, False, "relu", True),
@@ -40,6 +43,8 @@ BLOCK_PARTS = [
     ("block_norm", False, False, "hardswish", True),
     ("block_norm", False, False, "hardswish", False),
     ("block_norm", False, False, "sigmoid", False),
+    ("block_norm", False, False, "gate_sigmoid", False),
+    ("block_norm", False, False, "gate_hardsigmoid", True),
 ]
 
 
@@ -123,6 +128,7 @@ def exact_forward(spec: NormForward | NormBackward, tensors: dict[str, Tensor], 
     y = tensors["x"]
     if spec.add:
         y = y + tensors["add"]
+    taken = y
     weight, bias = (tensors[name] if getattr(spec, name) else None for name in ("weight", "bias"))
     if spec.norm == "layer_norm":
         y = F.layer_norm(y, (spec.width,), weight, bias, eps)
@@ -132,7 +138,8 @@ def exact_forward(spec: NormForward | NormBackward, tensors: dict[str, Tensor], 
     elif spec.norm == "block_norm":
         y = F.rms_norm(y.unflatten(-1, (-1, spec.block)), (spec.block,), None, eps).flatten(-2)
     activations = {
-        "relu": F.relu, "silu": F.silu, "sigmoid": torch.sigmoid, "hardswish": F.hardswish, "gelu": F.gelu
+        "relu": F.relu, "silu": F.silu, "sigmoid": torch.sigmoid, "hardswish": F.hardswish, "gelu": F.gelu,
+        "gate_sigmoid": lambda z: taken * torch.sigmoid(z), "gate_hardsigmoid": lambda z: taken * F.hardsigmoid(z),
     }  # fmt: skip
     return activations[spec.activation](y) if spec.activation else y
 

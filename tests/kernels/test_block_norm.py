@@ -16,8 +16,8 @@ from rendered_cases import write_package as write
 
 from loka.kernels import fused_reference
 from loka.kernels.rendered_specs import NormBackward, NormForward
+from loka.mods.modules import BlockNorm
 from loka.numerics.quantize import Quantized, dequantize
-from loka.zoo.blocknorm import BlockNorm
 
 WIDTHS = (256, 768, 2048)
 SPECS = {width: norm_specs(width, BLOCK_PARTS) for width in WIDTHS}

@@ -81,3 +81,28 @@ def bottom() -> nn.Module:
 
 def bottom_inputs(batch: int) -> tuple[Tensor, ...]:
     return (torch.randn(batch, 13),)
+
+
+class Both(nn.Module):
+    """Experts of an odd size over one input, beside small projections of features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(45, 30) for _ in range(3)])
+        self.projections = nn.ModuleList([nn.Linear(5, 6, bias=False) for _ in range(9)])
+        self.head = nn.Linear(3 * 30 + 9 * 6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = [torch.tanh(expert(x)) for expert in self.experts]
+        parts = torch.chunk(x, 9, -1)
+        small = [each(parts[i]) for i, each in enumerate(self.projections)]
+        out: Tensor = self.head(torch.cat([*made, *small], 1))
+        return out
+
+
+def both() -> nn.Module:
+    return Both()
+
+
+def both_inputs(batch: int) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 45),)

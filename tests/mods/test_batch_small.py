@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import forward_mods as zoo
 
 from loka.errors import LokaError
-from loka.mods import batch_small
+from loka.mods import batch_small, rewriting
 from loka.mods.batch_small import FEW, SHARED, Batch
 from loka.sites.gate import source
 
@@ -53,14 +53,9 @@ def forward(self, x):
     weights = torch.stack([self.projections[0].weight, self.projections[1].weight, self.projections[2].weight])
     biases = torch.stack([self.projections[0].bias, self.projections[1].bias, self.projections[2].bias])
     products = torch.baddbmm(biases.unsqueeze(1), x.transpose(0, 1), weights.transpose(1, 2))
-    parts = products.unbind(0)
-    projections_0 = parts[0]
-    projections_1 = parts[1]
-    projections_2 = parts[2]
-    relu = torch.nn.functional.relu(projections_0, inplace=False)
-    relu_1 = torch.nn.functional.relu(projections_1, inplace=False)
-    relu_2 = torch.nn.functional.relu(projections_2, inplace=False)
-    stack = torch.stack([relu, relu_1, relu_2], 1)
+    products_relu = torch.nn.functional.relu(products, inplace=False)
+    transpose = products_relu.transpose(0, 1)
+    stack = transpose.contiguous()
     return stack
 """
 
@@ -69,11 +64,45 @@ def inputs(batch: int) -> tuple[Tensor, ...]:
     return (torch.randn(batch, 3, 8),)
 
 
-def test_the_text_reads_slices_in_place_and_moves_what_follows() -> None:
+def test_the_text_reads_slices_in_place_and_takes_what_follows_of_the_whole() -> None:
     forward, sizes, shapes = zoo.traced(Features(), inputs)
     (batch,), _ = batch_small.find(forward, sizes, shapes)
     assert batch.name == "projections.0+projections.1+projections.2"
     assert source(batch_small.rewrite(forward, batch)) == BATCHED
+
+
+class ReadTwice(Features):
+    """What follows the projections is not alike, and comes between them."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        first, second, third = (each(x[:, i]) for i, each in enumerate(self.projections))
+        return F.relu(first, inplace=True) + third, second
+
+
+def test_what_follows_in_place_and_not_alike_is_an_obstacle() -> None:
+    forward, sizes, shapes = zoo.traced(ReadTwice(), inputs)
+    found, unchanged = batch_small.find(forward, sizes, shapes)
+    assert found == ()
+    assert {each.reason for each in unchanged} == {rewriting.IN_PLACE}
+
+
+class InPlace(Features):
+    """An activation in place follows each."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([F.relu(each(x[:, i]), inplace=True) for i, each in enumerate(self.projections)], dim=-1)
+
+
+def test_an_activation_in_place_that_follows_all_alike_is_no_obstacle() -> None:
+    body = InPlace()
+    forward, sizes, shapes = zoo.traced(body, inputs)
+    (batch,), _ = batch_small.find(forward, sizes, shapes)
+    rewritten = batch_small.rewrite(forward, batch)
+    assert [step.text() for step in rewritten.statements[-2:]] == [
+        "transpose = products_relu.transpose(0, 1)",
+        "cat = transpose.flatten(1)",
+    ]
+    zoo.assert_same(body, rewritten, inputs)
 
 
 class OneAfterAnother(Features):

@@ -12,7 +12,6 @@ from torch.nn.utils import parametrizations
 from loka.mods.catalogue import MODEL_MODS
 from loka.mods.mod import Found
 from loka.mods.widths import block_of
-from loka.zoo.blocknorm import BlockNorm as ZooBlockNorm
 
 
 def names(found: Found) -> list[str]:
@@ -209,6 +208,13 @@ def test_block_norm_refuses(body, name, reason):
     assert names(found) == []
 
 
+class OwnBlockNorm(nn.Module):
+    """A norm over blocks that a model has already, in its own words."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.unflatten(-1, (-1, 16)), (16,), eps=1e-6).flatten(-2)
+
+
 class Functional(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = F.layer_norm(F.silu(x), (16,))
@@ -223,7 +229,7 @@ def test_functions_are_told_with_their_places():
     assert len(swishes) == 2  # the sigmoid that is only added is none
     assert "calls F.silu at test_mods_find.py:" in swishes[0]
     assert "sigmoid(F.rms_norm" in swishes[1]
-    assert models.find("block_norm", Wrapped(ZooBlockNorm(16), 16), x) == Found()
+    assert models.find("block_norm", Wrapped(OwnBlockNorm(), 16), x) == Found()
 
 
 class SwishNorm(nn.Module):
@@ -251,7 +257,7 @@ class TorchrecSwishNorm(nn.Module):
 @pytest.mark.parametrize(
     ("body", "sigmoid"),
     [(SwishNorm(nn.LayerNorm(16)), "body.gate"), (SwishNorm(nn.Identity()), "body.gate"),
-     (SwishNorm(ZooBlockNorm(16)), "body.gate"), (TorchrecSwishNorm(16), "body.norm.1")],
+     (SwishNorm(OwnBlockNorm()), "body.gate"), (TorchrecSwishNorm(16), "body.norm.1")],
 )  # fmt: skip
 def test_hard_swish_takes_the_sigmoids_of_swish_norms(body, sigmoid):
     model, x = Wrapped(body, 16), torch.randn(4, 16)
@@ -259,6 +265,27 @@ def test_hard_swish_takes_the_sigmoids_of_swish_norms(body, sigmoid):
     assert (names(found), found.named) == ([sigmoid], ("body",))
     assert names(models.find("hard_swish", model, x, match=["body"])) == [sigmoid]
     assert models.find("hard_swish", model, x, match=["head"]).adaptations == ()
+
+
+def test_torchrecs_swish_layer_norm():
+    mlp = pytest.importorskip("torchrec.modules.mlp")
+    model, x = Wrapped(mlp.MLP(16, [32, 16], activation="swish_layernorm"), 16), torch.randn(4, 16)
+    found = models.find("hard_swish", model, x)
+    assert names(found) == [f"body._mlp.{place}._activation_fn.norm.1" for place in (0, 1)]
+    assert found.named == ("body._mlp.0._activation_fn", "body._mlp.1._activation_fn")
+    assert names(models.find("block_norm", model, x)) == [
+        f"body._mlp.{place}._activation_fn.norm.0" for place in (0, 1)
+    ]
+    models.carried_out(("no_bias", "block_norm", "hard_swish"), model, x)
+    model(x).sum().backward()
+    assert type(model.get_submodule("body._mlp.0._activation_fn.norm.1")) is nn.Hardsigmoid
+
+
+def test_a_function_in_a_module_of_torch_is_told_too():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, activation=F.silu, batch_first=True)
+    assert reasons(models.find("hard_swish", Wrapped(layer, 16), torch.randn(4, 4, 16))) == {
+        "body": "it calls F.silu: write an nn module for it"
+    }
 
 
 class Gate(nn.Module):

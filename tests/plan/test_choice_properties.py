@@ -15,6 +15,7 @@ from loka.kernels.parts import Part
 from loka.numerics.names import Accumulation, Compute, Fuse, Gemm
 from loka.plan.costs import Sizes, Surroundings, Traced, gemm_part, sheet_of, surroundings_of
 from loka.plan.evidence import Known
+from loka.plan.pinned import other_form
 from loka.plan.plan import AS_IS, SitePlan, Target
 from loka.plan.pricing import Pricer
 from loka.plan.resolve import Situation, resolve
@@ -78,11 +79,16 @@ def time_of(site: Site, wanted: SiteSettings, kernels: tuple[str, ...], costs: M
     fused = wanted.fuse is Fuse.ALWAYS
     unfused = fused and any(pairs.values())  # where they are no chain
     sheet = sheet_of(sizes, pairs, surroundings_of(site), fused, False, unfused)
-    products = [
-        gemm_part(gemm, sizes, kernel, pairs[gemm], Accumulation.PRECISE if pairs[gemm] else None)
-        for gemm, kernel in zip(gemms, kernels, strict=True)
-    ]
-    return sum(price.us for part in (*sheet.forward, *sheet.backward, *products) if (price := pricer.part(part)))
+
+    def product_us(gemm: Gemm, kernel: str) -> float:
+        """In whichever form of its operands a kernel is faster."""
+        pair, how = pairs[gemm], Accumulation.PRECISE if pairs[gemm] else None
+        forms = {pair, other_form(pair) if pair is not None else None} if kernel != AS_IS else {None}
+        parts = (gemm_part(gemm, sizes, kernel, form, how) for form in forms if form is not None or kernel == AS_IS)
+        return min(price.us for part in parts if (price := pricer.part(part)))
+
+    around = sum(price.us for part in (*sheet.forward, *sheet.backward) if (price := pricer.part(part)))
+    return around + sum(product_us(gemm, kernel) for gemm, kernel in zip(gemms, kernels, strict=True))
 
 
 def is_valid(site: Site, wanted: SiteSettings, kernels: tuple[str, ...]) -> bool:

@@ -431,3 +431,25 @@ def test_a_mixture_loses_the_fusion_that_a_site_in_bf16_keeps(decide, wanted, sa
     assert [gemm.fp8 for gemm in left.gemms] == [True, True, False]
     mixture = next(each for each in kept.candidates if each.kernels == (SCALED_MM, SCALED_MM, AS_IS))
     assert mixture.time.source is Source.ESTIMATED
+
+
+@pytest.mark.parametrize("written", [Scaling.TENSORWISE, Scaling.ROWWISE])
+@pytest.mark.parametrize("faster", [Scaling.TENSORWISE, Scaling.ROWWISE])
+def test_turned_operands_take_the_form_that_is_faster(decide, wanted, written, faster) -> None:
+    """Their one scale can stand there once or for each row; GEMMs that read the two differ in time alone."""
+
+    def factor(part: Part) -> float:
+        return 1.0 if part.work is not Work.GEMM or not part.recipe or faster.value in part.recipe else 1.2
+
+    settings = wanted(Compute.FP8)
+    first, second = (replace(each, scaling=written) for each in settings.gemms[Gemm.WGRAD].operands)
+    gemms = {**settings.gemms, Gemm.WGRAD: replace(settings.gemms[Gemm.WGRAD], operands=(first, second))}
+    plan = decide(replace(settings, gemms=gemms), MadeUp(KERNELS, factor), kernels=(CUBLASLT,), k=4096, n=4096)
+    found = gemm_of(plan, Gemm.WGRAD)
+    assert found.operands is not None
+    assert {each.scaling for each in found.operands} == {faster}
+    assert all(each.turned for each in found.operands)
+    assert {each.scaling for each in gemm_of(plan, Gemm.FPROP).operands or ()} == {Scaling.ROWWISE}
+    assert site_recipe(plan).turned
+    level = decide(replace(settings, gemms=gemms), MadeUp(KERNELS), kernels=(CUBLASLT,), k=4096, n=4096)
+    assert {each.scaling for each in gemm_of(level, Gemm.WGRAD).operands or ()} == {written}

@@ -138,16 +138,31 @@ def test_known_scales_have_the_passes_of_a_chain() -> None:
     assert keeps_wgrad_in_chain({**pairs, Gemm.WGRAD: None})
     assert not has_form_of_chain({**pairs, Gemm.WGRAD: (known, weight)})
     sheet, turned = (sheet_of(SIZES, each, AROUND, True, False) for each in (pairs, CHAIN))
-    assert sheet.backward == turned.backward
+    assert words(sheet.backward) == words(turned.backward)
     assert words(sheet.forward)[1] == "quantise 1024x512 -> e4m3 tensorwise"
 
 
-def test_rows_too_wide_for_a_kernel_run_as_without_a_chain() -> None:
-    wide = Sizes(4096, 123_200, 1024)
-    assert not any(
-        part.work is Work.FORWARD and "e4m3" in part.recipe
-        for part in sheet_of(wide, CHAIN, AROUND, True, True).forward
+def test_passes_under_known_scales_cost_more_than_those_that_find_them() -> None:
+    """As measured: known scales are not for speed."""
+    known, weight = (
+        OperandRecipe(scaling=Scaling.TENSORWISE, range=range_) for range_ in (Range.STATIC, Range.DYNAMIC)
     )
+    pairs = {Gemm.FPROP: (known, weight), Gemm.DGRAD: (known, weight), Gemm.WGRAD: (known, known)}
+    pricer = Pricer(MadeUp())
+    for around, factor in ((AROUND, 1.03), (Surroundings("block_norm hardswish", "block_norm"), 1.25)):
+        sheets = [sheet_of(SIZES, each, around, True, False) for each in (pairs, CHAIN)]
+        for ours, theirs in zip(*((*sheet.forward, *sheet.backward) for sheet in sheets), strict=True):
+            found, plain = pricer.part(ours), pricer.part(theirs)
+            assert found is not None
+            assert plain is not None
+            assert found.us == pytest.approx(plain.us * (1.0 if ours.recipe == "bfloat16" else factor))
+            assert (found.source is Source.ESTIMATED) == (ours.recipe != "bfloat16")
+
+
+def test_rows_too_wide_for_a_kernel_run_as_without_a_chain() -> None:
+    for k, takes in ((123_200, True), (2**21, False)):
+        forward = sheet_of(Sizes(4096, k, 1024), CHAIN, AROUND, True, True).forward
+        assert any(part.work is Work.FORWARD and "e4m3" in part.recipe for part in forward) == takes
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from torch import nn
 
 from loka.codegen.mixes import join_shape
 from loka.kernels.join_specs import JoinForward
+from loka.mods.modules import BlockNorm
 from loka.sites.examples import ModelInputs, capture_examples
 from loka.sites.joins import joined_norm
 from loka.sites.straight import StraightForward
 from loka.sites.trace import trace_forward
-from loka.zoo.blocknorm import BlockNorm
 
 
 class ViewedNorm(nn.Module):

@@ -1,0 +1,35 @@
+"""Models with the paper's mods (LoKA, "Mods"), for measuring them where there is no policy that asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from loka.mods.adapt import adapt
+from loka.mods.adaptation import Setting
+from loka.mods.catalogue import MODEL_MODS
+from loka.mods.final import adaptable
+from loka.mods.mod import Asked
+from loka.sites.build import BuiltModel
+
+MODS: Mapping[str, Mapping[str, Setting]] = {
+    "no_bias": {"final": "keep"},
+    "block_norm": {"block": 256},
+    "hard_swish": {},
+}
+SAMPLES = 2  # that the structure is looked at with
+
+
+def with_mods(build: Callable[[], nn.Module], inputs: Callable[[int], tuple[Tensor, ...]]) -> nn.Module:
+    """The model that `build` makes, without biases but for the final layer's, with BlockNorm and Hard Swish."""
+    with torch.device("meta"):
+        shape = build()
+    built = BuiltModel(shape, inputs(SAMPLES), {}, SAMPLES)
+    model = build()
+    for name, settings in MODS.items():
+        found = MODEL_MODS[name].find(adaptable(built), Asked(lambda name: True, lambda name: False, settings))
+        adapt(shape, found.adaptations)
+        adapt(model, found.adaptations)
+    return model

@@ -1,0 +1,35 @@
+"""The cases that mods of forwards are measured on: each is planned with its mod, and takes part in it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from loka.bench import exact_mods
+from loka.bench.exact_mods import BF16, CASES, FP8, Case
+from loka.bench.packages import Workshop
+from loka.errors import InputError
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
+def test_the_mod_of_a_case_finds_what_it_is_for(case: Case) -> None:
+    with Workshop() as workshop:
+        package = exact_mods.package(workshop, case, BF16, modded=True)
+        model = exact_mods.build(case)
+        given = exact_mods.inputs(case, 3)
+        expected = model(*given)
+        with package.apply(model):
+            assert any("Rewritten by" in (type(each).__doc__ or "") for each in model.modules())
+            torch.testing.assert_close(model(*given), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_case_in_fp8_has_gemms_in_fp8_with_the_mod() -> None:
+    case = exact_mods.named(["joined_13x512"])[0]
+    with Workshop() as workshop:
+        assert "'fprop'" in str(exact_mods.package(workshop, case, FP8, modded=True).BINDINGS)
+
+
+def test_an_unknown_case_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match="there is no case 'experts'; there are experts_8x512x1024"):
+        exact_mods.named(["experts"])
