@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from plan_costs import CHAIN, ROWS, TURNED
+import pytest
+from plan_costs import CHAIN, ROWS, TURNED, MadeUp
 
-from loka.kernels.parts import Part, Work
-from loka.numerics.names import Format, Gemm, Range, Scaling
+from loka.kernels.parts import Part, Source, Work
+from loka.numerics.names import Accumulation, Format, Gemm, Range, Scaling
 from loka.plan.costs import (
     Sizes,
     Surroundings,
+    gemm_part,
     has_form_of_chain,
     keeps_wgrad_in_chain,
     sheet_of,
+    surroundings_of,
 )
+from loka.plan.pricing import Pricer
 from loka.policy.settings import OperandRecipe
 
 SIZES = Sizes(4096, 512, 1024)
