@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 
 import torch
@@ -15,17 +14,23 @@ NO_KERNELS = ("Memcpy", "Memset")
 def launches_of(replay: Callable[[], object]) -> int | None:
     """Kernels of one replay on the current CUDA device, copies and fills of memory left out; None where none is seen.
 
-    The profiler may lose what runs while it starts, so the second of two looks counts.
+    The profiler may lose what runs while it starts, so the second of two looks counts. Where it cannot be used at all
+    (another tool has CUPTI, or the driver forbids it) no kernel is seen: a time is worth having without their number.
     """
-    found = 0
-    for _ in range(2):
-        gc.collect()
+    try:
+        _seen(replay)
+        return kernels_among(_seen(replay)) or None
+    except RuntimeError:
+        return None
+
+
+def _seen(replay: Callable[[], object]) -> list[str]:
+    """The names of what the device did."""
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        replay()
         torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            replay()
-            torch.cuda.synchronize()
-        found = kernels_among([event.name for event in seen.events() if event.device_type.name == DEVICE])
-    return found or None
+    return [event.name for event in found.events() if event.device_type.name == DEVICE]
 
 
 def kernels_among(names: list[str]) -> int:

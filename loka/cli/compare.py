@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from loka.cli.output import Json, PolicyPath, note, print_json, print_table
-from loka.cli.train import LABELS, Device, Steps
+from loka.cli.sides import AGAINST, ORIGINAL, Sides, sides_of
+from loka.cli.train import Device, Steps
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from loka.bench.quality import Quality
     from loka.bench.training import PairResult
 
@@ -23,46 +28,63 @@ def command(
     budget: Annotated[float, typer.Option(min=0.0, help="The NE that FP8 may lose, in percent.")] = 0.05,
     steps: Steps = None,
     device: Device = "auto",
+    against: Annotated[
+        str, typer.Option(help="model: FP8 against it. original: the model with its mods against it without them.")
+    ] = AGAINST[0],
     as_json: Json = False,
 ) -> None:
-    """Compare the quality of FP8 with the model as it is; exit 1 where it is lost."""
+    """Compare the quality of FP8 with the model as it is; exit 1 where it is lost.
+
+    Where the policy's mods make another model, FP8 with them is compared with that model without FP8.
+    """
     gc.enable()
+    from loka.bench.adapted import adapted_job
     from loka.bench.quality import Verdict, compare
     from loka.cli.job import make_job, training_of
     from loka.cli.package import fresh_package, patcher, verify
     from loka.cli.progress import Shown
+    from loka.mods.adapt import adapt
     from loka.plan.make import make_plan
     from loka.policy.load import load_policy
     from loka.sites.callables import current_directory_importable
 
     loaded = load_policy(policy)
     job = make_job(loaded, steps, device)
-    package = fresh_package(make_plan(policy), policy)
+    plan = make_plan(policy)
+    sides = sides_of(plan, against)
+    original = sides is ORIGINAL
+    patch: Callable[[nn.Module], object]
+    if original:
+        patch, check = partial(adapt, adaptations=plan.adaptations), None
+    else:
+        job, patch, check = adapted_job(job, plan.adaptations), patcher(fresh_package(plan, policy)), verify
     with current_directory_importable(), training_of(loaded), Shown("samples") as shown:
         quality = compare(
             job,
-            patcher(package),
+            patch,
             range(seeds),
             budget,
             progress=lambda seed, label, done, total: shown.update(
-                f"seed {seed} {LABELS.get(label, label)}", done, total
+                f"seed {seed} {sides.labels.get(label, label)}", done, total
             ),
-            check=verify,
-            finished=_finished,
+            check=check,
+            finished=lambda pair: _finished(pair, sides),
         )
     if as_json:
-        print_json(_result(quality))
+        print_json(_result(quality, sides))
     else:
-        show(quality)
-    if quality.verdict is Verdict.TOLD_APART:
-        note("quality is lost: FP8 can be told apart from the model as it is at 95 %, and is not within the budget")
+        show(quality, sides)
+    if not original and quality.verdict is Verdict.TOLD_APART:
+        note(f"quality is lost: FP8 can be told apart from {sides.of} at 95 %, and is not within the budget")
         raise typer.Exit(1)
 
 
-def show(quality: Quality) -> None:
-    """Each seed, the mean with its interval, and the verdict."""
+def show(quality: Quality, sides: Sides) -> None:
+    """Each seed, the mean with its interval, and the verdict; another model has none, and is reported as it is."""
+    ne, auc = ([f"{figure} {side}" for side in (sides.first, sides.second)] for figure in ("NE", "AUC"))
+    columns = ("seed", *ne, "difference", *auc)
     print_table(
-        ("seed", "NE as it is", "NE FP8", "difference", "AUC as it is", "AUC FP8"),
+        columns,
         [
             (
                 str(pair.seed),
@@ -74,23 +96,30 @@ def show(quality: Quality) -> None:
             )
             for pair in quality.pairs
         ],
-        numbers=("seed", "NE as it is", "NE FP8", "difference", "AUC as it is", "AUC FP8"),
+        numbers=columns,
     )
-    line = f"NE of FP8 against the model as it is: {quality.mean:+.4f} %"
+    second = "the model with its mods" if sides is ORIGINAL else "FP8"
+    line = f"NE of {second} against {sides.of}: {quality.mean:+.4f} %"
     if quality.interval is not None and quality.standard_error is not None:
         low, high = quality.interval
         line += f", standard error {quality.standard_error:.4f} %, 95 % interval {low:+.4f} % to {high:+.4f} %"
-    print(f"{line}; budget {quality.budget_percent:g} %: {quality.verdict.value}")
+    if sides is ORIGINAL:
+        print(f"{line}; it is another model, so that the seeds are hardly pairs")
+    else:
+        print(f"{line}; budget {quality.budget_percent:g} %: {quality.verdict.value}")
 
 
-def _finished(pair: PairResult) -> None:
-    note(f"seed {pair.seed}: NE {pair.as_is.ne:.5f} as it is, {pair.patched.ne:.5f} in FP8")
+def _finished(pair: PairResult, sides: Sides) -> None:
+    note(f"seed {pair.seed}: NE {pair.as_is.ne:.5f} {sides.first}, {pair.patched.ne:.5f} {sides.running}")
 
 
-def _result(quality: Quality) -> dict[str, object]:
+def _result(quality: Quality, sides: Sides) -> dict[str, object]:
+    """The first side is called as_is, and the second fp8, or with_mods where the first is the original."""
+    original = sides is ORIGINAL
     return {
-        "verdict": quality.verdict.value,
-        "budget_percent": quality.budget_percent,
+        "against": sides.first,
+        "verdict": None if original else quality.verdict.value,
+        "budget_percent": None if original else quality.budget_percent,
         "mean_percent": quality.mean,
         "standard_error_percent": quality.standard_error,
         "interval_percent": quality.interval,
@@ -98,7 +127,7 @@ def _result(quality: Quality) -> dict[str, object]:
             {
                 "seed": pair.seed,
                 "as_is": pair.as_is,
-                "fp8": pair.patched,
+                "with_mods" if original else "fp8": pair.patched,
                 "ne_difference_percent": pair.ne_difference_percent,
             }
             for pair in quality.pairs

@@ -59,6 +59,7 @@ def record(
     Raises Interrupted, NonFiniteLossError, and InputError where the policy cannot train, no site can be watched, or no
     step was sampled.
     """
+    from loka.bench.adapted import adapted_job
     from loka.bench.probing import Steps, length, train_watched
     from loka.bench.training import build
     from loka.cli.job import make_job, training_of
@@ -69,7 +70,7 @@ def record(
 
     policy = examined.policy
     _check_watchable(examined)
-    job = make_job(policy, steps, device, tested=False)
+    job = adapted_job(make_job(policy, steps, device, tested=False), examined.adapted.adaptations)
     done = Steps()
     start = time.perf_counter()
     with current_directory_importable(), training_of(policy), Shown("steps") as shown:

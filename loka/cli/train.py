@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loka.cli.output import Json, PolicyPath, note, percent, print_json, print_table
+from loka.cli.sides import Sides, sides_of
 
 if TYPE_CHECKING:
     from loka.bench.training import PairResult
     from loka.plan.plan import Plan
 
 NAME = "train"
-LABELS = {"patched": "in FP8"}  # what the training loop calls its runs -> what a person reads
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes a GPU where there is one.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Training steps. Default: the policy's, or one pass.")]
@@ -27,8 +27,9 @@ def command(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Train the model as it is and in FP8, with the generated package, and compare them."""
+    """Train the model as it is and in FP8, with the generated package, and compare them; both with the mods."""
     gc.enable()
+    from loka.bench.adapted import adapted_job
     from loka.bench.training import train_pair
     from loka.cli.job import make_job, training_of
     from loka.cli.package import fresh_package, patcher, verify
@@ -40,20 +41,21 @@ def command(
     loaded = load_policy(policy)
     job = make_job(loaded, steps, device)
     plan = make_plan(policy)
+    job, sides = adapted_job(job, plan.adaptations), sides_of(plan)
     package = fresh_package(plan, policy)
     with current_directory_importable(), training_of(loaded), Shown("samples") as shown:
 
         def progress(label: str, done: int, total: int | None) -> None:
-            shown.update(LABELS.get(label, label), done, total)
+            shown.update(sides.labels.get(label, label), done, total)
 
         pair = train_pair(job, patcher(package), seed, progress, verify)
     if as_json:
         print_json(_result(pair, plan, job.device))
     else:
-        show(pair, plan, job.device)
+        show(pair, plan, job.device, sides)
 
 
-def show(pair: PairResult, plan: Plan, device: str) -> None:
+def show(pair: PairResult, plan: Plan, device: str, sides: Sides) -> None:
     """What ran in what, and what came of it."""
     from loka.plan.summary import group_sites
 
@@ -66,7 +68,7 @@ def show(pair: PairResult, plan: Plan, device: str) -> None:
     print()
     as_is, fp8 = pair.as_is, pair.patched
     print_table(
-        ("", "as it is", "FP8", "difference"),
+        ("", sides.first, sides.second, "difference"),
         [
             ("NE", f"{as_is.ne:.5f}", f"{fp8.ne:.5f}", f"{pair.ne_difference_percent:+.3f} %"),
             ("AUC", f"{as_is.auc:.5f}", f"{fp8.auc:.5f}", f"{fp8.auc - as_is.auc:+.5f}"),
@@ -78,7 +80,7 @@ def show(pair: PairResult, plan: Plan, device: str) -> None:
             ),
             ("training GEMM FLOPs in FP8", percent(0.0), percent(plan.share_fp8), ""),
         ],
-        numbers=("as it is", "FP8", "difference"),
+        numbers=(sides.first, sides.second, "difference"),
     )
     print(f"{as_is.samples} samples in {as_is.steps} steps on {device}, seed {pair.seed}; every planned FP8 GEMM ran.")
     if device == "cpu":

@@ -17,6 +17,7 @@ from loka.mods.adapt import AdaptError, is_adapted
 from loka.mods.adapt import adapt as carry_out
 from loka.mods.adaptation import Adaptation
 from loka.mods.catalogue import MODEL_MODS
+from loka.mods.opened import opened
 
 
 def adapt(model: nn.Module, package: str, adaptations: Sequence[Adaptation]) -> None:
@@ -59,7 +60,7 @@ def adapting(model: nn.Module, package: str, adaptations: Sequence[Adaptation], 
 def _is_done(model: nn.Module, package: str, adaptations: Sequence[Adaptation]) -> bool:
     """Whether a model is adapted, wrappers passed over."""
     try:
-        with _opened(model) as root:
+        with opened(unwrap(model), _inside) as root:
             return is_adapted(root, adaptations)
     except ClosedWrapperError as error:
         raise BindError(f"{package}: the model is wrapped in {error}: adapt before wrapping") from error
@@ -70,24 +71,9 @@ def _is_done(model: nn.Module, package: str, adaptations: Sequence[Adaptation]) 
         raise _refused(package, error) from error
 
 
-@contextmanager
-def _opened(model: nn.Module) -> Iterator[nn.Module]:
-    """The model with what its wrappers hold in the places of the wrappers, for as long as it is looked at.
-
-    Wrappers inside that cannot be opened stay. Raises ClosedWrapperError for one around the model.
-    """
-    root = unwrap(model)
-    swapped: list[tuple[nn.Module, str, nn.Module]] = []
-    try:
-        for module in list(root.modules()):
-            for name, child in module._modules.items():
-                if child is not None and _closed(child) is None and unwrap(child) is not child:
-                    swapped.append((module, name, child))
-                    module._modules[name] = unwrap(child)
-        yield root
-    finally:
-        for module, name, child in swapped:
-            module._modules[name] = child
+def _inside(module: nn.Module) -> nn.Module:
+    """What a wrapper holds that can be opened; any other module as it is."""
+    return module if _closed(module) is not None else unwrap(module)
 
 
 def _closed(module: nn.Module) -> str | None:

@@ -23,11 +23,12 @@ from loka.plan.carrying import CarryingTracer, checked_streams, streams_asked
 from loka.plan.costs import Traced
 from loka.plan.evidence import Known, check_sites, open_profile
 from loka.plan.forward_mods import with_forward_mods
+from loka.plan.forward_rules import check_forward_mods
 from loka.plan.gains import with_gains
 from loka.plan.interaction_rules import check_interactions, interactions_asked
 from loka.plan.measured import open_measurements
 from loka.plan.modded_sites import known_of
-from loka.plan.mods import check_forward_mods, forwards_made, mod_plans
+from loka.plan.mods import forwards_made, mod_plans
 from loka.plan.plan import AS_IS, Plan, Target
 from loka.plan.resolve import Situation, resolve
 from loka.plan.rewrites import Rewrites, Wish, rewrite, scopes_of, wish_of, with_regions
@@ -163,7 +164,7 @@ def plan_of(
     tracer = Tracer(model, _inputs(policy, examined.built))
     with current_directory_importable():
         modded = with_forward_mods(policy.mods, sites, settings, examined.siblings, tracer)
-    check_forward_mods(policy.mods, modded)
+    check_forward_mods(policy.mods, modded.made)
     sites, settings = modded.sites, modded.settings
     trace = CarryingTracer(RewritingTracer(tracer, modded.changes), streams_asked(policy, model))
     evidence = known_of(known, sites)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
 
 from torch import nn
 
 from loka.errors import InputError
+from loka.mods.adapt import AdaptError, is_adapted
+from loka.mods.adaptation import Adaptation
+from loka.mods.opened import opened
 from loka.sites.site import Kind, Site
 
 PROBED = frozenset((Kind.LINEAR, Kind.FUNCTIONAL_LINEAR, Kind.MATMUL, Kind.ADDMM, Kind.EINSUM))
@@ -91,6 +94,23 @@ def find_live(model: nn.Module, sites: tuple[Site, ...]) -> LiveModel:
     shared = {id(live.parameter) for live in found}
     others = tuple(live for live in rest if id(live.parameter) in shared)
     return LiveModel(root, tuple(found), others)
+
+
+def check_adapted(model: nn.Module, adaptations: Sequence[Adaptation]) -> None:
+    """Raises InputError where a live model is not as the policy's mods make it."""
+    if not adaptations:
+        return
+    try:
+        with opened(model, lambda module: unwrap(module, "a part of the model")) as root:
+            done = is_adapted(root, adaptations)
+    except AdaptError as error:
+        raise InputError(f"probe: the policy's mods do not fit the model: {error}") from error
+    if not done:
+        count = sum(len(adaptation.modules) for adaptation in adaptations)
+        raise InputError(
+            f"probe: the policy's mods change {count} modules, {adaptations[0].modules[0]!r} among them, and the model "
+            "is as it was before: call adapt(model) of the generated package first, before the optimizer is made"
+        )
 
 
 def unwrap(module: nn.Module, name: str) -> nn.Module:

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from loka.errors import InputError, LokaError
+from loka.mods.build import built_model
 from loka.policy.load import load_policy
 from loka.policy.policy import Policy
 from loka.probe import file
-from loka.probe.live import find_live
+from loka.probe.live import check_adapted, find_live
 from loka.probe.ranks import merge_across
 from loka.probe.replay import Replays
 from loka.probe.rows import RowNumbers
@@ -26,7 +27,6 @@ from loka.probe.stats import Recorded, SiteStats
 from loka.probe.summary import profile_of, summarise
 from loka.probe.trackers import SiteSnapshot, Trackers, read
 from loka.probe.watch import Watch
-from loka.sites.build import build_model
 from loka.sites.callables import current_directory_importable
 from loka.sites.discover import find_sites
 
@@ -62,8 +62,8 @@ class Probe:
     nn.DataParallel models are refused. Sites that a generated package has patched are seen as their FP8 operands.
 
     Args:
-        model: the model that trains, on the device that it trains on.
-        policy: a policy, or the path of one. Its `model` section is built once more, to find the sites.
+        model: the model that trains, on the device that it trains on, as the policy's mods make it.
+        policy: a policy, or the path of one. Its `model` section is built once more, with its mods, to find the sites.
         every: one step in so many is sampled.
         path: where to save (the full form, see `loka.probe.file`); None: nothing is saved.
         save_every: steps between saves; one more is made at the end, also after Ctrl-C.
@@ -91,10 +91,11 @@ class Probe:
                 raise InputError(f"probe: {name} must be a whole number of at least 1, not {value!r}")
         with current_directory_importable():
             self._policy = policy if isinstance(policy, Policy) else load_policy(policy)
-            spec = self._policy.model
-            sites = find_sites(build_model(spec.factory, spec.inputs, spec.batch_size)).sites
+            built, adapted = built_model(self._policy)
+            sites = find_sites(built).sites
         self.unseen_steps = 0  # sampled steps in which no site was seen at all
         self.samples = 0  # sampled steps in which any was
+        check_adapted(model, adapted.adaptations)
         self._live = find_live(model, sites)
         self._every = every
         self._path = None if path is None else Path(path)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from loka.bench import launches
 from loka.bench.launches import kernels_among
 from loka.bench.user_step import Example, tensors_of, user_step
 from loka.errors import InputError
@@ -74,3 +75,18 @@ def test_tensors_are_found_in_order_wherever_they_are() -> None:
 def test_copies_and_fills_are_no_kernels() -> None:
     names = ["triton_poi_fused_add_0", "Memcpy DtoD (Device -> Device)", "Memset (Device)", "nvjet_hsh_128x256"]
     assert kernels_among(names) == 2
+
+
+def test_kernels_are_counted_at_the_second_look_and_a_profiler_that_cannot_be_used_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = iter([["Memset (Device)"], ["one", "two", "Memcpy HtoD"], [], ["Memset (Device)"]])
+    monkeypatch.setattr(launches, "_seen", lambda replay: next(looks))
+    assert launches.launches_of(lambda: None) == 2
+    assert launches.launches_of(lambda: None) is None
+
+    def forbidden(replay: object) -> list[str]:
+        raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
+
+    monkeypatch.setattr(launches, "_seen", forbidden)
+    assert launches.launches_of(lambda: None) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,18 @@ import pytest
 from loka.cli.schema import schema_text
 from loka.numerics.names import Gemm
 from loka.plan.make import make_plan
+from loka.plan.plan import Plan
 from loka.probe.file import load
 from loka.probe.profile import Profile, Verdict
 
 FOLDER = Path(__file__).parents[2] / "policies"
 POLICIES = sorted(path.name for path in FOLDER.glob("*.yaml"))
+
+
+@cache
+def planned(name: str) -> Plan:
+    """The plan of a shipped policy, made once."""
+    return make_plan(FOLDER / name)
 
 
 @pytest.fixture(autouse=True)
@@ -30,14 +38,14 @@ def test_the_schema_beside_the_policies_is_fresh():
 
 
 def test_these_ship():
-    assert POLICIES == ["dlrm_dcnv2.yaml", "movietweetings.yaml", "ranker.yaml"]
+    assert POLICIES == ["dlrm_dcnv2.yaml", "movietweetings.yaml", "ranker.yaml", "wukong_mods.yaml"]
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_shipped_policy_plans_mostly_in_fp8_without_refusals(name):
     text = (FOLDER / name).read_text(encoding="utf-8")
     assert text.startswith("# yaml-language-server: $schema=schema.json\n")
-    plan = make_plan(FOLDER / name)
+    plan = planned(name)
     assert plan.name == name.removesuffix(".yaml")
     assert plan.share_fp8 > 0.9
     assert plan.skipped == ()
@@ -46,7 +54,7 @@ def test_a_shipped_policy_plans_mostly_in_fp8_without_refusals(name):
 
 
 def test_the_ranker_fuses_the_norms_and_activations_of_its_layers():
-    plan = make_plan(FOLDER / "ranker.yaml")
+    plan = planned("ranker.yaml")
     regions = {site.site.name: site.region for site in plan.sites if site.region}
     assert regions["layers.0.fmb.0"] == ("layer_norm", "linear", "layer_norm", "silu")
     assert regions["layers.2.fmb.3"] == ("linear", "layer_norm", "silu")
@@ -55,8 +63,18 @@ def test_the_ranker_fuses_the_norms_and_activations_of_its_layers():
     assert all(gemm.gemm in Gemm for site in plan.sites for gemm in site.gemms)
 
 
+def test_the_papers_mods_change_all_of_wukong_but_its_last_bias():
+    plan = planned("wukong_mods.yaml")
+    assert {each.mod for each in plan.adaptations} == {"no_bias", "block_norm", "hard_swish"}
+    assert "head.out" not in [name for each in plan.adaptations if each.mod == "no_bias" for name in each.modules]
+    assert all(site.timing is not None for site in plan.sites if site.fp8)
+    assert {site.site.name for site in plan.sites if not site.fp8} >= {"head.out", "layers.0.rank"}
+    kinds = {kind for site in plan.sites if site.fp8 for kind in site.region}
+    assert kinds <= {"unflatten", "rms_norm", "flatten", "linear", "hardswish"}
+
+
 def test_a_policy_far_from_the_checkout_plans_the_same(tmp_path, monkeypatch):
-    here = make_plan(FOLDER / "movietweetings.yaml")
+    here = planned("movietweetings.yaml")
     for name in ("movietweetings.yaml", "ranker.yaml", "profiles/movietweetings.safetensors"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes((FOLDER / name).read_bytes())
@@ -71,7 +89,7 @@ def test_a_shipped_profile_is_a_small_summary_and_the_evidence_for_every_fp8_gem
     profile = load(file)
     assert isinstance(profile, Profile)  # the summary form
     assert profile.samples >= 20
-    plan = make_plan(FOLDER / f"{name}.yaml")
+    plan = planned(f"{name}.yaml")
     judged = [gemm for site in plan.sites for gemm in site.gemms if gemm.fp8]
     assert judged
     assert all(gemm.evidence is not None and gemm.evidence.verdict is Verdict.SAFE for gemm in judged)

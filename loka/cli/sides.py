@@ -1,0 +1,50 @@
+"""What the two models that `loka train` and `loka compare` set side by side are called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from loka.errors import InputError
+
+if TYPE_CHECKING:
+    from loka.plan.plan import Plan
+
+AGAINST = ("model", "original")
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The two sides: in columns, and for what runs now or was said of."""
+
+    first: str  # in a column
+    second: str
+    running: str  # of the second, while it trains: "in FP8"
+    of: str  # of the first, in a sentence: "the model as it is"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What the training loop calls its runs -> what a person reads."""
+        return {"as it is": self.first, "patched": self.running}
+
+
+AS_IS = Sides("as it is", "FP8", "in FP8", "the model as it is")
+ADAPTED = Sides("with mods", "with mods, FP8", "with mods, in FP8", "the model with its mods")
+ORIGINAL = Sides("original", "with mods", "with mods", "the original")
+
+
+def sides_of(plan: Plan, against: str = AGAINST[0]) -> Sides:
+    """The sides of a plan's comparison: FP8 against the same model, or the adapted model against the original.
+
+    Raises InputError for another word, and where no mod of the plan makes another model.
+    """
+    if against not in AGAINST:
+        raise InputError(f"--against is {against!r}, but must be one of {', '.join(AGAINST)}")
+    if against == AGAINST[0]:
+        return ADAPTED if plan.adaptations else AS_IS
+    if not plan.adaptations:
+        raise InputError(
+            f"--against original: no mod of {plan.name} changes modules of the model, so that it is the original; "
+            "leave the option out"
+        )
+    return ORIGINAL

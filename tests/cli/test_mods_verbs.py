@@ -1,0 +1,136 @@
+"""Every verb under a policy with mods: all are of the adapted model, and say so."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+
+import pytest
+import torch
+
+import loka as lk
+from loka import dispatch
+from loka.errors import InputError
+
+MODS = """\
+mods:
+  - {use: no_bias, match: "layers.*", note: largest gain}
+  - {use: block_norm, block: 16}
+"""
+
+
+@pytest.fixture
+def modded(shop, loka):
+    """The small model with mods in its policy."""
+    path = shop.folder / shop.policy
+    path.write_text(path.read_text() + MODS)
+    return shop
+
+
+def test_plan_says_what_each_mod_changed(modded, loka):
+    ran = loka("plan", modded.policy)
+    assert ran.status == 0
+    at = ran.out.index("Mods:\n")
+    assert ran.out[at:].splitlines()[1:3] == [
+        "  no_bias (shop.yaml:16), a new model to train: 2 biases dropped",
+        "  block_norm (shop.yaml:17), a new model to train: 2 LayerNorm -> BlockNorm 16",
+    ]
+    data = json.loads(loka("plan", modded.policy, "--json").out)
+    assert [mod["use"] for mod in data["plan"]["mods"]] == ["no_bias", "block_norm"]
+    assert {site["site"]["bias"] for site in data["plan"]["sites"]} == {None, "dense.bias", "head.bias"}
+
+
+def test_explain_and_diff_name_the_mods(modded, loka):
+    ran = loka("explain", modded.policy, "layers.0.up")
+    assert "mod: mod 1: no_bias (shop.yaml:16): layers.0.up: bias dropped\n" in ran.out
+    assert "mod: mod 2: block_norm (shop.yaml:17): layers.0.norm: LayerNorm -> BlockNorm 16\n" in ran.out
+    assert "mod 1: no_bias: largest gain" in ran.out
+    plain = modded.folder / "policies" / "plain.yaml"
+    plain.write_text((modded.folder / modded.policy).read_text().replace(MODS, ""))
+    ran = loka("diff", "policies/plain.yaml", modded.policy)
+    assert "mod no_bias: -; now 2 biases dropped\n" in ran.out
+    assert "mod block_norm: -; now 2 LayerNorm -> BlockNorm 16\n" in ran.out
+
+
+def test_a_mistake_is_told_at_its_place(modded, loka):
+    path = modded.folder / modded.policy
+    path.write_text(path.read_text().replace("layers.*", "layer.*"))
+    ran = loka("plan", modded.policy)
+    assert ran.status == 2
+    assert "shop.yaml:16:27: 'layer.*' matches no module that it could change; did you mean 'layers.*" in ran.err
+
+
+def test_train_and_compare_set_the_adapted_model_beside_itself_in_fp8(modded, loka):
+    assert loka("generate", modded.policy).status == 0
+    ran = loka("train", modded.policy, "--steps", "3", "--device", "cpu")
+    assert ran.status == 0
+    assert "with mods   with mods, FP8   difference" in ran.out
+    assert "with mods, in FP8: " in ran.err
+    data = json.loads(loka("train", modded.policy, "--steps", "3", "--device", "cpu", "--json").out)
+    assert data["fp8"]["ne"] != data["as_is"]["ne"]
+    ran = loka("compare", modded.policy, "--steps", "3", "--seeds", "2", "--device", "cpu", "--json")
+    compared = json.loads(ran.out)
+    assert compared["against"] == "with mods"
+    assert compared["pairs"][0]["as_is"]["ne"] == data["as_is"]["ne"]
+    assert compared["pairs"][0]["fp8"]["ne"] == data["fp8"]["ne"]
+
+
+def test_compare_against_the_original_is_told_as_another_model(modded, loka):
+    arguments = (modded.policy, "--steps", "3", "--seeds", "2", "--device", "cpu")
+    ran = loka("compare", *arguments, "--against", "original")
+    assert ran.status == 0
+    assert "NE original   NE with mods" in ran.out
+    assert "NE of the model with its mods against the original: " in ran.out
+    assert "standard error" in ran.out
+    data = json.loads(loka("compare", *arguments, "--against", "original", "--json").out)
+    assert (data["against"], data["verdict"], data["budget_percent"]) == ("original", None, None)
+    assert all(pair["as_is"]["ne"] != pair["with_mods"]["ne"] for pair in data["pairs"])
+    assert loka("generate", modded.policy).status == 0
+    other = json.loads(loka("compare", *arguments, "--json").out)
+    assert other["pairs"][0]["as_is"]["ne"] == data["pairs"][0]["with_mods"]["ne"]
+
+
+def test_compare_against_the_original_needs_another_model(shop, loka):
+    ran = loka("compare", shop.policy, "--seeds", "2", "--against", "original")
+    assert ran.status == 2
+    assert "no mod of shop changes modules of the model" in ran.err
+    ran = loka("compare", shop.policy, "--seeds", "2", "--against", "it")
+    assert ran.status == 2
+    assert "--against is 'it', but must be one of model, original" in ran.err
+
+
+def test_probe_learns_the_adapted_model(modded, loka):
+    ran = loka("probe", modded.policy, "--steps", "2", "--every", "1", "--device", "cpu")
+    assert ran.status == 0, ran.err
+    path = modded.folder / modded.policy
+    path.write_text(path.read_text() + "profile: profiles/shop.safetensors\n")
+    assert loka("plan", modded.policy).status in (0, 1)
+    assert loka("probe", modded.policy, "--check", "--device", "cpu").status in (0, 1)
+
+
+def test_a_probe_in_a_training_loop_takes_the_adapted_model(modded, loka):
+    assert loka("generate", modded.policy).status == 0
+    sys.path.insert(0, str(modded.folder))
+    try:
+        from shopmodel import build
+
+        from generated import shop as package
+
+        model = build()
+        with pytest.raises(InputError, match=r"the policy's mods change 4 modules, 'layers.0.up' among them.*adapt"):
+            lk.Probe(model, modded.policy)
+        with pytest.warns(dispatch.NewModelWarning):
+            package.adapt(model)
+        lk.Probe(torch.compile(model), modded.policy)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            package.apply(model)
+        lk.Probe(model, modded.policy)
+        model.layers[0].norm = torch.nn.LayerNorm(32)
+        with pytest.raises(InputError, match=r"probe: the policy's mods do not fit the model"):
+            lk.Probe(model, modded.policy)
+    finally:
+        sys.path.remove(str(modded.folder))
+        for name in [name for name in sys.modules if name.split(".")[0] == "generated"]:
+            del sys.modules[name]
