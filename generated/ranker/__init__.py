@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "13cb0a899b95ca7e7bac605c267326e75abf33b9e2cf0f47d46bf54eb7085c3e"
+STAMP = "5caeb09f4bd17fa19f25383a40da24bbbc9fca52f3546660712a60d479fe76b2"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import fused_reference, join_reference, mix_reference, operators
 
-STAMP = "13cb0a899b95ca7e7bac605c267326e75abf33b9e2cf0f47d46bf54eb7085c3e"
+STAMP = "5caeb09f4bd17fa19f25383a40da24bbbc9fca52f3546660712a60d479fe76b2"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

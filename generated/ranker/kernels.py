@@ -27,7 +27,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "13cb0a899b95ca7e7bac605c267326e75abf33b9e2cf0f47d46bf54eb7085c3e"
+STAMP = "5caeb09f4bd17fa19f25383a40da24bbbc9fca52f3546660712a60d479fe76b2"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive
@@ -88,9 +88,9 @@ def linear_layer_norm_silu_13x64(
         y = torch.nn.functional.layer_norm(y, (64,), norm_weight, norm_bias, 1e-05)
         return torch.nn.functional.silu(y)
     dtype = dispatch.output_dtype(x)
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     y = LinearLayerNormSiluX13x64.apply(rows, weight, bias, norm_weight, norm_bias, dtype)
-    return y.reshape(*x.shape[:-1], 64)
+    return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 64)
 
 
 class LinearE4m3X64x32(torch.autograd.Function):
@@ -149,9 +149,9 @@ def linear_e4m3_64x32(x: Tensor, weight: Tensor, bias: Tensor, tick: int) -> Ten
     if x.numel() == 0:
         return torch.nn.functional.linear(x, weight, bias)
     dtype = dispatch.output_dtype(x)
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     y = LinearE4m3X64x32.apply(rows, weight, bias, dtype, tick)
-    return y.reshape(*x.shape[:-1], 32)
+    return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 32)
 
 
 class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
@@ -469,7 +469,7 @@ def layer_norm_to_linear_3_linears_e4m3_128x256x256x256(
         y = torch.nn.functional.silu(y)
         return torch.nn.functional.linear(y, weight_2, bias_2)
     dtype = dispatch.output_dtype(x)
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     y = LayerNormToLinearX3LinearsE4m3X128x256x256x256.apply(
         rows,
         pre_norm_weight,
@@ -489,7 +489,7 @@ def layer_norm_to_linear_3_linears_e4m3_128x256x256x256(
         tick_1,
         tick_2,
     )
-    return y.reshape(*x.shape[:-1], 256)
+    return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 256)
 
 
 class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
@@ -797,7 +797,7 @@ def linear_to_silu_3_linears_e4m3_512x256x256x256(
         y = torch.nn.functional.layer_norm(y, (256,), norm_weight_2, norm_bias_2, 1e-05)
         return torch.nn.functional.silu(y)
     dtype = dispatch.output_dtype(x)
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     y = LinearToSiluX3LinearsE4m3X512x256x256x256.apply(
         rows,
         weight_0,
@@ -817,7 +817,7 @@ def linear_to_silu_3_linears_e4m3_512x256x256x256(
         tick_1,
         tick_2,
     )
-    return y.reshape(*x.shape[:-1], 256)
+    return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 256)
 
 
 def linear_layer_norm_silu_13x64_frozen(
@@ -827,11 +827,11 @@ def linear_layer_norm_silu_13x64_frozen(
     dtype = dispatch.output_dtype(x)
     if x.numel() == 0:
         return x.new_zeros((*x.shape[:-1], 64), dtype=dtype)
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     h = rows.to(dtype)
     y = torch.nn.functional.linear(h, weight.to(dtype))
     out = fused.add_layer_norm_silu_64_unsaved(y, bias, norm_weight, norm_bias, dtype)
-    return out.reshape(*x.shape[:-1], 64)
+    return out if x.dim() == 2 else out.reshape(*x.shape[:-1], 64)
 
 
 def linear_e4m3_64x32_frozen(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, tick: int) -> Tensor:
@@ -839,10 +839,10 @@ def linear_e4m3_64x32_frozen(x: Tensor, weight: Tensor, scale: Tensor, bias: Ten
     dtype = dispatch.output_dtype(x)
     if x.numel() == 0:
         return x.new_zeros((*x.shape[:-1], 32), dtype=dtype)
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     x_fp8, x_scale, _ = fused.quantise_e4m3_64(rows)
     y = dispatch.scaled_mm(x_fp8, x_scale, weight, scale, "rowwise", "rowwise", dtype, False, tick, bias.to(dtype))
-    return y.reshape(*x.shape[:-1], 32)
+    return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 32)
 
 
 def layer_norm_to_linear_3_linears_e4m3_128x256x256x256_frozen(
@@ -871,7 +871,7 @@ def layer_norm_to_linear_3_linears_e4m3_128x256x256x256_frozen(
     dtype = dispatch.output_dtype(x)
     if x.numel() == 0:
         return x.new_zeros((*x.shape[:-1], 256), dtype=dtype)
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     x_fp8_0, x_scale_0, _ = fused.layer_norm_e4m3_128_unsaved(rows, pre_norm_weight, pre_norm_bias)
     y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, "rowwise", "rowwise", dtype, False, tick_0)
     x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_0, bias_0, norm_weight_0, norm_bias_0)
@@ -880,7 +880,7 @@ def layer_norm_to_linear_3_linears_e4m3_128x256x256x256_frozen(
     y_2 = dispatch.scaled_mm(
         x_fp8_2, x_scale_2, weight_2, scale_2, "rowwise", "rowwise", dtype, False, tick_2, bias_2.to(dtype)
     )
-    return y_2.reshape(*x.shape[:-1], 256)
+    return y_2 if x.dim() == 2 else y_2.reshape(*x.shape[:-1], 256)
 
 
 def linear_to_silu_3_linears_e4m3_512x256x256x256_frozen(
@@ -909,7 +909,7 @@ def linear_to_silu_3_linears_e4m3_512x256x256x256_frozen(
     dtype = dispatch.output_dtype(x)
     if x.numel() == 0:
         return x.new_zeros((*x.shape[:-1], 256), dtype=dtype)
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     x_fp8_0, x_scale_0, _ = fused.quantise_e4m3_512(rows)
     y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, "rowwise", "rowwise", dtype, False, tick_0)
     x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_0, bias_0, norm_weight_0, norm_bias_0)
@@ -917,7 +917,7 @@ def linear_to_silu_3_linears_e4m3_512x256x256x256_frozen(
     x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_1, bias_1, norm_weight_1, norm_bias_1)
     y_2 = dispatch.scaled_mm(x_fp8_2, x_scale_2, weight_2, scale_2, "rowwise", "rowwise", dtype, False, tick_2)
     out = fused.add_layer_norm_silu_256_unsaved(y_2, bias_2, norm_weight_2, norm_bias_2, dtype)
-    return out.reshape(*x.shape[:-1], 256)
+    return out if x.dim() == 2 else out.reshape(*x.shape[:-1], 256)
 
 
 class MixX16x32ToX8X8Passing(torch.autograd.Function):

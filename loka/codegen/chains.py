@@ -155,7 +155,7 @@ def _gemms(shape: ChainShape) -> str:
 def _forward_lines(shape: ChainShape, kernels: Kernels, frozen: bool) -> list[str]:
     """The body of forward, or, of the frozen function, what comes after its empty batches."""
     indent = INDENT // 2 if frozen else INDENT
-    lines = ["    rows = x.reshape(-1, x.shape[-1])"] if frozen else []
+    lines = ["    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])"] if frozen else []
     lines += [f"    {other} = {other}.reshape(-1, {_width(shape, other)})" for other in shape.others if frozen]
     make = _fp8_stages if shape.fp8 else _plain_stages
     made = make(shape, kernels, frozen, "rows" if frozen else "x", indent)
@@ -165,7 +165,8 @@ def _forward_lines(shape: ChainShape, kernels: Kernels, frozen: bool) -> list[st
     names = ChainNames(shape)
     margin = " " * indent
     if frozen:
-        return [*lines, f"{margin}return {names.result}.reshape(*x.shape[:-1], {shape.stages[-1].n})"]
+        whole = f"{names.result}.reshape(*x.shape[:-1], {shape.stages[-1].n})"
+        return [*lines, f"{margin}return {names.result} if x.dim() == 2 else {whole}"]
     saved = call("ctx.save_for_backward", [Code(item) for item in names.saved()])
     lines += lay_out("", saved, "", indent).split("\n")
     dtypes, ticks = [source for source, _ in names.kept_dtypes()], names.ticks()

@@ -27,7 +27,7 @@ from loka.codegen.signature import parse_argument
 from loka.errors import LokaError
 from loka.numerics.names import Operand
 from loka.plan.plan import SitePlan
-from loka.sites.straight import Cross, Join, Mix, RefKind, Region, SiteCall, StraightForward
+from loka.sites.straight import DTYPE, Cross, Join, Mix, RefKind, Region, SiteCall, StraightForward
 
 INDENT = 8
 
@@ -123,6 +123,9 @@ class ForwardBody:
             elif position in self._chains:
                 self._chain(self._chains[position])
                 position = self._chains[position].chain.last + 1
+            elif statements[position].op == DTYPE:
+                self._dtype(position)
+                position += 1
             elif region is not None and self._outlined(region):
                 self._region(region)
                 position = region.last + 1
@@ -148,6 +151,32 @@ class ForwardBody:
         spans = {region: range(region.first, region.last + 1) for region in self._forward.regions}
         apart = [region for region, span in spans.items() if taken.isdisjoint(span)]
         return taken.union(*(spans[region] for region in apart if self._outlined(region)))
+
+    def _dtype(self, position: int) -> None:
+        """A statement that computes a dtype, also of what is nowhere in the text as a kernel computes it on its way."""
+        statement = self._forward.statements[position]
+        template, texts = statement.template, []
+        for number, ref in enumerate(statement.operands):
+            if ref.text in self._scope.local:
+                texts.append(self._scope.read(ref.text))
+            else:
+                template = template.replace(f"{{{number}}}.dtype", f"{{{number}}}")
+                texts.append(self._dtype_of(ref.text))
+        self._assign(position, straight.checked(template.format(*texts), texts))
+
+    def _dtype_of(self, name: str) -> str:
+        """The dtype of a local by those that it is computed from, where the text does not have it."""
+        if name in self._scope.local:
+            return f"{self._scope.read(name)}.dtype"
+        made = next(step for step in self._forward.statements if step.target == name)
+        read = [ref.text for ref in made.operands if ref.kind is RefKind.LOCAL]
+        if made.call is not None:
+            known = read[0] in self._scope.local
+            return f"dispatch.output_dtype({self._scope.read(read[0])})" if known else self._dtype_of(read[0])
+        found = self._dtype_of(read[0])
+        for other in read[1:]:
+            found = f"torch.promote_types({found}, {self._dtype_of(other)})"
+        return found
 
     def _mix(self, mix: Mix) -> None:
         """Compute a mixing layer's results where the first of its statements stands."""

@@ -161,6 +161,8 @@ def _replace_parts(node: ast.expr, part: Callable[[ast.expr], ast.expr]) -> None
             node.left, node.right = part(node.left), part(node.right)
         case ast.UnaryOp():
             node.operand = part(node.operand)
+        case ast.IfExp():
+            node.test = part(node.test)
         case ast.Compare():
             node.left, node.comparators = part(node.left), [part(right) for right in node.comparators]
         case ast.Call(func=ast.Attribute() as method) if not _is_path(method):

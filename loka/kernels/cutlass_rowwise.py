@@ -2,8 +2,9 @@
 
     f8f8bf16_rowwise(Tensor XQ, Tensor WQ, Tensor x_scale, Tensor w_scale, Tensor? bias, bool use_fast_accum) -> Tensor
 
-XQ (M, K) and WQ (N, K) are contiguous, WQ is e4m3, XQ e4m3 or e5m2; x_scale (M,) and w_scale (N,) are float32; the bias
-is (N,) in bfloat16 or float32; the result is bfloat16. K must be a multiple of 16 and N of 8: 16 bytes of each row.
+XQ (M, K) and WQ (N, K) are contiguous and e4m3: FBGEMM 1.6 refuses an XQ of e5m2, which its kernels were written for.
+x_scale (M,) and w_scale (N,) are float32; the bias is (N,) in bfloat16 or float32; the result is bfloat16. K must be a
+multiple of 16 and N of 8: 16 bytes of each row.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ CAPABILITY = (9, 0)
 WRITTEN = torch.bfloat16
 MULTIPLES = GemmSizes(rows=1, columns=8, contraction=16)
 
-_FP8 = {FORMATS[Format.E4M3].dtype, FORMATS[Format.E5M2].dtype}
+_FORMATS = {FORMATS[format].dtype: format for format in (Format.E4M3, Format.E5M2)}
 _BIASES = (torch.bfloat16, torch.float32)
 
 
@@ -62,11 +63,11 @@ class CutlassRowwise:
         target: str,
         dtype: str = BFLOAT16,
     ) -> str | None:
-        """Rowwise scales, an e4m3 second operand, results in bfloat16; the reference takes every size."""
+        """Rowwise scales, e4m3, results in bfloat16; the reference takes every size."""
         check_target(target)
         first, second = operands
         refusal = refuse_range(gemm, operands) or _refuse_recipe(
-            (first.scaling.value, second.scaling.value), second.format is Format.E4M3, self.library.name
+            (first.scaling.value, second.scaling.value), (first.format, second.format), self.library.name
         )
         if refusal is None and dtype != BFLOAT16:
             refusal = f"{self.library.name} writes bfloat16, and the model computes in {dtype}"
@@ -142,14 +143,14 @@ def _refuse_operands(
     scaling_a: str, scaling_b: str, dtype_a: torch.dtype, dtype_b: torch.dtype, library: str
 ) -> str | None:
     for name, dtype in (("a", dtype_a), ("b", dtype_b)):
-        if dtype not in _FP8:
+        if dtype not in _FORMATS:
             return f"operand {name} is {dtype}, not FP8; quantise it first"
-    return _refuse_recipe((scaling_a, scaling_b), dtype_b == FORMATS[Format.E4M3].dtype, library)
+    return _refuse_recipe((scaling_a, scaling_b), (_FORMATS[dtype_a], _FORMATS[dtype_b]), library)
 
 
-def _refuse_recipe(scalings: tuple[str, str], second_is_e4m3: bool, library: str) -> str | None:
+def _refuse_recipe(scalings: tuple[str, str], formats: tuple[Format, Format], library: str) -> str | None:
     if scalings != (Scaling.ROWWISE.value, Scaling.ROWWISE.value):
         return f"{library} multiplies rowwise x rowwise, not {scalings[0]} x {scalings[1]}"
-    if not second_is_e4m3:
-        return f"{library} takes e4m3 for the second operand; make it e4m3"
+    if formats != (Format.E4M3, Format.E4M3):
+        return f"{library} multiplies e4m3 x e4m3, not {formats[0].value} x {formats[1].value}; make both e4m3"
     return None

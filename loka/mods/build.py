@@ -108,8 +108,8 @@ def _problems(rules: Sequence[ModRule], mods: Mapping[str, ModelMod], model: Ada
 
 
 def _names(found: Found) -> list[str]:
-    """Everything that a mod has found, whether it can change it or not."""
-    changed = (name for adaptation in found.adaptations for name in adaptation.modules)
+    """Everything that a mod has found, as patterns name it, whether it can change it or not."""
+    changed = found.named or [name for adaptation in found.adaptations for name in adaptation.modules]
     return list(dict.fromkeys((*changed, *(unchanged.name for unchanged in found.unchanged))))
 
 

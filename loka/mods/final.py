@@ -198,7 +198,7 @@ def _has_module(call: Function, module: nn.Module | None) -> bool:
     if module is None or isinstance(module, _OF_TORCH):
         return module is not None
     of_blocks = call.op == "rms_norm" and bool(call.result.parents) and call.result.parents[0].op in _BLOCKS
-    return type(module).__module__.startswith("torch.nn.modules.") or (of_blocks and is_block_norm(module))
+    return of_blocks and is_block_norm(module)
 
 
 def _place(call: Function | Call) -> str:

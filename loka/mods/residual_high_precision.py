@@ -32,7 +32,7 @@ from loka.sites.chains import readers_of
 from loka.sites.mixes import changes_in_place
 from loka.sites.norms import NormRun, norm_starting_at
 from loka.sites.printer import names_in, variable
-from loka.sites.straight import Ref, RefKind, Statement, StraightForward
+from loka.sites.straight import DTYPE, Ref, RefKind, Statement, StraightForward
 
 NAME = "residual_high_precision"
 EXACT = True
@@ -242,10 +242,16 @@ class _Writer:
         )
 
     def _widen(self, name: str, note: str) -> None:
-        """The wider copy of a local that enters a stream."""
+        """The wider copy of a local that enters a stream.
+
+        It is a tensor of its own where nothing is cast, too: the compiler gives no function one tensor twice.
+        """
         if name in self._roots:
             self._wide[name] = self._new(f"{name}_wide")
-            self._made.append(Statement(self._wide[name], "to", self._wider, (Ref(RefKind.LOCAL, name),), note=note))
+            wider = f"({self._wider})" if " if " in self._wider else self._wider
+            self._made.append(
+                Statement(self._wide[name], "to", f"{wider}.view_as({{0}})", (Ref(RefKind.LOCAL, name),), note=note)
+            )
 
     def _read(self, ref: Ref, statement: Statement) -> Ref:
         """An operand of a statement outside of the stream: what is carried as the model has it, but for its sizes."""
@@ -282,7 +288,7 @@ class _Writer:
             template = f"{wide} if torch.is_autocast_enabled({{0}}.device.type) else {{1}}"
             operands = (Ref(RefKind.LOCAL, self._wide[name]), self._dtype(self._normed(name)))
         target = self._new(f"{name}_dtype")
-        self._made.append(Statement(target, "promote_types", template, operands, note=source.note))
+        self._made.append(Statement(target, DTYPE, template, operands, note=source.note))
         self._dtypes[name] = Ref(RefKind.LOCAL, target)
         return self._dtypes[name]
 

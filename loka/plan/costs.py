@@ -7,7 +7,8 @@ A site's step is its GEMMs, what makes their operands, and the norms and activat
 - in a chain's recipe, with its neighbours taken along: forward, the norm and activation before write FP8, and the
   weight is quantised; backward, the gradient of those after is written in FP8; it, the input and the weight are turned;
 - in a chain's recipe alone: the same, with a quantiser each for the input and the output gradient;
-- in a chain under known scales: the same passes;
+- in a chain under known scales: the same passes, which take longer than those that find rows' scales (`KNOWN`, and
+  `KNOWN_TILES` beside a BlockNorm, whose kernels write both copies of a tile);
 - in any other recipe, and where some of its GEMMs stay in BF16: each GEMM quantises both of its operands anew, from a
   transposed copy where it has to. Such a site is no chain; where `fuse: always` would have rendered its norms, the
   compiler writes them (`COMPILED`), which costs the site what fusion gains.
@@ -41,6 +42,7 @@ Pairs = Mapping[Gemm, Pair | None]  # the GEMMs of a site; None where one stays 
 
 RENDERED = "rendered"
 COMPILED = "compiled"  # by torch.compile; not measured, priced by what is rendered
+KNOWN, KNOWN_TILES = "known", "known-tiles"  # rendered under known scales; not recorded, priced by what is rendered
 DTYPE = "bfloat16"  # of activations: the model's own, or autocast's
 _GEMMS = frozenset({"linear", "matmul", "mm", "addmm", "einsum", "bmm"})
 
@@ -203,9 +205,20 @@ def sheet_of(
     compiler that other ways of this site have rendered.
     """
     if sizes.fits and has_form_of_chain(pairs):
-        return _chained(sizes, pairs, around, taken, joined)
+        sheet = _chained(sizes, pairs, around, taken, joined)
+        return _under_known_scales(sheet, around) if has_known_scales(pairs) else sheet
     sheet = _plain(sizes, pairs, around)
     return Sheet(_left(sheet.forward), _left(sheet.backward)) if unfused else sheet
+
+
+def _under_known_scales(sheet: Sheet, around: Surroundings) -> Sheet:
+    """The passes that write FP8 or transpose it, as they are under known scales; the others as they were."""
+    kernel = KNOWN_TILES if "block_norm" in f"{around.before} {around.after}" else KNOWN
+
+    def known(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        return tuple(part if part.recipe == DTYPE else replace(part, kernel=kernel) for part in parts)
+
+    return Sheet(known(sheet.forward), known(sheet.backward))
 
 
 def _left(parts: tuple[Part, ...]) -> tuple[Part, ...]:

@@ -35,6 +35,7 @@ MODS = (merge_siblings.NAME, batch_small.NAME, pad_alignment.NAME)  # in the ord
 _USUAL = frozenset({merge_siblings.ALONE, batch_small.FEW, pad_alignment.ALIGNED})  # reasons that need no telling
 _SEVERAL = "its Parameter is used at several places, which cannot be told apart"
 _NAMED = "a rule asks for it in FP8 by its name, and a batched product stays in the model's dtype"
+_MERGED = "merge_siblings has made it one GEMM with others"
 _LARGE = "it is larger than max_k and max_n allow"
 
 
@@ -84,7 +85,7 @@ def with_forward_mods(
     }
     made: dict[str, Made] = {}
     for rule in sorted(mine, key=lambda rule: MODS.index(rule.use)):
-        known = tuple(model.sites)
+        known = tuple(name for site in model.sites.values() for name in (*site.members, site.name))
         found = looks[rule.use](model, rule)
         made[rule.source] = Made(tuple(found.rewritten), found.told(rule), known)
     return Modded(tuple(model.sites.values()), tuple(model.settings.values()), tuple(model.changes), made)
@@ -199,13 +200,15 @@ def _wanted(model: _Model, rule: ModRule, found: _Outcome) -> list[Site]:
     """The sites that an entry is for and that can be rewritten; a merged one where it is for all of its members."""
     wanted = []
     for site in model.sites.values():
-        if not all(map(rule.wants, site.members or (site.name,))):
-            continue
+        names = site.members or (site.name,)
+        meant = [name for name in names if rule.wants(name)]
         reason = model.why_not(site)
-        if reason is None:
-            wanted.append(site)
+        if reason is not None:
+            found.leave(meant, reason)
+        elif len(meant) < len(names):
+            found.leave(meant, f"it is one GEMM with others, {site.name!r}, that are not all meant")
         else:
-            found.leave([site.name], reason)
+            wanted.append(site)
     return wanted
 
 
@@ -293,7 +296,9 @@ def _batch(model: _Model, rule: ModRule) -> _Outcome:
             found.leave([site.name], _LARGE)
         elif _forced(model.settings[site.name]):
             found.leave([site.name], _NAMED)
-        elif not site.members:
+        elif site.members:
+            found.leave(site.members, _MERGED)
+        else:
             wanted[site.name] = site
     groups = _families(model, wanted)
     model.capture(list(groups))

@@ -19,14 +19,16 @@ from loka.kernels.measurements import Measurements
 from loka.kernels.parts import Costs
 from loka.mods.build import Adapted, built_model
 from loka.plan.bindings import bind
+from loka.plan.carrying import CarryingTracer, checked_streams, streams_asked
 from loka.plan.costs import Traced
 from loka.plan.evidence import Known, check_sites, open_profile
 from loka.plan.forward_mods import with_forward_mods
+from loka.plan.forward_rules import check_forward_mods
 from loka.plan.gains import with_gains
 from loka.plan.interaction_rules import check_interactions, interactions_asked
 from loka.plan.measured import open_measurements
 from loka.plan.modded_sites import known_of
-from loka.plan.mods import check_forward_mods, forwards_made, mod_plans
+from loka.plan.mods import forwards_made, mod_plans
 from loka.plan.plan import AS_IS, Plan, Target
 from loka.plan.resolve import Situation, resolve
 from loka.plan.rewrites import Rewrites, Wish, rewrite, scopes_of, wish_of, with_regions
@@ -162,23 +164,25 @@ def plan_of(
     tracer = Tracer(model, _inputs(policy, examined.built))
     with current_directory_importable():
         modded = with_forward_mods(policy.mods, sites, settings, examined.siblings, tracer)
-    check_forward_mods(policy.mods, modded)
-    sites, settings, trace = modded.sites, modded.settings, RewritingTracer(tracer, modded.changes)
+    check_forward_mods(policy.mods, modded.made)
+    sites, settings = modded.sites, modded.settings
+    trace = CarryingTracer(RewritingTracer(tracer, modded.changes), streams_asked(policy, model))
     evidence = known_of(known, sites)
     situation = Situation(Target(policy.target), policy.model.batch_size, named, considered, evidence, costs)
     asked = interactions_asked(policy, sites, model)
     plans = resolve(sites, settings, situation, {})
-    wish = wish_of(plans, settings, asked, modded.changed)
+    wish = wish_of(plans, settings, asked, modded.changed, trace.streams)
     rewrites = _rewritten(wish, model, trace)
     traced = rewrites.traced if costs is not None else Traced()
     if traced.chains or traced.alone:  # now that their neighbours are known, some may be as fast as they are
         plans = resolve(sites, settings, situation, {}, traced)
-        again = wish_of(plans, settings, asked, modded.changed)
+        again = wish_of(plans, settings, asked, modded.changed, trace.streams)
         rewrites = _rewritten(again, model, trace) if again != wish else rewrites
     if rewrites.refused:
         plans = resolve(sites, settings, situation, rewrites.refused, traced)
     plans = with_regions(plans, rewrites)
     check_interactions(policy, model, rewrites.interactions)
+    streams = checked_streams(trace, rewrites.forwards, rewrites.streamless, model)
     return Plan(
         name=policy.name,
         target=situation.target,
@@ -191,11 +195,11 @@ def plan_of(
         rule_notes=tuple((rule.source, rule.note) for rule in policy.rules if rule.note),
         profile=(known.name, known.sha256) if known is not None else None,
         measurements=(costs.name, costs.sha256) if costs is not None else None,
-        mods=mod_plans(policy, examined.adapted, forwards_made(policy, modded, rewrites.interactions)),
+        mods=mod_plans(policy, examined.adapted, {**forwards_made(policy, modded, rewrites.interactions), **streams}),
     )
 
 
-def _rewritten(wish: Wish, model: nn.Module, trace: RewritingTracer) -> Rewrites:
+def _rewritten(wish: Wish, model: nn.Module, trace: CarryingTracer) -> Rewrites:
     """What tracing makes of a wish. Owners are run once, whatever is asked for them later."""
     with current_directory_importable():
         trace.capture([scope.owner for scope in scopes_of(wish, model)])

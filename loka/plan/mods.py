@@ -9,18 +9,15 @@ from typing import Protocol
 
 from loka.mods import fuse_interaction
 from loka.mods.adaptation import Adaptation, Unchanged
-from loka.mods.asked import dead_problems, idle_problems, named_problems
 from loka.mods.build import Adapted
 from loka.mods.catalogue import MODEL_MODS
-from loka.mods.conflicts import conflicts
 from loka.mods.promises import FORWARD_MODS
 from loka.mods.rewritten import Rewritten
 from loka.plan.forward_mods import Modded
 from loka.plan.interactions import Interactions
 from loka.plan.plan import ModPlan, Plan
 from loka.plan.summary import pattern_of
-from loka.policy.policy import ModRule, Policy
-from loka.policy.problems import PolicyError, Problem
+from loka.policy.policy import Policy
 
 
 class Forwards(Protocol):
@@ -39,32 +36,6 @@ class InForwards:
 
     rewritten: tuple[Rewritten, ...] = ()
     unchanged: tuple[Unchanged, ...] = ()
-
-
-def check_forward_mods(rules: Sequence[ModRule], modded: Modded) -> None:
-    """Raises PolicyError for what is wrong with forward mods: patterns that match nothing, entries that change nothing,
-    sites that an entry names and cannot change, and sites that two entries change.
-    """
-    problems: list[Problem] = []
-    earlier: list[tuple[ModRule, list[str]]] = []
-    for rule in rules:
-        made = modded.made.get(rule.source)
-        if made is None:
-            continue
-        taken = [site for each in made.rewritten for site in each.sites]
-        known = list(dict.fromkeys((*made.known, *taken)))
-        again = [name for _, names in earlier for name in names if rule.wants(name)]
-        found = [*named_problems(rule, made.unchanged), *conflicts(rule, again, earlier)]
-        if not again:
-            found += _dead(rule, known)
-        problems += found if found or taken else idle_problems(rule, made.unchanged, known)
-        earlier.append((rule, taken))
-    if problems:
-        raise PolicyError(problems)
-
-
-def _dead(rule: ModRule, known: Sequence[str]) -> list[Problem]:
-    return dead_problems(rule, lambda pattern: any(map(pattern.matches, known)), known, "site")
 
 
 def forwards_made(policy: Policy, modded: Modded, made: Interactions) -> dict[str, Forwards]:

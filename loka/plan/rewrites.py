@@ -16,6 +16,7 @@ from loka.errors import LokaError
 from loka.kernels.rendered_specs import ACTIVATIONS, GATES, NORMS
 from loka.kernels.widths import LARGEST_HELD
 from loka.mods.fuse_interaction import Interacting
+from loka.mods.streams import Stream, inner
 from loka.numerics.names import Compute, Fuse, Gemm, Range, Scaling
 from loka.plan.costs import Surroundings, Traced
 from loka.plan.interactions import Interactions, choose
@@ -45,6 +46,7 @@ class Wish:
     together: tuple[tuple[str, str], ...] = ()  # of these: the module that holds all that belong together
     owners: frozenset[str] = frozenset()  # modules whose interactions are to be fused
     changed: frozenset[str] = frozenset()  # names of those in `parameters` that mods changed, whatever they run in
+    streams: tuple[Stream, ...] = ()  # modules whose residual sums are to be carried
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -63,6 +65,7 @@ class Wish:
             tuple((name, owner) for name, owner in self.together if name in names),
             self.owners,
             frozenset(name for name in self.changed if name in names),
+            self.streams,
         )
 
     def within(self, scope: Scope) -> Wish:
@@ -71,7 +74,8 @@ class Wish:
         names = {prefix + name for name in scope.sites}
         inside = {scope.owner, *(prefix + name for name in scope.inline)}
         own = self.only({site.name for site in self.sites if names & {site.name, site.weight, *site.members}})
-        return replace(own, owners=self.owners & inside)
+        streams = tuple(stream for stream in self.streams if stream.owner in inside)
+        return replace(own, owners=self.owners & inside, streams=streams)
 
     @property
     def without_interactions(self) -> Wish:
@@ -100,6 +104,7 @@ class Rewrites:
     notes: dict[str, str] = field(default_factory=dict)  # site -> why its region is not replaced
     chains: list[Chain] = field(default_factory=list)  # of linears in FP8 with transposed copies
     interactions: Interactions = field(default_factory=Interactions)
+    streamless: dict[str, str] = field(default_factory=dict)  # module -> why its forward cannot be had for its sums
 
     @property
     def traced(self) -> Traced:
@@ -130,12 +135,13 @@ def wish_of(
     settings: Sequence[SiteSettings],
     asked: Interacting | None = None,
     changed: frozenset[str] = frozenset(),
+    streams: tuple[Stream, ...] = (),
 ) -> Wish:
     """The sites of a plan that cannot be patched by a forward of their own, or shall not.
 
     Among them those that mods changed, `changed` by name, and those with `fuse: always` that the policy or the
     measurements keep: only the kernels around their GEMMs are replaced. `asked` says where interactions are to be
-    fused.
+    fused, `streams` where residual sums are to be carried.
     """
     asked = asked or Interacting()
     interacting = {site.name for site in asked.sites}
@@ -156,8 +162,8 @@ def wish_of(
             if _is_of_a_chain(plan):
                 chained.add(site.name)
     crossed = tuple(site for site in asked.sites if site.kind is Kind.LINEAR)
-    asking = (crossed, asked.together, asked.owners)
-    return Wish(tuple(parameters), tuple(fused), frozenset(kept), frozenset(chained), frozenset(), *asking, changed)
+    asking = (crossed, asked.together, asked.owners, changed, streams)
+    return Wish(tuple(parameters), tuple(fused), frozenset(kept), frozenset(chained), frozenset(), *asking)
 
 
 def _may_be_fused_as_it_is(plan: SitePlan, wanted: SiteSettings) -> bool:
@@ -219,22 +225,28 @@ def _rewrite(wish: Wish, model: nn.Module, trace: Trace, made: Rewrites) -> None
 
 def scopes_of(wish: Wish, model: nn.Module) -> tuple[Scope, ...]:
     """The owners to trace for a wish."""
-    if not (wish.sites or wish.owners):
+    if not (wish.sites or wish.owners or wish.streams):
         return ()
+    also: dict[str, tuple[str, ...]] = dict.fromkeys(sorted(wish.owners), ())
+    also |= {stream.owner: stream.inline for stream in wish.streams}
     held = {name: owner for name, owner in wish.together if owner not in wish.apart}
-    return inline_for(model, wish.sites, wish.chained, lambda owner: owner not in wish.apart, held, wish.owners)
+    return inline_for(model, wish.sites, wish.chained, lambda owner: owner not in wish.apart, held, also)
 
 
 def _retry(wish: Wish, scope: Scope, reason: str, model: nn.Module, trace: Trace, made: Rewrites) -> None:
     """Without the sites that the reason names, else in smaller owners, else without interactions, long chains, regions.
 
-    Where nothing is left, the owner is refused.
+    Residual sums are then carried in the modules that write them. Where nothing is left, the owner is refused.
     """
     named = {site.name for site in wish.parameters if reason.startswith(f"'{_relative(scope, site)}' ")}
     rest = {site.name for site in wish.sites} - named
     if named and rest:
         _refuse(wish.only(named), scope.owner, reason, made)
         _rewrite(wish.only(rest), model, trace, made)
+    elif wish.streams:
+        made.streamless.update((stream.owner, reason) for stream in wish.streams)
+        within = tuple(each for stream in wish.streams for each in inner(stream, model))
+        _rewrite(replace(wish, streams=within), model, trace, made)
     elif (wish.chained or wish.together) and scope.owner not in wish.apart:
         _rewrite(replace(wish, apart=wish.apart | {scope.owner}), model, trace, made)
     elif wish.owners or wish.crossed:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from loka.sites.norms import ChainNorm, NormRun, arguments, literal, norm_ending_at, norm_starting_at, operand
 from loka.sites.printer import names_in
-from loka.sites.straight import Ref, RefKind, Region, SiteCall, Statement, StraightForward
+from loka.sites.straight import DTYPE, Ref, RefKind, Region, SiteCall, Statement, StraightForward
 
 _PAIRS = {
     "mul": ("{0} * {1}", "torch.mul({0}, {1})", "{0}.mul({1})"),
@@ -336,11 +336,12 @@ def _is_plain_activation(statement: Statement) -> bool:
 def readers_of(forward: StraightForward) -> dict[str, set[int]]:
     """For each target, the statements that read it; the result counts as one past the last.
 
-    A target that is set twice has the readers of both, so that no chain runs over it.
+    A target that is set twice has the readers of both, so that no chain runs over it. Who reads a dtype alone is no
+    reader: it is known without the tensor.
     """
     readers: dict[str, set[int]] = {}
     for index, statement in enumerate(forward.statements):
-        for ref in statement.operands:
+        for ref in statement.operands if statement.op != DTYPE else ():
             if ref.kind is RefKind.LOCAL:
                 readers.setdefault(ref.text, set()).add(index)
     targets = [statement.target for statement in forward.statements]

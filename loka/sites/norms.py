@@ -69,9 +69,10 @@ def parse_norm(statement: Statement) -> ChainNorm | None:
 
 def operand(statement: Statement, node: ast.expr | None) -> Ref | None:
     """The operand that an argument is, taken as it is."""
-    if not isinstance(node, ast.Name) or not node.id.startswith("operand_"):
+    number = node.id.removeprefix("operand_") if isinstance(node, ast.Name) else ""
+    if not isinstance(node, ast.Name) or node.id != f"operand_{number}" or not number.isdecimal():
         return None
-    return statement.operands[int(node.id.removeprefix("operand_"))]
+    return statement.operands[int(number)]
 
 
 def _uncast(node: ast.expr | None) -> ast.expr | None:

@@ -9,8 +9,8 @@ from itertools import pairwise, takewhile
 
 from torch import nn
 
+from loka.sites.chains import readers_of
 from loka.sites.norms import norm_ending_at, norm_starting_at
-from loka.sites.printer import names_in
 from loka.sites.site import Kind, Site
 from loka.sites.source import functions_of, is_block_norm, is_swish_norm
 from loka.sites.source import names_in as names_in_code
@@ -52,7 +52,7 @@ def find_regions(forward: StraightForward, wanted: Collection[str]) -> tuple[Reg
     nothing along; its region has one operation.
     """
     statements = forward.statements
-    readers = _readers(forward)
+    readers = readers_of(forward)
     regions: list[Region] = []
     free = 0
     for index, statement in enumerate(statements):
@@ -109,26 +109,13 @@ def _end(statements: Sequence[Statement], first: int, site: int, readers: dict[s
     return end
 
 
-def _readers(forward: StraightForward) -> dict[str, set[int]]:
-    """For each target, the statements that read it; the result counts as one past the last."""
-    readers: dict[str, set[int]] = {}
-    for index, statement in enumerate(forward.statements):
-        for ref in statement.operands:
-            if ref.kind is RefKind.LOCAL:
-                readers.setdefault(ref.text, set()).add(index)
-    targets = [statement.target for statement in forward.statements]
-    for target in names_in(forward.result, targets):
-        readers.setdefault(target, set()).add(len(targets))
-    return readers
-
-
 def inline_for(
     model: nn.Module,
     sites: Iterable[Site],
     chained: Collection[str] = (),
     joins: Callable[[str], bool] = lambda owner: False,
     held: Mapping[str, str] | None = None,
-    also: Collection[str] = (),
+    also: Mapping[str, Collection[str]] | None = None,
 ) -> tuple[Scope, ...]:
     """Which modules' forwards must be rewritten so that the region around each site stands in one of them.
 
@@ -141,8 +128,8 @@ def inline_for(
     inlined into another's are merged into that one. A site in `chained` (names) is also wanted together with an
     activation before it, so that a chain (`loka.sites.chains`) can run over it; and together with the chained linear
     that its result goes into, directly or through sums and products, where `joins` agrees to the module that holds
-    both. `held` gives a site's owner where that is known; `also` are owners that are wanted without a site. In the
-    order of the model's modules.
+    both. `held` gives a site's owner where that is known; `also` are owners that are wanted without a site, each with
+    further modules whose forwards are to be inlined in it. In the order of the model's modules.
     """
     modules, sites = dict(model.named_modules()), tuple(sites)
     linears = [site for site in sites if site.name in chained and site.name in modules]
@@ -153,15 +140,17 @@ def inline_for(
         owner = min((name for name in wanted if name is not None), key=len, default=None)
         if owner is not None:
             owners.setdefault(owner, []).extend(_weight_names(site, modules, owner))
-    owners.update({owner: [] for owner in also if owner not in owners})
-    scopes = {owner: scope_of(owner, names, modules) for owner, names in owners.items()}
+    inlined = {owner: list(names) for owner, names in (also or {}).items()}
+    owners.update({owner: [] for owner in inlined if owner not in owners})
+    scopes = {owner: scope_of(owner, names, modules, inlined.get(owner, ())) for owner, names in owners.items()}
     for owner in sorted(scopes, key=len, reverse=True):
-        outer = next((o for o in _parents(owner) if o in scopes and _relative(owner, o) in scopes[o].inline), None)
+        outer = next((o for o in parents(owner) if o in scopes and _relative(owner, o) in scopes[o].inline), None)
         if outer is not None:
             scopes.pop(owner)
             own = owners.pop(owner)
             owners[outer] += [owner] if isinstance(modules[owner], nn.Linear) else own
-            scopes[outer] = scope_of(outer, owners[outer], modules)
+            inlined.setdefault(outer, []).extend(inlined.get(owner, ()))
+            scopes[outer] = scope_of(outer, owners[outer], modules, inlined[outer])
     return tuple(scopes[owner] for owner in modules if owner in scopes)
 
 
@@ -207,7 +196,7 @@ def _owner_around(site: Site, modules: dict[str, nn.Module], chained: bool) -> s
     before = bool(site.fed_by) and site.fed_by[0] in feeds
     after = bool(site.followed_by) and site.followed_by[0] in NORMS | ACTIVATIONS | ELEMENTWISE
     found, inside = None, site.name
-    for owner in _parents(site.name):
+    for owner in parents(site.name):
         if not (before or after):
             break
         parent = modules[owner]
@@ -220,7 +209,7 @@ def _owner_around(site: Site, modules: dict[str, nn.Module], chained: bool) -> s
             has_next = after and place + 1 < len(names) and _is_one(parent[place + 1], _INLINABLE)
             before, after = before and place == 0, after and place + 1 == len(names)
         else:
-            adds = site.followed_by[:1] and site.followed_by[0] in ELEMENTWISE and _has_operators(parent)
+            adds = site.followed_by[:1] and site.followed_by[0] in ELEMENTWISE and has_operators(parent)
             has_norm = before and _uses(parent, types, feeds)
             has_next = after and (bool(adds) or _uses(parent, _INLINABLE, NORMS | ACTIVATIONS | ELEMENTWISE))
             wraps = _only_wraps(parent)
@@ -247,7 +236,7 @@ def _uses(parent: nn.Module, types: tuple[type[nn.Module], ...], names: frozense
     return children or next(called, None) is not None or next(functions, None) is not None
 
 
-def _has_operators(parent: nn.Module) -> bool:
+def has_operators(parent: nn.Module) -> bool:
     """Whether a hand-written forward has an infix operator."""
     instructions = (step for function in functions_of(parent) for step in dis.get_instructions(function))
     return any(step.opname == "BINARY_OP" for step in instructions)
@@ -259,11 +248,11 @@ def _only_wraps(parent: nn.Module) -> bool:
     return len(parent._modules) == 1 and not parent._parameters and next(functions, None) is None
 
 
-def scope_of(owner: str, names: Sequence[str], modules: dict[str, nn.Module]) -> Scope:
-    """The scope for sites of one owner: linears and Parameters by their qualified names."""
+def scope_of(owner: str, names: Sequence[str], modules: dict[str, nn.Module], inlined: Collection[str] = ()) -> Scope:
+    """The scope for sites of one owner: linears and Parameters by their qualified names, and modules to be inlined."""
     relative = [_relative(name, owner) for name in dict.fromkeys(names)]
     inline: dict[str, None] = {}
-    for name in relative:
+    for name in (*relative, *(_relative(each, owner) for each in inlined)):
         if f"{owner}.{name}".lstrip(".") in modules:
             parts = name.split(".")
             inline.update(dict.fromkeys(".".join(parts[: i + 1]) for i in range(len(parts))))
@@ -281,7 +270,7 @@ def _norms_and_activations(owner: str, path: str, modules: dict[str, nn.Module])
             yield from (f"{path}.{name}.{inner}".strip(".") for inner, _ in child.named_modules())
 
 
-def _parents(name: str) -> Iterator[str]:
+def parents(name: str) -> Iterator[str]:
     """ "layers.0.fmb", "layers.0", "layers", "" for "layers.0.fmb.0"."""
     while name:
         name = name.rpartition(".")[0]

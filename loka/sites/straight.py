@@ -13,6 +13,9 @@ class RefKind(StrEnum):
     ATTRIBUTE = "attribute"  # an expression on self: "self.fmb[0].weight"
 
 
+DTYPE = "residual_dtype"  # the op of a statement that computes a dtype, from those of locals and other such targets
+
+
 @dataclass(frozen=True, slots=True)
 class Ref:
     """One operand of a statement. `text` is a safe Python expression, made by LoKA, never copied from a name."""

@@ -3,159 +3,30 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import chain_plans as chains
-import codegen_plans as plans
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from modded_models import Workplace, equal_but_for_rounding
 
 from loka.codegen import render_package
 from loka.errors import InputError
-from loka.plan.make import make_plan
-from loka.plan.plan import Plan
 from loka.plan.serial import from_json, to_json
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
-
-MODELS = """
-import torch
-from torch import nn
-from loka.zoo.dlrm import DCNSizes, DCNv2, DLRM
-from loka.zoo.wukong import Wukong, WukongSizes
-
-def seeded(model):
-    torch.manual_seed(0)
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.1)
-    return model
-
-def dcnv2():
-    return seeded(DCNv2(DCNSizes(embeddings=6, dim=16, layers=3, rank=32, over=(64, 48))))
-
-def inputs(batch):
-    return (torch.randn(batch, 6, 16, generator=torch.Generator().manual_seed(1)),)
-
-class Hidden(DCNv2):
-    def forward(self, embeddings):
-        with torch.no_grad():  # a forward that is not traced
-            embeddings.sum()
-        return super().forward(embeddings)
-
-def hidden():
-    return seeded(Hidden(DCNSizes(embeddings=6, dim=16, layers=3, rank=32, over=(64, 48))))
-
-class InPlace(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(96, 96)
-
-    def forward(self, x):
-        return (x * self.linear(x) + x).relu_()
-
-class Relu(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.body, self.last = nn.Flatten(), InPlace(), nn.Linear(96, 1)
-
-    def forward(self, x):
-        return self.last(self.body(self.first(x)))
-
-def in_place():
-    return seeded(Relu())
-
-def tower():
-    return seeded(nn.Sequential(nn.Flatten(), nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 1)))
-
-class Pairs(nn.Module):
-    def __init__(self, dim):
-        super().__init__()
-        self.rank, self.last = nn.Parameter(torch.randn(16, 4)), nn.Linear(64, 1)
-
-    def forward(self, x):
-        return self.last(torch.matmul(x, torch.matmul(x.transpose(1, 2), self.rank)).flatten(1))
-
-def thick():
-    return seeded(Pairs(2304))
-
-def thick_inputs(batch):
-    return (torch.randn(batch, 16, 2304),)
-
-def thin_inputs(batch):
-    return (torch.randn(batch, 16, 64),)
-
-SIZES = {}
-
-def sized():
-    if "rank" in SIZES and "dim" in SIZES and SIZES["kind"] == "wukong":
-        sizes = {key: SIZES[key] for key in ("embeddings", "dim", "layers", "rank", "mods")}
-        return seeded(Wukong(WukongSizes(**sizes, hidden=32)))
-    sizes = {key: SIZES[key] for key in ("embeddings", "dim", "layers", "rank")}
-    return seeded(DCNv2(DCNSizes(**sizes, over=(24,))))
-
-def sized_inputs(batch):
-    return (torch.randn(batch, SIZES["embeddings"], SIZES["dim"], generator=torch.Generator().manual_seed(1)),)
-"""
-
-
-class Workplace:
-    """Makes packages of the models above, and forgets them."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._names = folder, ["fused_models"]
-        (folder / "fused_models.py").write_text(MODELS)
-        self.models = importlib.import_module("fused_models")
-
-    def make(
-        self,
-        factory: str,
-        defaults: str = "compute: keep",
-        mods: str = "{use: fuse_interaction}",
-        inputs: str = "inputs",
-    ) -> tuple[Plan, dict[str, str], ModuleType]:
-        (self._folder / "policy.yaml").write_text(
-            f'version: 1\nname: crossing\nmodel: {{factory: "fused_models:{factory}", inputs: "fused_models:{inputs}", '
-            f"batch_size: 32}}\ndefaults: {{{defaults}}}\nmods: [{mods}]\n"
-        )
-        plan = make_plan("policy.yaml")
-        files = render_package(plan)
-        self._names.append(f"gen_fused_{len(self._names)}")
-        return plan, files, plans.import_package(files, self._folder, self._names[-1])
-
-    def forget(self) -> None:
-        for name in self._names:
-            for module in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
-                sys.modules.pop(module)
 
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workplace]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    sys.modules.pop("fused_models", None)
     made = Workplace(tmp_path)
     yield made
     made.forget()
-
-
-def equal_but_for_rounding(model: nn.Module, package: ModuleType, x: Tensor, limit: float = 2e-5) -> None:
-    """That a patched model gives the outputs and all gradients of the model in float64."""
-    dy = torch.randn(model(x).shape, generator=torch.Generator().manual_seed(2))
-    exact = chains.gradients(copy.deepcopy(model).double(), x.double(), dy.double())
-    keys = model.state_dict().keys()
-    with package.apply(model):
-        assert model.state_dict().keys() == keys
-        found = chains.gradients(model, x, dy)
-    assert found.keys() == exact.keys()
-    for key, value in found.items():
-        assert (value.double() - exact[key]).norm() <= limit * exact[key].norm() + 1e-9, key
 
 
 def test_cross_layers_of_a_model_that_is_kept_are_fused_and_exact(workplace: Workplace) -> None:
@@ -166,6 +37,11 @@ def test_cross_layers_of_a_model_that_is_kept_are_fused_and_exact(workplace: Wor
     assert "add, flatten_passed = kernels.cross_itself_96_passing(up, self.cross[0].up.bias, flatten)" in text
     assert "add_2 = kernels.cross_96(up_2, self.cross[2].up.bias, " in text
     assert {site.site.name: site.region for site in plan.sites}["cross.1.up"] == ("linear", "mul", "add")
+    (said,) = plan.mods
+    assert said.exact
+    assert [(each.owner, each.sites, each.what) for each in said.rewritten] == [
+        (f"cross.{number}", (f"cross.{number}.up",), "a cross layer, 96 wide") for number in range(3)
+    ]
     model = workplace.models.dcnv2()
     for batch in (33, 1):
         equal_but_for_rounding(model, package, torch.randn(batch, 6, 16))
@@ -212,9 +88,10 @@ def test_beside_linears_in_fp8(workplace: Workplace, fuse: str) -> None:
 
 
 def test_in_a_chain_the_chain_has_it(workplace: Workplace) -> None:
-    _, files, _ = workplace.make(
+    plan, files, _ = workplace.make(
         "dcnv2", "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always"
     )
+    assert plan.mods[0].rewritten[0].what == "a cross layer, 96 wide, in the chain of its GEMMs"
     assert "kernels.cross" not in files["modules.py"]
     assert "kernels.linear_to_" in files["modules.py"]
 
@@ -258,17 +135,22 @@ SHAPES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.filterwarnings("ignore::loka.dispatch.NewModelWarning")
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shape=SHAPES, batch=st.integers(1, 9))
 def test_any_shape_is_the_same_function(workplace: Workplace, shape: dict[str, object], batch: int) -> None:
     workplace.models.SIZES.clear()
     workplace.models.SIZES.update(shape)
-    _, files, package = workplace.make("sized", inputs="sized_inputs")
     wukong = shape["kind"] == "wukong"
+    normed = "{use: block_norm, optional: true}, " if shape["mods"] else ""
+    _, files, package = workplace.make("sized", mods=f"{normed}{{use: fuse_interaction}}", inputs="sized_inputs")
     for kind in ("mix_", "join_") if wukong else ("cross_",):
         assert f"kernels.{kind}" in files["modules.py"], kind
     x = workplace.models.sized_inputs(batch)[0]
-    equal_but_for_rounding(workplace.models.sized(), package, x, limit=2e-4)
+    model = workplace.models.sized()
+    if hasattr(package, "adapt"):
+        package.adapt(model)
+    equal_but_for_rounding(model, package, x, limit=2e-4)
 
 
 @pytest.mark.parametrize(

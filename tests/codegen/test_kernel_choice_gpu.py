@@ -12,6 +12,8 @@ import chain_plans as chains
 import codegen_plans as plans
 import pytest
 import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from loka import dispatch
 from loka.codegen import render_package
@@ -122,23 +124,61 @@ def test_batches_run_on_their_kernels_compiled_and_captured(package: Package, to
         assert torch.equal(out, expected)
 
 
+def host_us(call: Callable[[], object]) -> float:
+    """Microseconds of the CPU's time for a call, the least of several rounds; the queue of launches is never full."""
+    best = float("inf")
+    for _ in range(20):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(100):
+            call()
+        best = min(best, (time.perf_counter() - start) / 100 * 1e6)
+    return best
+
+
 def test_a_table_costs_the_cpu_less_than_5_us_a_call() -> None:
     a = torch.randn(64, 64, device="cuda").to(torch.float8_e4m3fn)
     scale, number = torch.ones(64, 1, device="cuda"), ticks.new(1)
     operands = (a, scale, a, scale, "rowwise", "rowwise", torch.bfloat16, False, number)
     table = "8: fbgemm.rowwise, 16: fbgemm.rowwise, 64: torch.scaled_mm"
-
-    def host_us(call: Callable[[], object]) -> float:
-        best = float("inf")
-        for _ in range(20):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(100):
-                call()
-            best = min(best, (time.perf_counter() - start) / 100 * 1e6)
-        return best
-
     direct = host_us(lambda: dispatch.scaled_mm(*operands))
     by_rows = host_us(lambda: dispatch.mm_by_rows(*operands, 0, table))
     print(f"scaled_mm {direct:.2f} us, mm_by_rows {by_rows:.2f} us of host time a call")
     assert by_rows - direct < 5.0
+
+
+class Recorded(TorchDispatchMode):
+    """The planned operators that run, with their arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Callable[..., object], tuple[object, ...]]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func.namespace in ("loka", "loka_generated"):
+            self.calls.append((func, args))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_bound_region_costs_the_cpu_less_than_5_us_above_its_kernels(package: Package) -> None:
+    """In eager, frozen: the module's call, its Parameters, and whatever generated code does between the kernels."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Sigmoid())
+    made = package(chains.chain_plan(body, chains.CHAIN, lambda batch: torch.randn(batch, WIDTH)))
+    model = chains.Holder(body.cuda().bfloat16())
+    made.apply(model, mode="infer")
+    x = torch.randn(64, WIDTH, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        with Recorded() as recorded:
+            expected = model.body(x)
+        assert [func.namespace for func, _ in recorded.calls] == ["loka_generated", "loka", "loka_generated"]
+
+        def direct() -> object:
+            for func, arguments in recorded.calls:
+                out = func(*arguments)
+            return out
+
+        assert torch.equal(direct(), expected)
+        kernels, bound = host_us(direct), host_us(lambda: model.body(x))
+    print(f"kernels {kernels:.2f} us, bound region {bound:.2f} us of host time a call")
+    assert bound - kernels < 5.0

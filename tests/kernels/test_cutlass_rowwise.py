@@ -23,12 +23,12 @@ def ask(kernel: CutlassRowwise, operands, gemm=Gemm.FPROP, padding=True, sizes=(
 
 @KERNELS
 @pytest.mark.parametrize("target", ["h100", "h200", "reference"])
-def test_rowwise_with_an_e4m3_second_operand(kernel: CutlassRowwise, target: str) -> None:
-    for operands in ((E4M3, E4M3), (E5M2, E4M3)):
-        assert ask(kernel, operands, target=target) is None
-    assert ask(kernel, (E4M3, E5M2), target=target) == (
-        f"{kernel.library.name} takes e4m3 for the second operand; make it e4m3"
-    )
+def test_rowwise_in_e4m3(kernel: CutlassRowwise, target: str) -> None:
+    assert ask(kernel, (E4M3, E4M3), target=target) is None
+    for operands, formats in (((E4M3, E5M2), "e4m3 x e5m2"), ((E5M2, E4M3), "e5m2 x e4m3")):
+        assert ask(kernel, operands, target=target) == (
+            f"{kernel.library.name} multiplies e4m3 x e4m3, not {formats}; make both e4m3"
+        )
     tensorwise = OperandRecipe(scaling=Scaling.TENSORWISE)
     assert ask(kernel, (tensorwise, tensorwise), target=target) == (
         f"{kernel.library.name} multiplies rowwise x rowwise, not tensorwise x tensorwise"
@@ -127,7 +127,8 @@ def test_the_library_gets_what_it_takes_and_the_result_is_cut(sizes, bias, make_
     [
         ({"a": torch.zeros(3, 16)}, "operand a is torch.float32, not FP8"),
         ({"scaling_a": "tensorwise"}, "multiplies rowwise x rowwise, not tensorwise x rowwise"),
-        ({"b": torch.zeros(5, 16).to(torch.float8_e5m2)}, "takes e4m3 for the second operand"),
+        ({"b": torch.zeros(5, 16).to(torch.float8_e5m2)}, "multiplies e4m3 x e4m3, not e4m3 x e5m2"),
+        ({"a": torch.zeros(3, 16).to(torch.float8_e5m2)}, "multiplies e4m3 x e4m3, not e5m2 x e4m3"),
         ({}, "FBGEMM GenAI is not installed: pip install 'loka\\[fbgemm\\]'"),
     ],
 )

@@ -94,7 +94,8 @@ class Both(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         made = [torch.tanh(expert(x)) for expert in self.experts]
-        small = [each(part) for each, part in zip(self.projections, torch.chunk(x, 9, -1), strict=True)]
+        parts = torch.chunk(x, 9, -1)
+        small = [each(parts[i]) for i, each in enumerate(self.projections)]
         out: Tensor = self.head(torch.cat([*made, *small], 1))
         return out
 

@@ -20,6 +20,7 @@ from loka.plan.explain import explain
 from loka.plan.make import make_plan
 from loka.plan.plan import Plan
 from loka.plan.serial import from_json, to_json
+from loka.policy.problems import PolicyError
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
 
@@ -184,3 +185,49 @@ def test_padded_sites_have_sizes_that_the_kernels_take(make: Make) -> None:
     unpadded, _, _ = make("bottom", f"{FP8}, padding: false", mods="")
     whole = [site.site.name for site in unpadded.sites if all(gemm.fp8 for gemm in site.gemms)]
     assert whole == ["bottom.2"]
+
+
+@pytest.mark.parametrize(
+    ("model", "mods", "message"),
+    [
+        ("features", "{use: merge_siblings}", "merge_siblings can change nothing of what it matches: 'projec"),
+        ("experts", "{use: merge_siblings, match: [bottom, 'experts.*']}", "merge_siblings cannot change 'bottom': no"),
+        ("experts", "{use: batch_small, match: 'expert.*'}", "'expert.*' matches no site; did you mean 'experts.*"),
+        ("bottom", "{use: pad_alignment, match: bottom.2}", "cannot change 'bottom.2': K and N are such multiples"),
+        (
+            "bottom",
+            "{use: pad_alignment}, {use: pad_alignment, to: 32, match: over}",
+            "'over': pad_alignment changes it already (mod 1: pad_alignment, at policy.yaml:",
+        ),
+        (
+            "features",
+            "{use: batch_small}, {use: pad_alignment, match: projections.3}",
+            "pad_alignment cannot change 'projections.3': batch_small: it is one batched product",
+        ),
+        ("features", "{use: batch_small, max_k: 8}", "it is larger than max_k and max_n allow"),
+    ],
+)  # fmt: skip
+def test_an_entry_that_gets_nothing_is_an_error_at_its_place(make: Make, model: str, mods: str, message: str) -> None:
+    with pytest.raises(PolicyError) as raised:
+        make(model, KEEP, mods=mods)
+    assert message in str(raised.value)
+    assert all(line.startswith("policy.yaml:6:") for line in str(raised.value).splitlines())
+
+
+def test_what_may_change_nothing_changes_nothing(make: Make) -> None:
+    plan, _, _ = make("features", FP8, mods="{use: merge_siblings, optional: true}")
+    assert [mod.rewritten for mod in plan.mods] == [()]
+    assert len(plan.sites) == 27
+
+
+def test_the_plan_says_what_each_mod_made(make: Make) -> None:
+    plan, _, _ = make("both", KEEP)
+    made = {mod.use: [(each.site, each.what) for each in mod.rewritten] for mod in plan.mods}
+    assert made == {
+        "pad_alignment": [
+            ("experts.0+experts.1+experts.2", "K 45 padded to 48, N 90 padded to 96"),
+            ("head", "N 1 padded to 16"),
+        ],
+        "merge_siblings": [("experts.0+experts.1+experts.2", "3 linears over one input are one GEMM of K 45, N 90")],
+        "batch_small": [("projections.0+8", "9 linears of K 5, N 6 over slices of one tensor are one batched product")],
+    }

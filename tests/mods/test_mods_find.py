@@ -267,6 +267,27 @@ def test_hard_swish_takes_the_sigmoids_of_swish_norms(body, sigmoid):
     assert models.find("hard_swish", model, x, match=["head"]).adaptations == ()
 
 
+def test_torchrecs_swish_layer_norm():
+    mlp = pytest.importorskip("torchrec.modules.mlp")
+    model, x = Wrapped(mlp.MLP(16, [32, 16], activation="swish_layernorm"), 16), torch.randn(4, 16)
+    found = models.find("hard_swish", model, x)
+    assert names(found) == [f"body._mlp.{place}._activation_fn.norm.1" for place in (0, 1)]
+    assert found.named == ("body._mlp.0._activation_fn", "body._mlp.1._activation_fn")
+    assert names(models.find("block_norm", model, x)) == [
+        f"body._mlp.{place}._activation_fn.norm.0" for place in (0, 1)
+    ]
+    models.carried_out(("no_bias", "block_norm", "hard_swish"), model, x)
+    model(x).sum().backward()
+    assert type(model.get_submodule("body._mlp.0._activation_fn.norm.1")) is nn.Hardsigmoid
+
+
+def test_a_function_in_a_module_of_torch_is_told_too():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, activation=F.silu, batch_first=True)
+    assert reasons(models.find("hard_swish", Wrapped(layer, 16), torch.randn(4, 4, 16))) == {
+        "body": "it calls F.silu: write an nn module for it"
+    }
+
+
 class Gate(nn.Module):
     """Sigmoids that make no Swish."""
 

@@ -85,7 +85,7 @@ def test_a_deep_stream_in_bfloat16_is_nearer_to_float64() -> None:
 
 def test_the_text_of_a_stream_has_one_cast_in_and_one_out() -> None:
     text = source(carried(Deep(), inline=INLINED).forward)
-    assert text.count("x_wide = x.to(torch.promote_types(x.dtype, torch.float32))") == 1
+    assert text.count("x_wide = x.to(torch.promote_types(x.dtype, torch.float32)).view_as(x)") == 1
     sums = re.findall(r"\n    (add\w*) = (\w+) \+ tanh\w*\n", text)
     assert len(sums) == 24
     assert sums[0] == ("add_wide", "x_wide")
@@ -180,7 +180,7 @@ def test_bfloat16_carries_float16_and_leaves_the_rest() -> None:
     half = high.half()
     large = torch.full((1, WIDTH), 65000.0, dtype=torch.float16)
     text = source(carried(model, inline=inline, dtype="bfloat16").forward)
-    assert "x_wide = x.to(torch.bfloat16) if x.dtype == torch.float16 else x" in text
+    assert "x_wide = (x.to(torch.bfloat16) if x.dtype == torch.float16 else x).view_as(x)" in text
     assert half(large).dtype == torch.float16
 
 
@@ -243,7 +243,7 @@ def test_any_forward_is_the_same_function_and_has_the_same_dtypes(steps: list[st
     wide, theirs = copy.deepcopy(high).double(), copy.deepcopy(model).double()
     grads = [torch.autograd.grad(each(leaf := x.clone().requires_grad_()).sum(), leaf)[0] for each in (wide, theirs)]
     assert torch.equal(wide(x), theirs(x))
-    assert torch.equal(*grads)
+    torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-12)  # the order of additions is not theirs
     narrow = x.bfloat16()
     assert high.bfloat16()(narrow).dtype == torch.bfloat16
 

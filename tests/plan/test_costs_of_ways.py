@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from plan_costs import CHAIN, ROWS, TURNED
+import pytest
+from plan_costs import CHAIN, ROWS, TURNED, MadeUp
 
-from loka.kernels.parts import Part, Work
-from loka.numerics.names import Format, Gemm, Range, Scaling
+from loka.kernels.parts import Part, Source, Work
+from loka.numerics.names import Accumulation, Format, Gemm, Range, Scaling
 from loka.plan.costs import (
     Sizes,
     Surroundings,
+    gemm_part,
     has_form_of_chain,
     keeps_wgrad_in_chain,
     sheet_of,
+    surroundings_of,
 )
+from loka.plan.pricing import Pricer
 from loka.policy.settings import OperandRecipe
 
 SIZES = Sizes(4096, 512, 1024)
@@ -134,11 +138,120 @@ def test_known_scales_have_the_passes_of_a_chain() -> None:
     assert keeps_wgrad_in_chain({**pairs, Gemm.WGRAD: None})
     assert not has_form_of_chain({**pairs, Gemm.WGRAD: (known, weight)})
     sheet, turned = (sheet_of(SIZES, each, AROUND, True, False) for each in (pairs, CHAIN))
-    assert sheet.backward == turned.backward
+    assert words(sheet.backward) == words(turned.backward)
     assert words(sheet.forward)[1] == "quantise 1024x512 -> e4m3 tensorwise"
+
+
+def test_passes_under_known_scales_cost_more_than_those_that_find_them() -> None:
+    """As measured: known scales are not for speed."""
+    known, weight = (
+        OperandRecipe(scaling=Scaling.TENSORWISE, range=range_) for range_ in (Range.STATIC, Range.DYNAMIC)
+    )
+    pairs = {Gemm.FPROP: (known, weight), Gemm.DGRAD: (known, weight), Gemm.WGRAD: (known, known)}
+    pricer = Pricer(MadeUp())
+    for around, factor in ((AROUND, 1.03), (Surroundings("block_norm hardswish", "block_norm"), 1.25)):
+        sheets = [sheet_of(SIZES, each, around, True, False) for each in (pairs, CHAIN)]
+        for ours, theirs in zip(*((*sheet.forward, *sheet.backward) for sheet in sheets), strict=True):
+            found, plain = pricer.part(ours), pricer.part(theirs)
+            assert found is not None
+            assert plain is not None
+            assert found.us == pytest.approx(plain.us * (1.0 if ours.recipe == "bfloat16" else factor))
+            assert (found.source is Source.ESTIMATED) == (ours.recipe != "bfloat16")
 
 
 def test_rows_too_wide_for_a_kernel_run_as_without_a_chain() -> None:
     for k, takes in ((123_200, True), (2**21, False)):
         forward = sheet_of(Sizes(4096, k, 1024), CHAIN, AROUND, True, True).forward
         assert any(part.work is Work.FORWARD and "e4m3" in part.recipe for part in forward) == takes
+
+
+@pytest.mark.parametrize(
+    ("fed_by", "followed_by", "expected"),
+    [
+        (("layer_norm",), ("layer_norm", "silu"), AROUND),
+        (
+            ("silu", "layer_norm", "linear"),
+            ("layer_norm", "linear"),
+            Surroundings("layer_norm silu", "layer_norm", False, False, False),
+        ),
+        (("add", "mul", "linear"), ("mul", "add", "linear"), Surroundings("", "", False, False, False)),
+        (("add", "layer_norm", "cat"), ("sigmoid",), Surroundings("layer_norm", "sigmoid")),
+        (("dropout", "layer_norm"), ("softmax",), Surroundings(takes_before=False)),
+        ((), (), Surroundings(takes_before=False)),
+    ],
+)
+def test_what_stands_around_a_site_by_the_models_own_operations(fed_by, followed_by, expected, make_site) -> None:
+    assert surroundings_of(make_site(fed_by=fed_by, followed_by=followed_by)) == expected
+
+
+def test_gemms_are_looked_up_by_their_own_sizes_and_recipe() -> None:
+    wgrad = gemm_part(Gemm.WGRAD, SIZES, "k", CHAIN[Gemm.WGRAD], Accumulation.FAST)
+    assert (wgrad.rows, wgrad.columns, wgrad.contraction) == (1024, 512, 4096)
+    assert wgrad.recipe == "e4m3 tensorwise, e4m3 tensorwise, fast"
+    mixed = (OperandRecipe(Format.E5M2, Scaling.TENSORWISE), OperandRecipe())
+    assert gemm_part(Gemm.DGRAD, SIZES, "k", mixed, None).recipe == "e5m2 tensorwise, e4m3 rowwise, precise"
+    assert gemm_part(Gemm.FPROP, SIZES, "as-is", None, None).recipe == ""
+
+
+def test_what_was_not_measured_takes_the_time_of_what_moves_like_it() -> None:
+    measured = {("", "e4m3 rowwise"), ("layer_norm", "bfloat16")}
+    costs = MadeUp(factor=lambda part: 1.0 if (part.around, part.recipe) in measured else None)
+    pricer = Pricer(costs)
+    norm = Part(Work.FORWARD, "rendered", 4096, 512, recipe="bfloat16", around="rms_norm silu")
+    known = pricer.part(Part(Work.FORWARD, "rendered", 4096, 512, recipe="bfloat16", around="layer_norm"))
+    found = pricer.part(norm)
+    assert found is not None
+    assert known is not None
+    assert (found.us, found.source, known.source) == (known.us, Source.ESTIMATED, Source.MEASURED)
+    turned = pricer.part(Part(Work.TURN, "rendered", 4096, 512, recipe="e4m3 tensorwise"))
+    quantised = pricer.part(Part(Work.QUANTISE, "rendered", 4096, 512, recipe="e4m3 rowwise"))
+    assert turned is not None
+    assert quantised is not None
+    assert 0 < turned.us < quantised.us
+    assert turned.source is Source.ESTIMATED
+    assert pricer.part(gemm_part(Gemm.FPROP, SIZES, "never", None, None)) is None
+
+
+@pytest.mark.parametrize(
+    ("around", "measured", "taken"),
+    [
+        ("layer_norm sigmoid", ("layer_norm silu", "layer_norm"), "layer_norm silu"),
+        ("block_norm silu", ("layer_norm silu", "block_norm hardswish"), "block_norm hardswish"),
+        ("rms_norm gelu", ("layer_norm silu", "rms_norm"), "rms_norm"),
+        ("sigmoid", ("relu", "layer_norm"), "relu"),
+        ("rms_norm", ("layer_norm silu", "layer_norm"), "layer_norm"),
+    ],
+)
+def test_the_nearest_norm_and_activation_stand_in_for_others(around: str, measured: tuple, taken: str) -> None:
+    factors = {each: 1.0 + place for place, each in enumerate(measured)}
+    pricer = Pricer(MadeUp(factor=lambda part: factors.get(part.around)))
+    found = pricer.part(Part(Work.BACKWARD, "rendered", 4096, 512, recipe="bfloat16", around=around))
+    known = pricer.part(Part(Work.BACKWARD, "rendered", 4096, 512, recipe="bfloat16", around=taken))
+    assert found is not None
+    assert known is not None
+    assert (found.us, found.source) == (known.us, Source.ESTIMATED)
+
+
+def test_each_part_is_looked_up_once() -> None:
+    costs = MadeUp()
+    pricer = Pricer(costs)
+    sheet = sheet_of(SIZES, CHAIN, AROUND, True, False)
+    first = pricer.sum(sheet.backward)
+    asked = costs.asked
+    assert pricer.sum(sheet.backward) == first
+    assert costs.asked == asked
+
+
+def test_a_sum_is_as_sure_as_its_least_sure_part_and_noises_add_up_as_squares() -> None:
+    parts = (
+        Part(Work.QUANTISE, "rendered", 64, 64, recipe="e4m3 rowwise"),
+        Part(Work.COPY, "rendered", 64, 64, recipe="bfloat16"),
+    )
+    pricer = Pricer(MadeUp(spread=0.1, factor=lambda part: 1.0 if part.work is Work.QUANTISE else None))
+    found, first, second = pricer.sum(parts), pricer.part(parts[0]), pricer.part(parts[1])
+    assert found is not None
+    assert first is not None
+    assert second is not None
+    assert found.source is Source.ESTIMATED
+    assert found.us == pytest.approx(first.us + second.us)
+    assert found.noise == pytest.approx((first.noise**2 + second.noise**2) ** 0.5)

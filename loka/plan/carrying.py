@@ -1,0 +1,189 @@
+"""Tracing owners whose residual sums `residual_high_precision` carries, and what is wrong where there are none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import nn
+
+from loka.errors import InputError
+from loka.mods.adaptation import Unchanged
+from loka.mods.residual_high_precision import NAME, NO_SUM, Carried, carry
+from loka.mods.rewritten import Rewritten
+from loka.mods.streams import Stream, is_under, streams
+from loka.plan.interaction_rules import rules_of, shown, unmatched
+from loka.plan.rewriting import RewritingTracer
+from loka.policy.policy import ModRule, Policy
+from loka.sites.gate import rounding_difference
+from loka.sites.refused import CannotTraceError, Refused
+from loka.sites.regions import Scope
+from loka.sites.shapes import observed_shapes
+from loka.sites.straight import StraightForward
+from loka.sites.trace import copy_owner, expanded, with_findings
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one entry of `mods` asks for."""
+
+    rule: ModRule
+    streams: tuple[Stream, ...]
+
+    @property
+    def dtype(self) -> str:
+        """What sums are carried in."""
+        return str(dict(self.rule.settings)["dtype"])
+
+    def means(self, writer: str) -> bool:
+        """Whether the sums that a module's forward writes are meant."""
+        if any(pattern.matches(writer) for pattern in self.rule.except_):
+            return False
+        return any(is_under(writer, stream.owner) for stream in self.streams)
+
+
+def streams_asked(policy: Policy, model: nn.Module) -> tuple[Asked, ...]:
+    """What the policy's entries ask for. Raises InputError where two ask for one module, naming both."""
+    found: list[Asked] = []
+    for rule in rules_of(policy, NAME):
+        asked = Asked(rule, streams(model, rule.wants))
+        for earlier in found:
+            both = [stream.owner for stream in asked.streams if _overlaps(stream, earlier)]
+            if both:
+                raise InputError(
+                    f"{rule.place}: {rule.source} asks for {shown(both[0])}, and so does {earlier.rule.source} at "
+                    f"{earlier.rule.place}: leave one of them out, or narrow its match"
+                )
+        found.append(asked)
+    return tuple(found)
+
+
+def _overlaps(stream: Stream, other: Asked) -> bool:
+    """Whether another entry asks for the module of a stream, for one around it or in it."""
+    owners = [each.owner for each in other.streams]
+    return any(is_under(stream.owner, owner) or is_under(owner, stream.owner) for owner in owners)
+
+
+@dataclass(slots=True)
+class CarryingTracer:
+    """Traces owners, with mods' changes made, and carries residual sums in what comes back."""
+
+    tracer: RewritingTracer
+    asked: tuple[Asked, ...]
+    sums: dict[str, tuple[str, ...]] = field(default_factory=dict)  # scope's owner -> the writer of each sum
+    reasons: dict[str, str] = field(default_factory=dict)  # scope's owner -> why none of its sums is carried
+    _made: dict[object, tuple[StraightForward, tuple[str, ...]] | str] = field(default_factory=dict)
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """All that is asked for."""
+        return tuple(stream for asked in self.asked for stream in asked.streams)
+
+    def capture(self, owners: Collection[str]) -> None:
+        """Run the model to see how it calls some modules."""
+        self.tracer.capture(owners)
+
+    def __call__(self, scope: Scope) -> StraightForward | Refused:
+        """The forward of one owner, or why not."""
+        forward = self.tracer(scope)
+        if isinstance(forward, Refused):
+            return forward
+        self.sums[scope.owner] = ()
+        for asked in self.asked:
+            meant = tuple(asked.means(_writer(forward, place)) for place in range(len(forward.statements)))
+            if not any(meant):
+                continue
+            key = (replace(forward, owner=""), asked.dtype, meant)
+            if key not in self._made:
+                self._made[key] = self._carried(scope, forward, asked)
+            made = self._made[key]
+            if isinstance(made, str):
+                self.reasons[scope.owner] = made
+                continue
+            forward = replace(made[0], owner=scope.owner)
+            self.sums[scope.owner] += tuple(".".join(filter(None, (scope.owner, writer))) for writer in made[1])
+        return forward
+
+    def _carried(
+        self, scope: Scope, forward: StraightForward, asked: Asked
+    ) -> tuple[StraightForward, tuple[str, ...]] | str:
+        """The forward with its sums carried, checked against the module's own, and the writers; or why not."""
+        module = self.tracer.tracer.model.get_submodule(scope.owner)
+        examples = self.tracer.tracer.examples(scope.owner)
+        inside = expanded(module, scope.inline, scope.sites)
+
+        def copied() -> nn.Module:
+            return copy_owner(module, inside)
+
+        found = carry(forward, asked.dtype, asked.means)
+        if not isinstance(found, Carried):
+            return found
+        try:
+            different = rounding_difference(module, found.forward, examples, copied)
+            if different is not None:
+                return different
+            shapes = observed_shapes(found.forward, examples, copied)
+        except CannotTraceError as error:
+            return str(error)
+        notes = {statement.target: statement.note for statement in forward.statements}
+        return with_findings(replace(found.forward, rewritten=(*forward.rewritten, NAME)), shapes), tuple(
+            notes[name] for name in found.sums
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedStreams:
+    """What came of one entry: the changes, by the owner whose forward has them, and what stays and why."""
+
+    rewritten: tuple[Rewritten, ...] = ()
+    unchanged: tuple[Unchanged, ...] = ()
+
+
+def checked_streams(
+    tracer: CarryingTracer, owners: Collection[str], refused: Mapping[str, str], model: nn.Module
+) -> dict[str, CarriedStreams]:
+    """What came of each entry, by its `source`. Raises InputError as `check_streams` does."""
+    found = {asked.rule.source: carried_streams(asked, tracer, owners, refused) for asked in tracer.asked}
+    for asked in tracer.asked:
+        check_streams(asked, found[asked.rule.source], model)
+    return found
+
+
+def carried_streams(
+    asked: Asked, tracer: CarryingTracer, owners: Iterable[str], refused: Mapping[str, str]
+) -> CarriedStreams:
+    """What came of one entry in the forwards that the plan has, those of `owners`; `refused` could not be traced."""
+    rewritten = []
+    done: set[str] = set()
+    for owner in owners:
+        writers = [writer for writer in tracer.sums.get(owner, ()) if asked.means(writer)]
+        if writers:
+            done.update(writers)
+            what = f"{len(writers)} residual sum{'s' if len(writers) > 1 else ''} in {asked.dtype}"
+            places = ", ".join(f"{shown(name)}{f' ({n})' if n > 1 else ''}" for name, n in Counter(writers).items())
+            rewritten.append(Rewritten(NAME, owner, (), "", f"{what}: of {places}"))
+    reasons = {**tracer.reasons, **refused}
+    left = [
+        Unchanged(stream.owner, reasons.get(stream.owner, NO_SUM))
+        for stream in asked.streams
+        if stream.owner in reasons or not any(is_under(writer, stream.owner) for writer in done)
+    ]
+    return CarriedStreams(tuple(rewritten), tuple(left))
+
+
+def check_streams(asked: Asked, made: CarriedStreams, model: nn.Module) -> None:
+    """Raises InputError for an entry that carries nothing, and for a module that it names and whose sums stay."""
+    rule = asked.rule
+    for left in made.unchanged:
+        if rule.names(left.name):
+            raise InputError(f"{rule.place}: {rule.source} cannot carry the sums of {shown(left.name)}: {left.reason}")
+    if not made.rewritten and not rule.optional:
+        why = unmatched(rule, model) or "no forward that it matches has a sum"
+        if made.unchanged:
+            why = f"{shown(made.unchanged[0].name)}: {made.unchanged[0].reason}"
+        raise InputError(f"{rule.place}: {rule.source} carries no sum: {why}; leave it out, or set optional: true")
+
+
+def _writer(forward: StraightForward, place: int) -> str:
+    return ".".join(filter(None, (forward.owner, forward.statements[place].note)))
