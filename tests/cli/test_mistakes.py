@@ -46,6 +46,7 @@ VERBS = {
     "explain": ["explain", "{policy}", "head"],
     "diff": ["diff", "{policy}", "{policy}"],
     "generate": ["generate", "{policy}"],
+    "report": ["report", "{policy}"],
     "train": ["train", "{policy}"],
     "compare": ["compare", "{policy}"],
 }
