@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loka.zoo.blocknorm import BlockNorm
 from torch import Tensor, nn
 
 from loka.mods.modules import BlockNorm
