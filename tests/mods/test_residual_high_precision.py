@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loka.zoo.blocknorm import BlockNorm
 from torch import Tensor, nn
 
 from loka.mods.modules import BlockNorm
