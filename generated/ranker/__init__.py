@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "7d0d8f2821008945e1eba06565c541b77b7709f7e83480e036ffdce6d1146216"
+STAMP = "418cdf94a84c37d675c10077b8b3568c045ab015de377c6ad8edb3c0752b1173"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "7d0d8f2821008945e1eba06565c541b77b7709f7e83480e036ffdce6d1146216"
+STAMP = "418cdf94a84c37d675c10077b8b3568c045ab015de377c6ad8edb3c0752b1173"
 
 
 class EmbedDense(dispatch.Bound):
