@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "418cdf94a84c37d675c10077b8b3568c045ab015de377c6ad8edb3c0752b1173"
+STAMP = "a2c7e484f6226d5c1cd9d93b9a871e5bab9a3016e5f12268192cb0dce2b2ff5b"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

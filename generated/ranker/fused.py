@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import fused_reference, join_reference, mix_reference, operators
 
-STAMP = "418cdf94a84c37d675c10077b8b3568c045ab015de377c6ad8edb3c0752b1173"
+STAMP = "a2c7e484f6226d5c1cd9d93b9a871e5bab9a3016e5f12268192cb0dce2b2ff5b"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
