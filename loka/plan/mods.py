@@ -202,8 +202,3 @@ def _kind(adaptation: Adaptation) -> str:
 
 def _plural(kind: str, count: int) -> str:
     return "biases dropped" if kind == "bias dropped" and count > 1 else kind
-
-
-def new_model(plan: Plan) -> bool:
-    """Whether a mod makes another model of it, which has to be trained."""
-    return any(not mod.exact and mod.adaptations for mod in plan.mods)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loka.zoo.blocknorm import BlockNorm
 from torch import Tensor, nn
 
 from loka.mods.residual_high_precision import Carried, carry
@@ -17,7 +18,6 @@ from loka.sites.examples import ModelInputs, capture_examples
 from loka.sites.gate import source, with_forward
 from loka.sites.straight import StraightForward
 from loka.sites.trace import trace_forward
-from loka.zoo.blocknorm import BlockNorm
 from loka.zoo.dlrm import DCNSizes, DCNv2
 from loka.zoo.wukong import Wukong, WukongSizes
 
