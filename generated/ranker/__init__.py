@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "5caeb09f4bd17fa19f25383a40da24bbbc9fca52f3546660712a60d479fe76b2"
+STAMP = "7b57e368564ce5b2c6885a1a8cec95517e63c25ad734faef471b4a2bba483172"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

@@ -27,7 +27,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "5caeb09f4bd17fa19f25383a40da24bbbc9fca52f3546660712a60d479fe76b2"
+STAMP = "7b57e368564ce5b2c6885a1a8cec95517e63c25ad734faef471b4a2bba483172"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive

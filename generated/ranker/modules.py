@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "5caeb09f4bd17fa19f25383a40da24bbbc9fca52f3546660712a60d479fe76b2"
+STAMP = "7b57e368564ce5b2c6885a1a8cec95517e63c25ad734faef471b4a2bba483172"
 
 
 class EmbedDense(dispatch.Bound):
