@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loka.zoo.blocknorm import BlockNorm
 from torch import Tensor, nn
 
+from loka.mods.modules import BlockNorm
 from loka.mods.residual_high_precision import Carried, carry
 from loka.sites.examples import ModelInputs, capture_examples
 from loka.sites.gate import source, with_forward
