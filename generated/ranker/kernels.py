@@ -27,7 +27,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "7b57e368564ce5b2c6885a1a8cec95517e63c25ad734faef471b4a2bba483172"
+STAMP = "be30167a154d8ba5d70d82b9da86da207ff78d24509272412a6f4f3f589ddae7"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import mix_reference, operators
 
-STAMP = "7b57e368564ce5b2c6885a1a8cec95517e63c25ad734faef471b4a2bba483172"
+STAMP = "be30167a154d8ba5d70d82b9da86da207ff78d24509272412a6f4f3f589ddae7"
 
 
 @triton.jit(do_not_specialize=["m"])
