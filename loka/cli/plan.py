@@ -21,6 +21,9 @@ MANY = 60  # sites; above it, those that are alike are shown as one line
 def command(
     policy: PolicyPath,
     all_sites: Annotated[bool, typer.Option("--all", help="One line a site, however many there are.")] = False,
+    gains: Annotated[
+        bool, typer.Option("--gains/--no-gains", help="Plan once more for each mod that changed something, without it.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Show what each GEMM will run in, and why."""
@@ -29,7 +32,7 @@ def command(
     from loka.plan.make import planned
     from loka.plan.serial import to_json
 
-    plan = planned(policy, gains=True).plan
+    plan = planned(policy, gains=gains).plan
     if as_json:
         print_json(_summary(plan) | {"plan": json.loads(to_json(plan))})
     else:

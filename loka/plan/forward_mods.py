@@ -36,6 +36,7 @@ _SEVERAL = "its Parameter is used at several places, which cannot be told apart"
 _NAMED = "a rule asks for it in FP8 by its name, and a batched product stays in the model's dtype"
 _MIXED = "it is part of a mixing layer, for which fuse_interaction has kernels that mask sizes themselves"
 _MERGED = "merge_siblings has made it one GEMM with others"
+_MIXED = "fuse_interaction takes it into a kernel as it is written; leave its owner out of that mod's match instead"
 _LARGE = "it is larger than max_k and max_n allow"
 # Reasons that need no telling: a broad pattern cannot mean such sites.
 _USUAL = frozenset({merge_siblings.ALONE, batch_small.FEW, pad_alignment.ALIGNED, _LARGE})
@@ -71,15 +72,17 @@ def with_forward_mods(
     settings: Sequence[SiteSettings],
     siblings: Sequence[tuple[str, ...]],
     tracer: Tracer,
+    mixed: frozenset[str] = frozenset(),
 ) -> Modded:
     """Carry out the forward mods among some entries of `mods`; `settings[i]` belongs to `sites[i]`.
 
     `siblings` are names of sites that seem to read one tensor (`SiteMap.siblings`). Owners are run and traced.
+    `mixed` are names of sites that `fuse_interaction` takes, as it knows them by how they are written.
     """
     mine = [rule for rule in rules if rule.use in MODS]
     if not mine:
         return Modded(tuple(sites), tuple(settings), RewritingTracer(tracer))
-    model = _Model(sites, settings, siblings, tracer)
+    model = _Model(sites, settings, siblings, tracer, mixed)
     looks: dict[str, Callable[[_Model, ModRule], _Outcome]] = {
         merge_siblings.NAME: _merge,
         batch_small.NAME: _batch,
@@ -124,10 +127,12 @@ class _Model:
         settings: Sequence[SiteSettings],
         siblings: Sequence[tuple[str, ...]],
         tracer: Tracer,
+        mixed: frozenset[str],
     ) -> None:
         self.sites = {site.name: site for site in sites}
         self.settings = {site.name: wanted for site, wanted in zip(sites, settings, strict=True)}
         self.siblings = siblings
+        self.mixed = mixed
         self.modules = dict(tracer.model.named_modules())
         self.parameters = dict(tracer.model.named_parameters(remove_duplicate=False))
         self.trace = RewritingTracer(tracer)
@@ -208,6 +213,8 @@ def _wanted(model: _Model, rule: ModRule, found: _Outcome) -> list[Site]:
         reason = model.why_not(site)
         if reason is not None:
             found.leave(meant, reason)
+        elif site.name in model.mixed:
+            found.leave(meant, _MIXED)
         elif len(meant) < len(names):
             found.leave(meant, f"it is one GEMM with others, {site.name!r}, that are not all meant")
         else:

@@ -15,6 +15,9 @@ def with_gains(plan: Plan, policy: Policy, replan: Callable[[Policy], Plan]) -> 
     """The plan of a policy with the gain of each of its mods; `replan` plans the policy with one mod fewer."""
     mods = []
     for number, mod in enumerate(plan.mods):
+        if not mod.adaptations and not mod.rewritten:
+            mods.append(mod)
+            continue
         fewer = (*policy.mods[:number], *policy.mods[number + 1 :])
         try:
             without = replan(replace(policy, mods=fewer))

@@ -10,7 +10,7 @@ from loka.errors import InputError
 from loka.mods.fuse_interaction import NAME, Interacting, interacting
 from loka.plan.interactions import Interactions
 from loka.policy.policy import ModRule, Policy
-from loka.sites.site import Site
+from loka.sites.site import Kind, Site
 
 
 def interactions_asked(policy: Policy, sites: tuple[Site, ...], model: nn.Module) -> Interacting:
@@ -25,6 +25,11 @@ def interactions_asked(policy: Policy, sites: tuple[Site, ...], model: nn.Module
                 f"{wanting[0].place}: leave one of them out, or narrow its match"
             )
     return found
+
+
+def mixing_sites(policy: Policy, sites: tuple[Site, ...], model: nn.Module) -> frozenset[str]:
+    """Names of the matmuls that may be a mixing layer's and are to be fused: no other mod may write them otherwise."""
+    return frozenset(site.name for site in interactions_asked(policy, sites, model).sites if site.kind is Kind.MATMUL)
 
 
 def check_interactions(policy: Policy, model: nn.Module, made: Interactions) -> None:

@@ -25,7 +25,7 @@ from loka.plan.evidence import Known, check_sites, open_profile
 from loka.plan.forward_mods import with_forward_mods
 from loka.plan.forward_rules import check_forward_mods
 from loka.plan.gains import with_gains
-from loka.plan.interaction_rules import check_interactions, interactions_asked
+from loka.plan.interaction_rules import check_interactions, interactions_asked, mixing_sites
 from loka.plan.measured import open_measurements
 from loka.plan.modded_sites import known_of
 from loka.plan.mods import forwards_made, mod_plans
@@ -162,7 +162,8 @@ def plan_of(
     considered = kernels if costs is not None else ()
     tracer = Tracer(model, _inputs(policy, examined.built))
     with current_directory_importable():
-        modded = with_forward_mods(policy.mods, sites, settings, examined.siblings, tracer)
+        mixed = mixing_sites(policy, sites, model)
+        modded = with_forward_mods(policy.mods, sites, settings, examined.siblings, tracer, mixed)
     check_forward_mods(policy.mods, modded.made)
     sites, settings = modded.sites, modded.settings
     trace = CarryingTracer(modded.trace, streams_asked(policy, model))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -89,8 +89,8 @@ def _promise(use: str) -> tuple[bool, str]:
 def changed_words(mod: ModPlan) -> str:
     """What a mod changed: `12 biases`, `8 LayerNorm -> BlockNorm 256, 2 RMSNorm -> BlockNorm 64`; "nothing"."""
     words = adapted_words(mod.adaptations)
-    made = Counter((pattern_of(each.owner) or "the model itself", each.what) for each in mod.rewritten)
-    words += [f"{what} in {owner}{f' ({count} times)' if count > 1 else ''}" for (owner, what), count in made.items()]
+    made = _alike((each.owner, each.what) for each in mod.rewritten)
+    words += [f"{what} in {owner}{f' ({count} times)' if count > 1 else ''}" for owner, what, count in made]
     return ", ".join(words) or "nothing"
 
 
@@ -120,11 +120,19 @@ def gain_words(mod: ModPlan) -> str:
 
 def left_words(unchanged: Sequence[Unchanged]) -> list[str]:
     """What a mod left, a line for each reason: `layers.*.norm (4): 100 is no multiple of 16`."""
-    groups: dict[tuple[str, str], int] = {}
-    for each in unchanged:
-        key = (pattern_of(each.name) or "the model itself", each.reason)
-        groups[key] = groups.get(key, 0) + 1
-    return [f"{name}{f' ({count})' if count > 1 else ''}: {reason}" for (name, reason), count in groups.items()]
+    groups = _alike((each.name, each.reason) for each in unchanged)
+    return [f"{name}{f' ({count})' if count > 1 else ''}: {reason}" for name, reason, count in groups]
+
+
+def _alike(told: Iterable[tuple[str, str]]) -> list[tuple[str, str, int]]:
+    """What is told of names that differ in numbers alone, once, with the pattern of the names and their number."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, text in told:
+        groups.setdefault((pattern_of(name), text), []).append(name)
+    return [
+        ((names[0] if len(names) == 1 else pattern) or "the model itself", text, len(names))
+        for (pattern, text), names in groups.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +210,3 @@ def _kind(adaptation: Adaptation) -> str:
 
 def _plural(kind: str, count: int) -> str:
     return "biases dropped" if kind == "bias dropped" and count > 1 else kind
-
-
-def new_model(plan: Plan) -> bool:
-    """Whether a mod makes another model of it, which has to be trained."""
-    return any(not mod.exact and mod.adaptations for mod in plan.mods)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -137,6 +138,33 @@ def fsdp_blocks(rank):
     except dispatch.BindError as error:
         sharded_infer = str(error)
     return grads, message, sharded_infer
+
+
+def fsdp_adapted(rank):
+    """fully_shard between adapt and apply; where it comes before adapt, the model is refused."""
+    mesh = init_device_mesh("cpu", (WORLD,))
+    no_bias = (dispatch.Adaptation("no_bias", ("0", "2"), sample.LINEAR),)
+    bindings = (sample.linears("0", "2", bias=False),)
+    model = models.mlp()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dispatch.NewModelWarning)
+        dispatch.adapt(model, "pkg", no_bias)
+    for index in (0, 2, 4):
+        fully_shard(model[index], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", dispatch.NewModelWarning)
+        patch = dispatch.apply(model, "pkg", bindings, target="reference", adaptations=no_bias)
+    train_step(model, rank)
+    patch.verify(backward=False)
+    refused = models.mlp()
+    fully_shard(refused, mesh=mesh)
+    message = ""
+    try:
+        dispatch.apply(refused, "pkg", bindings, target="reference", adaptations=no_bias)
+    except dispatch.BindError as error:
+        message = str(error)
+    return full_gradients(model), message
 
 
 def fsdp_slice(rank):

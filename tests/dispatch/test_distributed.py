@@ -14,7 +14,7 @@ from torch import multiprocessing
 def saved(tmp_path_factory):
     """What each of two processes got from every function of dispatch_workers; starting them takes longest."""
     folder = tmp_path_factory.mktemp("ranks")
-    names = ("ddp", "fsdp", "fsdp_blocks", "fsdp_slice")
+    names = ("ddp", "fsdp", "fsdp_blocks", "fsdp_slice", "fsdp_adapted")
     multiprocessing.spawn(workers.start, (str(folder), names), nprocs=workers.WORLD)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(workers.WORLD)]
 
@@ -72,3 +72,10 @@ def test_fsdp_units_with_inlined_children(run):
 def test_slices_of_a_sharded_sequential_are_plain(run):
     for names in run("fsdp_slice"):
         assert names == [("Sequential", False, 2), ("Sequential", False, 2)]
+
+
+def test_an_adapted_model_is_sharded_between_adapt_and_apply(run):
+    (gradients, message), (others, _) = run("fsdp_adapted")
+    assert list(gradients) == ["0.weight", "2.weight", "4.weight", "4.bias"]
+    assert_same(gradients, others)
+    assert "sharded by fully_shard: adapt before sharding" in message

@@ -236,6 +236,21 @@ def test_words_of_what_is_left_and_gained():
     assert changed_words(a_mod(adaptations=(sigmoid,))) == "2 Sigmoid -> Hardsigmoid"
 
 
+def test_a_mixing_layer_that_is_fused_is_not_padded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (
+        'version: 1\nname: a\nmodel: {factory: "loka.zoo:ranker", inputs: "loka.zoo:ranker_inputs", batch_size: 64}\n'
+    )
+    Path("a.yaml").write_text(
+        text + "defaults: {compute: keep}\nmods: [{use: pad_alignment}, {use: fuse_interaction}]\n"
+    )
+    pad, fuse = make_plan("a.yaml").mods
+    assert {each.sites for each in pad.rewritten} == {("embed.dense.0",), ("head.out",)}
+    left = {each.name for each in pad.unchanged if each.reason.startswith("fuse_interaction takes it")}
+    assert left == {f"layers.{i}.{name}" for i in range(3) for name in ("rank", "compress")}
+    assert sum(each.what.startswith("a mixing layer") for each in fuse.rewritten) == 3
+
+
 def timed(plan: Plan, *us: float | None) -> Plan:
     times = (None if each is None else StepTime(each, 0.0, Source.MEASURED) for each in us)
     sites = (
