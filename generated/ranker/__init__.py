@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "5caeb09f4bd17fa19f25383a40da24bbbc9fca52f3546660712a60d479fe76b2"
+STAMP = "be30167a154d8ba5d70d82b9da86da207ff78d24509272412a6f4f3f589ddae7"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import fused_reference, join_reference, mix_reference, operators
 
-STAMP = "5caeb09f4bd17fa19f25383a40da24bbbc9fca52f3546660712a60d479fe76b2"
+STAMP = "be30167a154d8ba5d70d82b9da86da207ff78d24509272412a6f4f3f589ddae7"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

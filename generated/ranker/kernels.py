@@ -27,7 +27,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "5caeb09f4bd17fa19f25383a40da24bbbc9fca52f3546660712a60d479fe76b2"
+STAMP = "be30167a154d8ba5d70d82b9da86da207ff78d24509272412a6f4f3f589ddae7"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive

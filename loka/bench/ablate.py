@@ -20,11 +20,11 @@ from loka.bench.policy_job import job_of
 from loka.bench.results import usable_folder
 from loka.errors import InputError
 from loka.mods.catalogue import MODEL_MODS
+from loka.mods.promises import FORWARD_MODS
 from loka.policy.load import load_policy
 from loka.policy.policy import Policy
 
 ABLATED = ("mods",)
-HIGHER_PRECISION = "residual_high_precision"  # the same function, but its rounding is another
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +96,9 @@ def check(asked: Asked) -> Work:
 
 def kinds_of(mods: tuple[str, ...]) -> Kinds:
     """Which of these mods change modules, and which leave the function as it is."""
-    adapting = frozenset(mods) & frozenset(MODEL_MODS)
-    other = {mod for mod in adapting if not MODEL_MODS[mod].exact} | {HIGHER_PRECISION}
-    return Kinds(adapting, frozenset(mods) - other)
+    exact = {name: mod.exact for name, mod in MODEL_MODS.items()}
+    exact |= {name: mod.exact for name, mod in FORWARD_MODS.items()}
+    return Kinds(frozenset(mods) & frozenset(MODEL_MODS), frozenset(mod for mod in mods if exact[mod]))
 
 
 def run(asked: Asked, out: Path, progress: Progress, now: datetime | None = None) -> Ablation:

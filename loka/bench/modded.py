@@ -24,12 +24,13 @@ SAMPLES = 2  # that the structure is looked at with
 
 def with_mods(build: Callable[[], nn.Module], inputs: Callable[[int], tuple[Tensor, ...]]) -> nn.Module:
     """The model that `build` makes, without biases but for the final layer's, with BlockNorm and Hard Swish."""
+    model = build()
     with torch.device("meta"):
         shape = build()
-    built = BuiltModel(shape, inputs(SAMPLES), {}, SAMPLES)
-    model = build()
-    for name, settings in MODS.items():
-        found = MODEL_MODS[name].find(adaptable(built), Asked(lambda name: True, lambda name: False, settings))
-        adapt(shape, found.adaptations)
-        adapt(model, found.adaptations)
+    with torch.device("cpu"):  # wherever the caller builds: the structure is looked at on fake tensors
+        built = BuiltModel(shape, inputs(SAMPLES), {}, SAMPLES)
+        for name, settings in MODS.items():
+            found = MODEL_MODS[name].find(adaptable(built), Asked(lambda name: True, lambda name: False, settings))
+            adapt(shape, found.adaptations)
+            adapt(model, found.adaptations)
     return model

@@ -5,8 +5,8 @@ crossover map stands; long rows, as fprop and dgrad have; long contractions, as 
 recommenders. fprop, dgrad and wgrad of all sites share them: which of the three a GEMM is, its sizes do not say.
 
 Counted for an H100, at 10 to 25 ms a part: 1,058 GEMM sizes on seven to eleven kernels and recipes, some on a part of
-the sizes only, and 16 producers on 10 widths and 8 to 11 numbers of rows. The largest products take 12 ms in BF16, so
-that arithmetic is a small part of it all.
+the sizes only, and 16 producers on 10 widths and 8 to 11 numbers of rows, and on five sizes of wider rows. The largest
+products take 12 ms in BF16, so that arithmetic is a small part of it all.
 """
 
 from __future__ import annotations

@@ -81,13 +81,13 @@ def _show_rejected(site: Explanation) -> None:
 
 
 def _facts(site: Explanation) -> list[tuple[str, str]]:
-    calls = f"{site.calls} in training, {site.calls_eval} in evaluation"
+    calls, members = f"{site.calls} in training, {site.calls_eval} in evaluation", ", ".join(site.members)
     facts = [
         ("share", f"{percent(site.share)} of the model's GEMM FLOPs, {site.flops:.3g} FLOPs in a training step"),
         ("calls", calls),
         ("owner", site.owner or "the model itself"),
-        ("weight", site.weight or "computed, no Parameter"),
-        ("bias", site.bias or "none"),
+        ("weight", site.weight or (f"those of {members}" if members else "computed, no Parameter")),
+        ("bias", site.bias or (f"those of {members}" if members else "none")),
         ("fed by", ", ".join(site.fed_by) or "the model's input"),
         ("followed by", ", ".join(site.followed_by) or "the model's output"),
     ]

@@ -12,7 +12,21 @@ import typer
 from typer.core import TyperGroup
 
 from loka import __version__
-from loka.cli import bench, compare, diff, doctor, explain, generate, init, plan, probe, schema, train, validate
+from loka.cli import (
+    bench,
+    compare,
+    diff,
+    doctor,
+    explain,
+    generate,
+    init,
+    plan,
+    probe,
+    report,
+    schema,
+    train,
+    validate,
+)
 from loka.errors import LokaError
 
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
@@ -70,7 +84,7 @@ def options(
     """FP8 training and inference for large recommendation models: a policy becomes generated code."""
 
 
-for verb in (init, validate, probe, plan, explain, diff, generate, train, compare, bench, schema, doctor):
+for verb in (init, validate, probe, plan, explain, diff, generate, train, compare, bench, report, schema, doctor):
     app.command(verb.NAME)(verb.command)
 
 

@@ -196,6 +196,12 @@ class _Backward:
         operands = ("dy_turned", "dy_spread", "x_turned", "x_spread")
         tick, dtype = f"{self._tick(index)} + 2", f"weight_dtype{s}"
         self.lines += product(stage.recipe, Gemm.WGRAD, operands, f"dweight{s}", dtype, tick, INDENT + 4)
+        self._cut(index, f"dweight{s}", INDENT + 4)
+
+    def _cut(self, index: int, target: str, indent: int) -> None:
+        """Leave out the columns that a kernel wrote behind an operand."""
+        if self._shape.stages[index].given:
+            self._add(f"{target} = {target}[:, :{self._shape.stages[index].given}]", indent)
 
     def _dgrad(self, index: int, target: str, dtype: str, indent: int) -> None:
         """The gradient of a linear's input from FP8 copies."""
@@ -205,6 +211,7 @@ class _Backward:
             operands = ("dy_fp8", f"dy_scale{s}", f"weight_turned{s}", f"weight_scale{s}")
         recipe, tick = self._shape.stages[index].recipe, f"{self._tick(index)} + 1"
         self.lines += product(recipe, Gemm.DGRAD, operands, target, dtype, tick, indent)
+        self._cut(index, target, indent)
 
     def _known_stage(self, index: int) -> None:
         """A stage under known scales: what has no transposed copy yet is transposed for wgrad alone."""

@@ -11,6 +11,8 @@ from loka.codegen.known import arguments as known_arguments
 from loka.codegen.known import without_maxima
 from loka.codegen.recipes import SiteRecipe, site_recipe
 from loka.errors import LokaError
+from loka.kernels.widths import LARGEST_HELD
+from loka.mods.pad_alignment import unpadded
 from loka.numerics.names import Gemm
 from loka.plan.plan import SitePlan
 from loka.sites.chains import Chain, chain_input, find_chains, residual_stage
@@ -91,7 +93,18 @@ def _planned(
     own = [plans[number] for number in sites]
     sums, others = _sums_of(forward, chain)
     shape = chain_shape(chain, own, biases, [chain_recipe(plan) for plan in own], sums, [name for name, _ in others])
+    missing = _missing_columns(forward, chain, shape)
+    if missing:
+        first, *rest = shape.stages
+        shape = replace(shape, stages=(replace(first, given=first.k - missing), *rest))
     return PlannedChain(chain, shape, sites, tuple(ref for _, ref in others))
+
+
+def _missing_columns(forward: StraightForward, chain: Chain, shape: ChainShape) -> int:
+    """The zero columns behind the first linear's operands that its kernels write themselves, in place of torch."""
+    bare = unpadded(site_call(forward, chain.stages[0].linear))
+    takes = shape.fp8 and not shape.known and shape.stages[0].k <= LARGEST_HELD
+    return bare.columns if bare is not None and takes else 0
 
 
 def _without_operands(planned: PlannedChain) -> set[str]:
@@ -141,7 +154,11 @@ def chain_arguments(forward: StraightForward, planned: PlannedChain, scope: stra
         # A local that is not known here is the chain's own: the input of a linear, which no argument below reads.
         known = [ref.kind is RefKind.ATTRIBUTE or ref.text in scope.local for ref in operands]
         texts = [_text(ref, scope) if there else "_" for ref, there in zip(operands, known, strict=True)]
-        parts = straight.linear_call(site_call(forward, stage.linear), texts)
+        call = site_call(forward, stage.linear)
+        bare = unpadded(call) if shape.stages[0].given and not arguments else None
+        if bare is not None:
+            call = replace(call, x=bare.x, weight=bare.weight)
+        parts = straight.linear_call(call, texts)
         if not arguments:
             x = parts.x if stage.before is None else _text(forward.statements[chain.first].operands[0], scope)
             arguments += [x, *(_text(ref, scope) for ref in planned.others), *_norm_texts(stage.before, scope)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loka.codegen.gemm_calls import GemmRecipe
 from loka.codegen.recipes import SiteRecipe
@@ -48,6 +48,7 @@ class StageShape:
     activation: str | None = None
     times: str | None = None
     residual: str | int | None = None
+    given: int = 0  # columns that x and the weight have, where a first stage's kernels write zeros behind them up to k
 
     @property
     def summed(self) -> bool:
@@ -210,16 +211,17 @@ def fits(plan: SitePlan) -> bool:
     return max(plan.site.k, plan.site.n) <= LARGEST_WIDTH
 
 
-def quantiser(width: int) -> NormForward:
-    """The kernel that makes e4m3 rows of a matrix."""
-    return NormForward(width, None, False, False, _NO_EPS, None, add=False, quantise=True, save=False)
+def quantiser(width: int, given: int = 0) -> NormForward:
+    """The kernel that makes e4m3 rows of a matrix; of one that has fewer columns, `given`, with zeros behind these."""
+    plain = NormForward(width, None, False, False, _NO_EPS, None, add=False, quantise=True, save=False)
+    return replace(plain, width=given, aligned=width) if given else plain
 
 
 def forward_before(stage: StageShape, quantise: bool, save: bool) -> NormForward:
     """The kernel that makes a first linear's input from x."""
     norm = stage.before
     if norm is None:
-        return quantiser(stage.k)
+        return quantiser(stage.k, stage.given)
     affine = (norm.weight, norm.bias)
     return NormForward(stage.k, norm.kind, *affine, norm.eps, None, False, quantise, save, block=norm.block)
 

@@ -139,9 +139,10 @@ def _steps(shape: ChainShape) -> str:
 
 def _docstring(shape: ChainShape, last: str) -> str:
     sizes = ", ".join(
-        f"weight{ChainNames(shape).suffix(i)} ({stage.n}, {stage.k})" for i, stage in enumerate(shape.stages)
+        f"weight{ChainNames(shape).suffix(i)} ({stage.n}, {stage.given or stage.k})"
+        for i, stage in enumerate(shape.stages)
     )
-    first, final = shape.stages[0].k, shape.stages[-1].n
+    first, final = shape.stages[0].given or shape.stages[0].k, shape.stages[-1].n
     others = "".join(f"{other} (..., {_width(shape, other)}), " for other in shape.others)
     return f"{_steps(shape)}: x (..., {first}), {others}{sizes} -> (..., {final}). {last}".strip()
 
@@ -231,7 +232,8 @@ def _quantised_weight(shape: ChainShape, kernels: Kernels, index: int, indent: i
     names, stage, s = ChainNames(shape), shape.stages[index], ChainNames(shape).suffix(index)
     weight = {"x": f"weight{s}", "maxima": f"weight_maxima{s}"}
     if not shape.known:
-        return statement(kernels, shapes.quantiser(stage.k), weight, names.quantised("weight", index), indent)
+        spec = shapes.quantiser(stage.k, stage.given)
+        return statement(kernels, spec, weight, names.quantised("weight", index), indent)
     lines = statement(kernels, maximum(stage.k), weight, {"amax": f"weight_maxima{s}"}, indent)
     return [*lines, *statement(kernels, both_copies(stage.weight), weight, names.both_copies("weight", index), indent)]
 

@@ -33,7 +33,7 @@ class NormForward:
     norm takes, where the spec has it; then mean (M,) and rstd (M,) where they are saved. P is the number of programs
     launched (1 on the CPU); `largest` is the largest scale that each of them wrote, zero where it had no row. In
     another mode, `how`, a parameter `scale` or `maxima` follows the other tensors, and its results stand for values,
-    scale and largest.
+    scale and largest. `aligned` columns of values, more than x has, are zeros behind those of x.
     """
 
     width: int  # of the last dimension, which the norm is over
@@ -50,9 +50,13 @@ class NormForward:
     keep: bool = False  # whether the sum before the norm is a result as well, as a plain matrix
     block: int = BLOCK  # of a block_norm, which saves nothing: its backward finds rstd again from x
     how: Quantisation = ROWWISE  # where `quantise`: its results stand for values to largest
+    aligned: int = (
+        0  # columns of the values where these are more than x has: zeros behind; of a quantiser of rows alone
+    )
 
     def __post_init__(self) -> None:
         _check_norm(self)
+        _check_aligned(self)
         if self.how.scaling == "maximum" and self.save and self.norm in SAVING:
             raise InputError("a kernel that finds the maximum saves no statistics: the one that writes the values does")
         if self.how.scaling == "maximum" and self.keep:
@@ -71,8 +75,14 @@ class NormForward:
         unsaved = "unsaved" if self.norm in SAVING and not self.save else ""
         sums = [name for name in ("add", "times", "residual", "keep") if getattr(self, name)]
         what = _what(self) or ("" if sums else "quantise")
-        parts = (*sums, what, self.how.name if self.quantise else "", str(self.width), _eps(self), unsaved)
+        width = f"{self.width}_to_{self.aligned}" if self.aligned else str(self.width)
+        parts = (*sums, what, self.how.name if self.quantise else "", width, _eps(self), unsaved)
         return "_".join(part for part in parts if part)
+
+    @property
+    def columns(self) -> int:
+        """Of the values."""
+        return self.aligned or self.width
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -210,6 +220,17 @@ def _eps(spec: NormForward | NormBackward) -> str:
     if spec.norm is None or spec.eps == 1e-5:
         return ""
     return "eps_" + "".join(c if c.isalnum() else "_" for c in repr(spec.eps))
+
+
+def _check_aligned(spec: NormForward) -> None:
+    """Raises InputError where something else than a quantiser of rows is to write columns behind them."""
+    if not spec.aligned:
+        return
+    computes = spec.norm or spec.activation or spec.add or spec.times or spec.residual or spec.keep
+    if not spec.quantise or computes or spec.how.scaling != "rowwise":
+        raise InputError("only a kernel that quantises rows, and nothing else, writes columns of zeros behind them")
+    if not spec.width < spec.aligned <= LARGEST_HELD:
+        raise InputError(f"rows of {spec.width} elements cannot be made {spec.aligned}: more, and up to {LARGEST_HELD}")
 
 
 def _check_norm(spec: NormForward | NormBackward) -> None:

@@ -70,7 +70,8 @@ def registration(function: str, name: str, changes: Sequence[str] = ()) -> str:
 
 def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Views:
     """Views of a norm's forward or backward."""
-    padded = configs.padded_width(spec.width)
+    columns = spec.columns if isinstance(spec, NormForward) else spec.width  # of what is written
+    padded = configs.padded_width(columns)
     masked, several = padded != spec.width, launched.rows > 1
     matrices = ("x", "times", "residual") if isinstance(spec, NormForward) else ("grad", "carried", "x", "times")
     statistics = [name for name in ("mean", "rstd") if name in spec.parameters + spec.results]
@@ -87,6 +88,10 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
     maximum = spec.quantise and spec.how.scaling == "maximum"  # writes no matrix
     mask = {(False, False): "", (False, True): "inside", (True, False): "valid[:, None]", (True, True): "mask"}
     by_element = mask[several, masked]
+    written = by_element
+    if columns != spec.width:  # zeros behind the rows are written too
+        valid, inside = "valid[:, None]" if several else "", "written[None, :]" if several else "written"
+        written = " & ".join(part for part in (valid, inside if columns != padded else "") if part)
     kernel: dict[str, object] = {
         "spec": spec,
         "rows": launched.rows,
@@ -94,7 +99,8 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
         "padded": padded,
         "masked": masked,
         "load_mask": f", mask={by_element}, other=0.0" if by_element else "",
-        "store_mask": f", mask={by_element}" if by_element else "",
+        "store_mask": f", mask={written}" if written else "",
+        "pitch": columns,
         "own_offsets": f"row[:, None].to(tl.int64) * {stride} + columns[None, :]"
         if several
         else f"tl.cast(row, tl.int64) * {stride} + columns",
@@ -311,6 +317,8 @@ def _norm_shapes(spec: NormForward | NormBackward) -> list[str]:
 
 def _shape(spec: NormForward | NormBackward, name: str) -> str:
     known = quantised_text.shapes_of(spec.how, spec.width)
+    if name == "values" and isinstance(spec, NormForward):
+        return f"(M, {spec.columns})"
     return known[name] if name in known else _SHAPES[name].format(w=spec.width)
 
 
@@ -328,7 +336,7 @@ def _norm_allocations(spec: NormForward | NormBackward, matrix: str, launched: C
         out = f"{matrix}.new_empty((m, {width}), dtype={matrix}.dtype if dtype is None else dtype)"
     kept = f"{'carried' if isinstance(spec, NormBackward) and spec.carried else matrix}.new_empty((m, {width}))"
     makers = {
-        **quantised_text.makers(spec.how, matrix, width),
+        **quantised_text.makers(spec.how, matrix, spec.columns if isinstance(spec, NormForward) else width),
         "out": out,
         "dx": out,
         "kept": out,
@@ -368,7 +376,8 @@ def _forward_reference(spec: NormForward) -> list[str]:
     saved = ["kept"] if spec.keep else []
     saved += [f"forward.{name}" for name in spec.results if name in ("mean", "rstd")]
     if spec.quantise:
-        lines.append(quantised_text.reference_line(spec.how, "forward.y"))
+        rows = f"torch.nn.functional.pad(forward.y, (0, {spec.aligned - spec.width}))" if spec.aligned else "forward.y"
+        lines.append(quantised_text.reference_line(spec.how, rows))
         return [*lines, f"return {', '.join([*spec.how.results, *saved])}"]
     return [*lines, f"return {', '.join([f'forward.y.to({dtype})', *saved])}"]
 

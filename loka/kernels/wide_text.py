@@ -1,9 +1,12 @@
 """What the templates of norms over wide rows are given: rows that no program holds whole (`wide_configs`).
 
-A forward's program takes whole rows, one after another, each chunk by chunk and once for every statistic that the next
-needs: those of the norm, the maximum, then the result. The row that one program on a multiprocessor works on stays in
-the L2 cache meanwhile. A backward's program keeps to its columns, whose parameters and sums it holds, and goes down the
-rows; one launch finds the sums of rows, by columns, with those of the columns, one the maxima, and one writes.
+A forward's program takes whole rows, one after another, each chunk by chunk: once for the statistics of its norm, and
+once for the result. Its values are written under the scale of the row before, while the maximum is found, and written
+again where the row's own scale is another: after a LayerNorm of 123200 elements never for normal rows, for Student's
+t with three degrees of freedom every second time. Scales that are no powers of two are nearly all different, so there
+the maximum is found first. The row that one program on a multiprocessor works on stays in the L2 cache meanwhile. A
+backward's program keeps to its columns, whose parameters and sums it holds, and goes down the rows; one launch finds
+the sums of rows, by columns, with those of the columns, one the maxima, and one writes.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ def wide_forward_views(spec: NormForward, launched: WideConfiguration) -> Views:
         "store_mask": ", mask=inside" if masked else "",
         "whole": f"[{chunk}]",
         "blocks": f"[{chunk // spec.block}, {spec.block}]",
+        "guesses": spec.quantise and spec.how.scaling == "rowwise" and spec.how.power_of_two,
         "writes_rows": views.kernel["uses_offsets"],
     }
     return Views(kernel, views.operator)

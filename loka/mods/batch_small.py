@@ -28,7 +28,7 @@ from loka.sites.straight import Ref, RefKind, Statement, StraightForward
 
 NAME = "batch_small"
 EXACT = True
-PROMISE = "small linears of one shape over different inputs are one batched product, in the model's dtype"
+PROMISE = "small linears of one shape are one batched product, in the model's dtype: one launch instead of many"
 FEWEST = 3
 SHARED = "other linears read its input: merge_siblings is for these"
 FEW = f"fewer than {FEWEST} linears of its shape over different inputs stand in one forward"

@@ -25,7 +25,7 @@ from loka.sites.straight import Ref, RefKind, SiteCall, Statement, StraightForwa
 
 NAME = "merge_siblings"
 EXACT = True
-PROMISE = "linears that read one tensor are one GEMM"
+PROMISE = "linears that read one tensor are one GEMM: one launch, and the tensor is read once"
 ALONE = "no other linear reads its input"
 
 

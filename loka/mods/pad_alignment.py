@@ -24,7 +24,8 @@ from loka.sites.straight import SiteCall, Statement, StraightForward
 
 NAME = "pad_alignment"
 EXACT = True
-PROMISE = "K and N are padded with zeros to what the kernels take"
+PROMISE = "sizes of GEMMs are multiples of what kernels take: none pads or copies by itself"
+_PAD = "torch.nn.functional.pad("
 ALIGNED = "K and N are such multiples already"
 
 
@@ -65,6 +66,28 @@ def find(
     return tuple(found.values()), tuple(Unchanged(name, reason) for name, reason in reasons.items())
 
 
+@dataclass(frozen=True, slots=True)
+class Unpadded:
+    """A padded linear whose zero columns are left to the kernels that make its operands."""
+
+    x: str  # templates, as those of a `SiteCall`
+    weight: str  # rows may still be padded
+    columns: int  # that are missing at the end of both
+
+
+def unpadded(call: SiteCall) -> Unpadded | None:
+    """The call without the zero columns that `rewrite` gave it; None where there are none."""
+    x, _, columns = call.x.rpartition(", (0, ")
+    weight, _, pads = call.weight.rpartition(", (0, ")
+    if not (x.startswith(_PAD) and weight.startswith(_PAD) and columns.removesuffix("))").isdecimal()):
+        return None
+    added, _, rows = pads.removesuffix("))").partition(", 0, ")
+    if added != columns.removesuffix("))"):
+        return None
+    bare = weight.removeprefix(_PAD)
+    return Unpadded(x.removeprefix(_PAD), f"{_PAD}{bare}, (0, 0, 0, {rows}))" if rows else bare, int(added))
+
+
 def rewrite(forward: StraightForward, pad: Pad) -> StraightForward:
     """The forward with every call of the site padded. Raises LokaError where it calls the site nowhere."""
     statements = [
@@ -79,11 +102,11 @@ def rewrite(forward: StraightForward, pad: Pad) -> StraightForward:
 def _padded(statement: Statement, call: SiteCall, pad: Pad) -> Statement:
     more_k, more_n = pad.padded.k - pad.k, pad.padded.n - pad.n
     rows = f", 0, {more_n}" if more_n else ""
-    x = f"torch.nn.functional.pad({call.x}, (0, {more_k}))" if more_k else call.x
-    weight = f"torch.nn.functional.pad({call.weight}, (0, {more_k}{rows}))"
+    x = f"{_PAD}{call.x}, (0, {more_k}))" if more_k else call.x
+    weight = f"{_PAD}{call.weight}, (0, {more_k}{rows}))"
     bias, out = call.bias, call.out
     if more_n:
         out = out.replace("{0}", f"{{0}}[..., :{pad.n}]")
-        bias = None if bias is None else f"torch.nn.functional.pad({bias}, (0, {more_n}))"
+        bias = None if bias is None else f"{_PAD}{bias}, (0, {more_n}))"
     made = SiteCall(call.site, x, weight, bias, out)
     return rewriting.linear_statement(statement.target, made, statement.operands, statement.note)

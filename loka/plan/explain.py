@@ -92,6 +92,7 @@ class Explanation:
     fields: tuple[FieldHistory, ...]
     evidence: Seen | None = None  # None where the policy names no profile
     timing: Timing | None = None  # None where no measurement decided
+    members: tuple[str, ...] = ()  # the sites that a mod made one of
     untimed: str = ""  # why there are measurements and yet no times of it
     mods: tuple[Touch, ...] = ()  # what mods did at the site and beside it
 
@@ -156,6 +157,7 @@ def explain(plan: Plan, name: str, known: Known | None = None) -> Explanation:
         fields=_fields(plan, found, dict(plan.rule_notes)),
         evidence=_seen(found, known) if known is not None else None,
         timing=_timing(plan, found),
+        members=site.members,
         untimed=_untimed(plan, found),
         mods=touches(plan, site.name),
     )

@@ -32,11 +32,13 @@ from loka.sites.site import Kind, Site
 from loka.sites.straight import StraightForward
 
 MODS = (merge_siblings.NAME, batch_small.NAME, pad_alignment.NAME)  # in the order in which they are carried out
-_USUAL = frozenset({merge_siblings.ALONE, batch_small.FEW, pad_alignment.ALIGNED})  # reasons that need no telling
 _SEVERAL = "its Parameter is used at several places, which cannot be told apart"
 _NAMED = "a rule asks for it in FP8 by its name, and a batched product stays in the model's dtype"
+_MIXED = "it is part of a mixing layer, for which fuse_interaction has kernels that mask sizes themselves"
 _MERGED = "merge_siblings has made it one GEMM with others"
 _LARGE = "it is larger than max_k and max_n allow"
+# Reasons that need no telling: a broad pattern cannot mean such sites.
+_USUAL = frozenset({merge_siblings.ALONE, batch_small.FEW, pad_alignment.ALIGNED, _LARGE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Modded:
 
     sites: tuple[Site, ...]
     settings: tuple[SiteSettings, ...]
-    changes: tuple[OwnedChange, ...] = ()
+    trace: RewritingTracer  # of the model's owners, with all that was changed
     made: Mapping[str, Made] = field(default_factory=dict)  # by the entry's `source`
 
     @property
@@ -76,7 +78,7 @@ def with_forward_mods(
     """
     mine = [rule for rule in rules if rule.use in MODS]
     if not mine:
-        return Modded(tuple(sites), tuple(settings))
+        return Modded(tuple(sites), tuple(settings), RewritingTracer(tracer))
     model = _Model(sites, settings, siblings, tracer)
     looks: dict[str, Callable[[_Model, ModRule], _Outcome]] = {
         merge_siblings.NAME: _merge,
@@ -88,7 +90,7 @@ def with_forward_mods(
         known = tuple(name for site in model.sites.values() for name in (*site.members, site.name))
         found = looks[rule.use](model, rule)
         made[rule.source] = Made(tuple(found.rewritten), found.told(rule), known)
-    return Modded(tuple(model.sites.values()), tuple(model.settings.values()), tuple(model.changes), made)
+    return Modded(tuple(model.sites.values()), tuple(model.settings.values()), model.trace, made)
 
 
 class _Outcome:
@@ -128,19 +130,17 @@ class _Model:
         self.siblings = siblings
         self.modules = dict(tracer.model.named_modules())
         self.parameters = dict(tracer.model.named_parameters(remove_duplicate=False))
-        self.changes: list[OwnedChange] = []
-        self._tracer = RewritingTracer(tracer)
+        self.trace = RewritingTracer(tracer)
 
     def capture(self, owners: Collection[str]) -> None:
         """See how the model calls some modules, in one run."""
-        self._tracer.capture(tuple(dict.fromkeys(owners)))
+        self.trace.capture(tuple(dict.fromkeys(owners)))
 
     def look(self, owner: str, names: Sequence[str]) -> tuple[StraightForward, dict[str, Shape]] | Refused:
         """The forward of a module as mods have it so far, with the shapes of its locals; or why it cannot be had."""
-        self._tracer.changes = tuple(self.changes)
         scope = self._scope(owner, names)
-        found = self._tracer(scope)
-        return found if isinstance(found, Refused) else (found, self._tracer.shapes(scope, found))
+        found = self.trace(scope)
+        return found if isinstance(found, Refused) else (found, self.trace.shapes(scope, found))
 
     def _scope(self, owner: str, names: Sequence[str]) -> Scope:
         read = [member for name in names for member in self.sites[name].members or (self._weight_name(name, owner),)]
@@ -156,11 +156,14 @@ class _Model:
 
     def take(self, owned: OwnedChange, names: Sequence[str], site: Site) -> str | None:
         """Carry out a change of some sites, which are one then; or say why not, with nothing changed."""
-        self.changes.append(owned)
-        found = self.look(owned.owner, names)
+        self.trace.add(owned)
+        found = self.trace(self._scope(owned.owner, names))
         if isinstance(found, Refused):
-            self.changes.pop()
+            self.trace.drop(owned)
             return found.reason
+        if site.name in names:
+            self.sites[site.name] = site
+            return None
         wanted = self.settings[names[0]]
         places = {name: place for place, name in enumerate(self.sites)}
         first = min(names, key=lambda name: places[name])
@@ -356,9 +359,18 @@ def _pad(model: _Model, rule: ModRule) -> _Outcome:
     model.capture(list(owners))
     for owner, names in owners.items():
         for where, seen, _, sizes, called in _seen(model, names, owner, found):
-            pads, _ = pad_alignment.find(seen, sizes, to)
+            mixed = _mixed(seen)
+            pads, _ = pad_alignment.find(seen, {inner: size for inner, size in sizes.items() if inner not in mixed}, to)
+            found.leave([called[inner] for inner in sizes if inner in mixed], _MIXED)
             for change in pads:
                 name = called[change.site]
                 site = padded_site(model.sites[name], change)
                 _take(model, found, OwnedChange(where, change, linear=where == name), [name], site)
     return found
+
+
+def _mixed(forward: StraightForward) -> frozenset[str]:
+    """The sites of mixing layers."""
+    places = [place for mix in forward.mixes for place in (mix.inner, mix.compress) if place is not None]
+    calls = (forward.statements[place].call for place in places)
+    return frozenset(call.site for call in calls if call is not None)

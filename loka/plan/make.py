@@ -32,7 +32,6 @@ from loka.plan.owner_rules import check_interactions, interactions_asked
 from loka.plan.plan import AS_IS, Plan, Target
 from loka.plan.resolve import Situation, resolve
 from loka.plan.rewrites import Rewrites, Wish, rewrite, scopes_of, wish_of, with_regions
-from loka.plan.rewriting import RewritingTracer
 from loka.plan.serial import from_json
 from loka.plan.tracing import Tracer
 from loka.policy.cascade import resolve_settings
@@ -166,7 +165,7 @@ def plan_of(
         modded = with_forward_mods(policy.mods, sites, settings, examined.siblings, tracer)
     check_forward_mods(policy.mods, modded.made)
     sites, settings = modded.sites, modded.settings
-    trace = CarryingTracer(RewritingTracer(tracer, modded.changes), streams_asked(policy, model))
+    trace = CarryingTracer(modded.trace, streams_asked(policy, model))
     evidence = known_of(known, sites)
     situation = Situation(Target(policy.target), policy.model.batch_size, named, considered, evidence, costs)
     asked = interactions_asked(policy, sites, model)

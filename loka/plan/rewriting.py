@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 from loka.mods.batch_small import Batch
 from loka.mods.forwards import Change, mod_of, rewrite, under
@@ -38,8 +39,18 @@ class RewritingTracer:
     """Traces owners, and rewrites what comes back by the changes that are in it; a tracer of the same form."""
 
     tracer: Tracer
-    changes: tuple[OwnedChange, ...] = ()
+    _owned: dict[str, list[tuple[int, OwnedChange]]] = field(default_factory=dict)  # by owner, numbered in order
+    _count: int = 0
     _made: dict[object, StraightForward | str] = field(default_factory=dict)  # or why it is not the same function
+
+    def add(self, owned: OwnedChange) -> None:
+        """From now on every forward with that owner in it has the change, after those that were added before."""
+        self._owned.setdefault(owned.owner, []).append((self._count, owned))
+        self._count += 1
+
+    def drop(self, owned: OwnedChange) -> None:
+        """Take back the change that was added last."""
+        self._owned[owned.owner].pop()
 
     def capture(self, owners: Collection[str]) -> None:
         """Run the model to see how it calls some modules."""
@@ -47,15 +58,13 @@ class RewritingTracer:
 
     def __call__(self, scope: Scope) -> StraightForward | Refused:
         """The rewritten forward of one owner, or why not; its sites are those that mods made of them."""
-        if not self.changes:
+        if not self._owned:
             return self.tracer(scope)
         module = self.tracer.model.get_submodule(scope.owner)
         inside = expanded(module, scope.inline, scope.sites)
-        changes = [
-            owned.seen_from(scope.owner)
-            for owned in self.changes
-            if owned.owner == scope.owner or (is_inside(owned.owner, scope.owner) and _path(owned, scope) in inside)
-        ]
+        owners = [scope.owner, *(f"{scope.owner}.{path}".lstrip(".") for path in inside)]
+        found = sorted(((n, owned) for owner in owners for n, owned in self._owned.get(owner, ())), key=itemgetter(0))
+        changes = [owned.seen_from(scope.owner) for _, owned in found]
         scope = replace(scope, sites=tuple(dict.fromkeys((*scope.sites, *_read_by(changes)))))
         traced = self.tracer(scope)
         if isinstance(traced, Refused) or not changes:
@@ -90,10 +99,6 @@ class RewritingTracer:
         return with_findings(replace(forward, rewritten=tuple(dict.fromkeys(map(mod_of, changes)))), shapes)
 
 
-def _path(owned: OwnedChange, scope: Scope) -> str:
-    return relative(owned.owner, scope.owner)
-
-
 def _read_by(changes: Collection[Change]) -> tuple[str, ...]:
     """The sites that changes read and no change before them makes."""
     made: set[str] = set()
@@ -104,11 +109,6 @@ def _read_by(changes: Collection[Change]) -> tuple[str, ...]:
         if isinstance(change, Siblings | Batch):
             made.add(change.name)
     return tuple(read)
-
-
-def is_inside(name: str, owner: str) -> bool:
-    """Whether a qualified name lies below a module."""
-    return name != owner and (not owner or name.startswith(f"{owner}."))
 
 
 def relative(name: str, owner: str) -> str:

@@ -86,7 +86,7 @@ def test_mods_are_those_of_the_policy_each_once(policy: Policy, tmp_path: Path) 
 
 
 def test_which_mods_change_modules_and_which_are_exact() -> None:
-    kinds = kinds_of((*MODS, "residual_high_precision", "merge_siblings", "norm_first"))
+    kinds = kinds_of((*MODS, "merge_siblings", "norm_first"))
     assert kinds.adapting == {*PAPER, "norm_first"}
     assert kinds.exact == {"fuse_interaction", "merge_siblings"}
 

@@ -46,6 +46,7 @@ VERBS = {
     "explain": ["explain", "{policy}", "head"],
     "diff": ["diff", "{policy}", "{policy}"],
     "generate": ["generate", "{policy}"],
+    "report": ["report", "{policy}"],
     "train": ["train", "{policy}"],
     "compare": ["compare", "{policy}"],
 }
@@ -223,10 +224,10 @@ def test_an_error_is_one_line_however_long(shop, loka, policy_text):
 def test_a_fault_of_the_program_keeps_its_traceback(shop, loka, monkeypatch):
     from loka.plan import make
 
-    def broken(path):
+    def broken(path, gains):
         raise ZeroDivisionError("a fault")
 
-    monkeypatch.setattr(make, "make_plan", broken)
+    monkeypatch.setattr(make, "planned", broken)
     with pytest.raises(ZeroDivisionError):
         loka("plan", shop.policy)
 
@@ -234,10 +235,10 @@ def test_a_fault_of_the_program_keeps_its_traceback(shop, loka, monkeypatch):
 def test_an_interrupt_leaves_with_130(shop, loka, monkeypatch):
     from loka.plan import make
 
-    def interrupted(path):
+    def interrupted(path, gains):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(make, "make_plan", interrupted)
+    monkeypatch.setattr(make, "planned", interrupted)
     ran = loka("plan", shop.policy)
     assert (ran.status, ran.out, ran.err) == (130, "", "interrupted\n")
 

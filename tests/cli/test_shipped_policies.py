@@ -38,7 +38,9 @@ def test_the_schema_beside_the_policies_is_fresh():
 
 
 def test_these_ship():
-    assert POLICIES == ["dlrm_dcnv2.yaml", "movietweetings.yaml", "ranker.yaml", "wukong_mods.yaml"]
+    assert POLICIES == [
+        "dlrm_dcnv2.yaml", "movietweetings.yaml", "movietweetings_mods.yaml", "ranker.yaml", "wukong_mods.yaml",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -82,7 +84,7 @@ def test_a_policy_far_from_the_checkout_plans_the_same(tmp_path, monkeypatch):
     assert make_plan("movietweetings.yaml") == here
 
 
-@pytest.mark.parametrize("name", ["movietweetings", "ranker"])
+@pytest.mark.parametrize("name", ["movietweetings", "movietweetings_mods", "ranker"])
 def test_a_shipped_profile_is_a_small_summary_and_the_evidence_for_every_fp8_gemm(name):
     file = FOLDER / "profiles" / f"{name}.safetensors"
     assert file.stat().st_size < 500_000

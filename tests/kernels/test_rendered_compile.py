@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from aligned_cases import ALIGNED
 from rendered_cases import PARTS, norm_specs, write_package
 
 from loka.kernels.matrix_specs import Reduce, Turn
@@ -27,6 +28,7 @@ SPECS = [
     *norm_specs(4096, PARTS[:1]),
     *map(Turn, (1, 3)),
     *map(Reduce, (1, 6)),
+    *ALIGNED,
 ]
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 

@@ -15,7 +15,7 @@ import rendered_interpreted
 from product_cases import backwards, forwards
 from recorded_cases import recorded
 from rendered_cases import BLOCK_PARTS, PARTS, Package, arguments_of, norm_specs, random_inputs, write_package
-from rendered_interpreted import PROGRAMS, poisoned, results
+from rendered_interpreted import PROGRAMS, exact_rows, poisoned, results
 
 from loka.kernels import operators
 from loka.kernels.quantisation import Quantisation
@@ -55,6 +55,18 @@ def check_maxima(package: Package) -> None:
         assert abs(got.max() - expected.max()) <= 1e-5 * expected.max(), spec
 
 
+def check_guessed_scales(package: Package) -> None:
+    """Rows whose scale is that of the row that a program had before, or another."""
+    spec = NormForward(ODD, None, False, False, 0.0, None, False, True, True)
+    x = exact_rows(9, ODD)  # as many powers of two as rows; three rows for each program
+    x /= x.abs().amax(1, keepdim=True) / 448.0
+    x[7] *= 4.0
+    x[8] = 0.0
+    got, expected = results(package, spec, x), package.run(spec, x)
+    assert torch.equal(got["scale"], expected["scale"])
+    assert torch.equal(got["values"].float(), expected["values"].float())
+
+
 def check_without_rows(package: Package, specs: list[NormForward | NormBackward]) -> None:
     """Without rows, sums are zero."""
     for spec in specs[::5]:
@@ -84,6 +96,7 @@ def main(folder: Path) -> None:
         recorded_interpreted.check_norm(package, spec, 5)
     check_statistics(package)
     check_maxima(package)
+    check_guessed_scales(package)
     check_without_rows(package, norms)
     print(compared)
 

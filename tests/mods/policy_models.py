@@ -59,6 +59,74 @@ class Bottom(nn.Module):
         return out
 
 
+class Twist(nn.Module):
+    """Changes what it is given behind autograd's back; its hook keeps it a call of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_forward_hook(lambda module, args, output: None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.data.mul_(2)
+        return x.sum(-1, keepdim=True)
+
+
+class Hidden(nn.Module):
+    """Two linears over one tensor, which a child changes between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.twist = nn.Linear(8, 8), nn.Linear(8, 8), Twist()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(x)
+        first = self.a(x).detach()
+        total = self.twist(x)
+        return first + self.b(x) + total.detach()
+
+
+class Pair(nn.Module):
+    """Two linears over one tensor, multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) * self.b(x)
+
+
+class Branching(nn.Module):
+    """Two linears over one tensor in a forward that cannot be traced, beside two that can be merged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Pair()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner(x)
+        if x.size(0) > 1024:
+            x = x * 2
+        return self.a(x) + self.b(x)
+
+
+def hidden() -> nn.Module:
+    return Hidden()
+
+
+def hidden_inputs(batch: int) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 8),)
+
+
+def branching() -> nn.Module:
+    return Branching()
+
+
+def branching_inputs(batch: int) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 8),)
+
+
 def experts() -> nn.Module:
     return Experts()
 

@@ -187,6 +187,16 @@ def test_padded_sites_have_sizes_that_the_kernels_take(make: Make) -> None:
     assert whole == ["bottom.2"]
 
 
+def test_kernels_of_chains_write_the_zeros_themselves(make: Make) -> None:
+    _, files, _ = make("bottom", CHAINS)
+    for sizes in ("13_to_16", "479_to_480", "20_to_32"):
+        assert f"quantise_e4m3_{sizes}" in files["fused.py"]
+    assert "dx = dx[:, :479]" in files["kernels.py"]
+    train = files["modules.py"].partition("Frozen(dispatch.Bound)")[0]
+    assert "kernels.linear_relu_linear_e4m3_480x96x32(\n            cat,\n            self.over.weight," in train
+    assert "pad(cat" not in files["modules.py"]
+
+
 @pytest.mark.parametrize(
     ("model", "mods", "message"),
     [
@@ -212,6 +222,24 @@ def test_an_entry_that_gets_nothing_is_an_error_at_its_place(make: Make, model: 
         make(model, KEEP, mods=mods)
     assert message in str(raised.value)
     assert all(line.startswith("policy.yaml:6:") for line in str(raised.value).splitlines())
+
+
+def test_a_rewriting_that_is_another_function_is_not_planned(make: Make) -> None:
+    plan, _, _ = make("hidden", KEEP, mods="{use: merge_siblings, optional: true}")
+    (mod,) = plan.mods
+    assert mod.rewritten == ()
+    assert {each.name for each in mod.unchanged} == {"a", "b"}
+    assert all(each.reason.startswith("rewritten, it gives other outputs (") for each in mod.unchanged)
+    assert [site.site.name for site in plan.sites] == ["a", "b"]
+
+
+def test_owners_that_cannot_be_traced_say_why_and_the_others_are_rewritten(make: Make) -> None:
+    plan, _, _ = make("branching", KEEP, mods="{use: merge_siblings}")
+    (mod,) = plan.mods
+    assert [each.site for each in mod.rewritten] == ["inner.a+b"]
+    assert {each.name for each in mod.unchanged} == {"a", "b"}
+    assert all("branch on tensor size" in each.reason for each in mod.unchanged)
+    assert [binding.modules for binding in plan.bindings] == [("inner",)]
 
 
 def test_what_may_change_nothing_changes_nothing(make: Make) -> None:

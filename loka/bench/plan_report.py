@@ -1,0 +1,146 @@
+"""`loka report`: what was measured and decided for a policy, as one page of Markdown, from its plan and its profile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loka.bench.results import NOTHING, Table, markdown_table
+from loka.plan.evidence import Known, over_budget
+from loka.plan.make import Planned
+from loka.plan.mods import gain_words, left_words, mod_words
+from loka.plan.plan import AS_IS, Plan
+from loka.plan.seen import budgets
+from loka.plan.summary import Row, group_sites, pattern_of, total_time
+from loka.plan.words import speedup_words, time_words
+from loka.probe.profile import Finding
+
+SMALL = 0.001  # share of the model's FLOPs below which it falls short of nothing that a site stays as it is
+
+
+def to_markdown(planned: Planned, policy: str) -> str:
+    """The page of a policy, which is named as the user names it. The same plan and profile give the same page."""
+    plan, known = planned.plan, planned.known
+    rows = group_sites(plan, alike=True)
+    parts = [f"# {plan.name}: what was measured and decided", _summary(plan, known, policy)]
+    parts += ["## Decisions", markdown_table(_decisions(rows))]
+    if plan.mods:
+        parts += ["## Mods", _mods(plan)]
+    if known is not None:
+        parts += ["## Evidence", _budgets(plan), markdown_table(_evidence(rows))]
+        if known.profile.findings:
+            parts += ["## Findings", markdown_table(_findings(known.profile.findings))]
+    if total_time(plan) is not None:
+        parts += ["## Times", _total(plan), markdown_table(_times(rows))]
+    short = shortfalls(plan, rows)
+    parts += ["## What falls short", _listed(short) if short else "Nothing that the plan knows of."]
+    return "\n\n".join(parts) + "\n"
+
+
+def shortfalls(plan: Plan, rows: Sequence[Row]) -> list[str]:
+    """What is not as one would have it, a line for each; `rows` are the plan's, alike sites in one."""
+    lines = [f"over budget and in FP8 all the same: {line}" for line in over_budget(plan)]
+    judged = [gemm.evidence is not None for site in plan.sites for gemm in site.gemms if gemm.fp8]
+    if judged.count(False):
+        without = f"{judged.count(False)} of {len(judged)} GEMMs"
+        lines.append(f"in FP8 without evidence: {without}; run loka probe, and name the profile")
+    slower = [site for site in plan.sites if site.fp8 and site.timing is not None and site.timing.speedup < 1]
+    for pattern in dict.fromkeys(pattern_of(site.site.name) for site in slower):
+        worst = min(site.timing.speedup for site in slower if site.timing and pattern_of(site.site.name) == pattern)
+        lines.append(f"in FP8 though BF16 is faster: {pattern}, {speedup_words(worst)}")
+    for row in rows:
+        if row.share >= SMALL and set(row.runs_in) <= {AS_IS, NOTHING}:
+            lines.append(f"not in FP8: {row.pattern}, {_percent(row.share)} of the FLOPs: {row.reason}")
+    for skipped in plan.skipped:
+        where = f"region {skipped.owner!r}" if skipped.owner else "the model itself"
+        lines.append(f"not patched: {where}, {_percent(skipped.share)} of the FLOPs: {skipped.reason}")
+    return lines
+
+
+def _summary(plan: Plan, known: Known | None, policy: str) -> str:
+    fp8 = sum(site.fp8 for site in plan.sites)
+    lines = [
+        f"Policy `{policy}`, for {plan.target.value} at batch size {plan.batch_size}, by LoKA {plan.loka_version}.",
+        f"{_percent(plan.share_fp8)} of the training GEMM FLOPs run in FP8: {fp8} of {len(plan.sites)} sites, "
+        f"{len(plan.bindings)} generated classes.",
+    ]
+    if known is None:
+        lines.append("No evidence: the policy names no profile.")
+    else:
+        profile = known.profile
+        lines.append(
+            f"Evidence: `{known.name}`, {profile.samples} samples in {profile.steps} steps of {profile.batch_size}, "
+            f"{profile.created}."
+        )
+    if plan.measurements is not None:
+        lines.append(f"Times: {plan.measurements[0]}.")
+    return "\n".join(lines)
+
+
+def _decisions(rows: Sequence[Row]) -> Table:
+    columns = ("site", "count", "M", "K", "N", "FLOPs", "fprop", "dgrad", "wgrad", "region", "reason")
+    return columns, [
+        (row.pattern, str(row.count), row.rows, str(row.k), str(row.n), _percent(row.share), *row.runs_in,
+         " ".join(row.region) or NOTHING, row.reason)
+        for row in rows
+    ]  # fmt: skip
+
+
+def _mods(plan: Plan) -> str:
+    lines = []
+    for mod in plan.mods:
+        gain = gain_words(mod)
+        lines.append(f"- {mod_words(mod)}{f'; {gain}' if gain else ''}")
+        lines += [f"  - left {line}" for line in left_words(mod.unchanged)]
+    return "\n".join(lines)
+
+
+def _budgets(plan: Plan) -> str:
+    lines = []
+    for budget, count in budgets(plan).items():
+        limits = f"MERE {budget.mere:g}, SQNR {budget.sqnr_db:g} dB, min_speedup {budget.min_speedup:g}"
+        lines.append(f"Budget of {limits}: {count} sites.")
+    return "\n".join(lines)
+
+
+def _evidence(rows: Sequence[Row]) -> Table:
+    judged = [row for row in rows if row.mere != NOTHING]
+    return ("site", "count", "worst MERE", "worst SQNR, dB", "sampled steps"), [
+        (row.pattern, str(row.count), row.mere, row.sqnr_db, row.steps) for row in judged
+    ]
+
+
+def _findings(findings: Sequence[Finding]) -> Table:
+    """Each kind of finding once for sites whose names differ in numbers alone, with the evidence of the first."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.kind, pattern_of(finding.site)), []).append(finding)
+    return ("finding", "site", "count", "evidence of the first", "remedy"), [
+        (kind, pattern, str(len(group)), group[0].evidence, group[0].remedy)
+        for (kind, pattern), group in groups.items()
+    ]
+
+
+def _total(plan: Plan) -> str:
+    total = total_time(plan)
+    if total is None:
+        return ""
+    sources = ", ".join(f"{count} {source.value}" for source, count in total.sites)
+    return (
+        f"GEMMs with their norms: {time_words(total.us)} a training step, {time_words(total.as_is_us)} in BF16, "
+        f"{speedup_words(total.speedup)} (sites: {sources})."
+    )
+
+
+def _times(rows: Sequence[Row]) -> Table:
+    timed = [row for row in rows if row.us != NOTHING]
+    return ("site", "count", "us", "BF16 us", "gain"), [
+        (row.pattern, str(row.count), row.us, row.as_is_us, row.speedup) for row in timed
+    ]
+
+
+def _listed(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
