@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from loka.errors import InputError
 from loka.mods.adaptation import Unchanged
 from loka.mods.residual_high_precision import NAME, NO_SUM, Carried, carry
 from loka.mods.rewritten import Rewritten
 from loka.mods.streams import Stream, is_under, streams
-from loka.plan.interaction_rules import rules_of, shown, unmatched
+from loka.plan.owner_rules import check_apart, owner_problems, rules_of, shown
 from loka.plan.rewriting import RewritingTracer
 from loka.policy.policy import ModRule, Policy
+from loka.policy.problems import PolicyError, Problem
 from loka.sites.gate import rounding_difference
 from loka.sites.refused import CannotTraceError, Refused
 from loka.sites.regions import Scope
@@ -44,25 +44,14 @@ class Asked:
 
 
 def streams_asked(policy: Policy, model: nn.Module) -> tuple[Asked, ...]:
-    """What the policy's entries ask for. Raises InputError where two ask for one module, naming both."""
-    found: list[Asked] = []
-    for rule in rules_of(policy, NAME):
-        asked = Asked(rule, streams(model, rule.wants))
-        for earlier in found:
-            both = [stream.owner for stream in asked.streams if _overlaps(stream, earlier)]
-            if both:
-                raise InputError(
-                    f"{rule.place}: {rule.source} asks for {shown(both[0])}, and so does {earlier.rule.source} at "
-                    f"{earlier.rule.place}: leave one of them out, or narrow its match"
-                )
-        found.append(asked)
-    return tuple(found)
+    """What the policy's entries ask for. Raises PolicyError where two ask for one module, naming both."""
+    found = tuple(Asked(rule, streams(model, rule.wants)) for rule in rules_of(policy, NAME))
+    check_apart([(asked.rule, [writer for writer in _writers(asked) if asked.means(writer)]) for asked in found])
+    return found
 
 
-def _overlaps(stream: Stream, other: Asked) -> bool:
-    """Whether another entry asks for the module of a stream, for one around it or in it."""
-    owners = [each.owner for each in other.streams]
-    return any(is_under(stream.owner, owner) or is_under(owner, stream.owner) for owner in owners)
+def _writers(asked: Asked) -> list[str]:
+    return [writer for stream in asked.streams for writer in stream.writers]
 
 
 @dataclass(slots=True)
@@ -138,15 +127,26 @@ class CarriedStreams:
 
     rewritten: tuple[Rewritten, ...] = ()
     unchanged: tuple[Unchanged, ...] = ()
+    writers: frozenset[str] = frozenset()  # the modules whose forwards write the sums that are carried
 
 
 def checked_streams(
     tracer: CarryingTracer, owners: Collection[str], refused: Mapping[str, str], model: nn.Module
 ) -> dict[str, CarriedStreams]:
-    """What came of each entry, by its `source`. Raises InputError as `check_streams` does."""
+    """What came of each entry, by its `source`.
+
+    Raises PolicyError for entries that carry no sum, and for modules that they name and whose sums stay.
+    """
     found = {asked.rule.source: carried_streams(asked, tracer, owners, refused) for asked in tracer.asked}
+    problems: list[Problem] = []
     for asked in tracer.asked:
-        check_streams(asked, found[asked.rule.source], model)
+        made = found[asked.rule.source]
+        left = {each.name for each in made.unchanged}
+        done = [writer for writer in made.writers if asked.means(writer)]
+        changed = {name for name, _ in model.named_modules() if any(is_under(writer, name) for writer in done)} - left
+        problems += owner_problems(asked.rule, changed, made.unchanged, model, NO_SUM)
+    if problems:
+        raise PolicyError(problems)
     return found
 
 
@@ -169,20 +169,7 @@ def carried_streams(
         for stream in asked.streams
         if stream.owner in reasons or not any(is_under(writer, stream.owner) for writer in done)
     ]
-    return CarriedStreams(tuple(rewritten), tuple(left))
-
-
-def check_streams(asked: Asked, made: CarriedStreams, model: nn.Module) -> None:
-    """Raises InputError for an entry that carries nothing, and for a module that it names and whose sums stay."""
-    rule = asked.rule
-    for left in made.unchanged:
-        if rule.names(left.name):
-            raise InputError(f"{rule.place}: {rule.source} cannot carry the sums of {shown(left.name)}: {left.reason}")
-    if not made.rewritten and not rule.optional:
-        why = unmatched(rule, model) or "no forward that it matches has a sum"
-        if made.unchanged:
-            why = f"{shown(made.unchanged[0].name)}: {made.unchanged[0].reason}"
-        raise InputError(f"{rule.place}: {rule.source} carries no sum: {why}; leave it out, or set optional: true")
+    return CarriedStreams(tuple(rewritten), tuple(left), frozenset(done))
 
 
 def _writer(forward: StraightForward, place: int) -> str:

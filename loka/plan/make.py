@@ -25,10 +25,10 @@ from loka.plan.evidence import Known, check_sites, open_profile
 from loka.plan.forward_mods import with_forward_mods
 from loka.plan.forward_rules import check_forward_mods
 from loka.plan.gains import with_gains
-from loka.plan.interaction_rules import check_interactions, interactions_asked, mixing_sites
 from loka.plan.measured import open_measurements
 from loka.plan.modded_sites import known_of
 from loka.plan.mods import forwards_made, mod_plans
+from loka.plan.owner_rules import check_interactions, interactions_asked, mixing_sites
 from loka.plan.plan import AS_IS, Plan, Target
 from loka.plan.resolve import Situation, resolve
 from loka.plan.rewrites import Rewrites, Wish, rewrite, scopes_of, wish_of, with_regions

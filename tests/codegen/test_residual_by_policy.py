@@ -156,11 +156,11 @@ def test_where_the_model_cannot_be_traced_the_modules_that_add_are_taken(workpla
 @pytest.mark.parametrize(
     ("factory", "mods", "said"),
     [
-        ("tower", HIGH, "carries no sum: no forward that it matches has a sum; leave it out"),
-        ("dcnv2", '{use: residual_high_precision, match: "crosses"}', "no module is called 'crosses'; near it are"),
-        ("dcnv2", '{use: residual_high_precision, match: "over"}', "carries no sum: no forward that it matches has"),
-        ("in_place", '{use: residual_high_precision, match: "body"}', "cannot carry the sums of 'body': its forward"),
-        ("dcnv2", f'{HIGH}, {{use: residual_high_precision, match: "cross.1"}}', "mod 2: residual_high_precision asks"),
+        ("tower", HIGH, "policy.yaml:5:8: the model has nothing that residual_high_precision could change"),
+        ("dcnv2", '{use: residual_high_precision, match: "crosses"}', "'crosses' matches no module; did you mean"),
+        ("dcnv2", '{use: residual_high_precision, match: "over"}', "residual_high_precision cannot change 'over'"),
+        ("in_place", '{use: residual_high_precision, match: "body"}', "cannot change 'body': its forward changes a"),
+        ("dcnv2", f'{HIGH}, {{use: residual_high_precision, match: "cross.1"}}', "changes it already (mod 1"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_carried_is_an_error_at_its_place(
