@@ -40,7 +40,7 @@ def command(
     """Draft a first policy from the model itself."""
     from loka.errors import InputError
     from loka.plan.draft import DraftOptions, check_name, draft_policy, identifier
-    from loka.plan.make import model_sites
+    from loka.plan.proposals import drafted_from
 
     if name is None:
         name = identifier(Path(out).stem if out else model.partition(":")[2])
@@ -49,7 +49,8 @@ def command(
     if path.exists() and not force:
         raise InputError(f"{path}: is there already; choose another with -o, or overwrite it with --force")
     options = DraftOptions(name, model, inputs, batch_size)
-    text = draft_policy(options, model_sites(model, inputs, batch_size))
+    found = drafted_from(model, inputs, batch_size)
+    text = draft_policy(options, found.sites, found.mods)
     schema = path.parent / "schema.json"
     write_file(path, text)
     if not schema.exists():

@@ -155,7 +155,8 @@ def _show(examined: Examined, learned: Learned, places: Places) -> None:
     profile = learned.recorded.profile
     show_sites(examined, profile)
     print()
-    show_findings(profile.findings, [site.name for site in examined.sites])
+    modules = [name for name, _ in examined.built.module.named_modules()]
+    show_findings(profile.findings, [site.name for site in examined.sites], modules)
     print(_summary_line(profile))
     for path, what in ((places.summary, "what loka plan reads"), (places.full, "all statistics, for --from")):
         print(f"{path}: {Path(path).stat().st_size / 1000:.0f} kB, {what}")

@@ -30,6 +30,7 @@ NUMBERS = ("count", "M", "K", "N", "MERE", "SQNR, dB")
 MANY = 12  # operands; --check without drift shows those that moved most
 
 _NUMBER = re.compile(r"(?<![a-zA-Z])\d[\d.]*(?:e[+-]?\d+)?|\binf\b")
+_MOD = re.compile(r'mods: \[\{use: (\w+), match: ("(?:[^"\\]|\\.)*")\}\]')  # a remedy that is a mod
 _WORST_FIRST = (Verdict.UNSAFE, Verdict.UNDECIDED, Verdict.SAFE)
 
 
@@ -59,8 +60,11 @@ def show_sites(examined: Examined, profile: Profile) -> None:
         print("A line for several sites shows the worst of them.")
 
 
-def show_findings(findings: Sequence[Finding], names: Sequence[str]) -> None:
-    """Each kind of finding once for sites that are alike, with the evidence of the first, and the remedy for all."""
+def show_findings(findings: Sequence[Finding], names: Sequence[str], modules: Sequence[str]) -> None:
+    """Each kind of finding once for sites that are alike, with the evidence of the first, and the remedy for all.
+
+    `names` are those of all sites, `modules` those of all modules, which mods are matched over.
+    """
     for group in group_findings(findings):
         first = group[0]
         sites = list(dict.fromkeys(finding.site for finding in group))
@@ -68,7 +72,10 @@ def show_findings(findings: Sequence[Finding], names: Sequence[str]) -> None:
         more = "" if len(sites) == 1 else f", {len(sites)} sites"
         print(f"{first.kind}: {pattern}{more}")
         print(f"    {first.evidence if len(sites) == 1 else f'{first.site}: {first.evidence}'}")
-        print(f"    {first.remedy.replace(json.dumps(first.site), matched)}")
+        if _MOD.fullmatch(first.remedy):
+            print(f"    {_mod_for_all(group, modules)}")
+        else:
+            print(f"    {first.remedy.replace(json.dumps(first.site), matched)}")
     if findings:
         print()
 
@@ -77,10 +84,18 @@ def group_findings(findings: Iterable[Finding]) -> list[list[Finding]]:
     """Findings that differ only in numbers, those in the sites' names among them."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
-        remedy = finding.remedy.replace(finding.site, "")
+        mod = _MOD.fullmatch(finding.remedy)
+        remedy = finding.remedy.replace(finding.site, "") if mod is None else pattern_of(str(json.loads(mod[2])))
         key = (finding.kind, pattern_of(finding.site), _NUMBER.sub("#", finding.evidence), remedy)
         groups.setdefault(key, []).append(finding)
     return list(groups.values())
+
+
+def _mod_for_all(group: Sequence[Finding], modules: Sequence[str]) -> str:
+    """The mod that several findings propose, for exactly what they name."""
+    found = [mod for finding in group if (mod := _MOD.fullmatch(finding.remedy)) is not None]
+    _, matched = _pattern(list(dict.fromkeys(str(json.loads(mod[2])) for mod in found)), modules)
+    return f"mods: [{{use: {found[0][1]}, match: {matched}}}]"
 
 
 def show_drift(drifts: Sequence[SiteDrift]) -> None:

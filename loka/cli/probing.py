@@ -128,6 +128,7 @@ def finish(examined: Examined, record: Record, draws: int | None, seed: int) -> 
     Raises Interrupted with the record, and InputError.
     """
     from loka.cli.progress import Shown
+    from loka.mods.remedies import mendable
     from loka.probe.learn import LIMIT
     from loka.probe.learn import finish as learn
 
@@ -142,6 +143,7 @@ def finish(examined: Examined, record: Record, draws: int | None, seed: int) -> 
                 limit=LIMIT if draws is None else draws,
                 seed=seed,
                 bias_norms=record.biases,
+                mendable=mendable(examined.built),
                 progress=lambda done, total: shown.update("estimating", done, total),
             )
     except KeyboardInterrupt as stopped:

@@ -9,6 +9,7 @@ from loka.mods.mod import Asked
 from loka.policy.dead import hint
 from loka.policy.policy import ModRule, Pattern
 from loka.policy.problems import Problem, problem
+from loka.policy.schema_mods import MODS, own_parameters
 
 _SHOWN = 3  # reasons that one message tells
 
@@ -21,6 +22,15 @@ def asked(rule: ModRule) -> Asked:
 def asked_of(rule: ModRule, wants: Callable[[str], bool], name: str | None = None) -> Asked:
     """The entry's parameters for other names than its own; `name` is one that stands for itself."""
     return Asked(wants, lambda other: other == name, dict(rule.settings))
+
+
+def asked_for_all(use: str) -> Asked:
+    """A mod for everything that it can take, with its parameters as they are where a policy leaves them out."""
+    fields = MODS[use].model_fields
+    defaults = {name: fields[name].default for name in own_parameters(MODS[use])}
+    return Asked(
+        lambda name: True, lambda name: False, {name: getattr(each, "value", each) for name, each in defaults.items()}
+    )
 
 
 def named_problems(rule: ModRule, unchanged: Sequence[Unchanged]) -> list[Problem]:

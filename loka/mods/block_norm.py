@@ -17,6 +17,7 @@ from loka.mods.structure import (
     inside_encoder_layer,
     short,
     type_of,
+    why_another,
     why_not_exchanged,
 )
 from loka.mods.widths import block_of, why_no_block
@@ -76,10 +77,9 @@ class BlockNorms:
     def why_not(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:
         """Why the norm is not the one that was found."""
         norm, width = model.get_submodule(name), dict(adaptation.settings)["width"]
-        if type_of(norm) != adaptation.replaces:
-            return f"is a {type_of(norm)}, not a {adaptation.replaces}"
         shape = tuple(getattr(norm, "normalized_shape", ()))
-        return None if shape == (width,) else f"normalises {shape}, not ({width},)"
+        other = None if shape == (width,) else f"normalises {shape}, not ({width},)"
+        return why_another(norm, adaptation.replaces) or other
 
     def is_done(self, model: nn.Module, name: str, adaptation: Adaptation, last: bool) -> bool:
         """Whether the BlockNorm is there."""

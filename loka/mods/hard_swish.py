@@ -8,7 +8,16 @@ from torch import Tensor, nn
 
 from loka.mods.adaptation import Adaptation, Setting, Unchanged
 from loka.mods.mod import Adaptable, Asked, Found
-from loka.mods.structure import every_name, exchange, grouped, held_elsewhere, short, type_of, why_not_exchanged
+from loka.mods.structure import (
+    every_name,
+    exchange,
+    grouped,
+    held_elsewhere,
+    short,
+    type_of,
+    why_another,
+    why_not_exchanged,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +73,7 @@ class HardSwish:
 
     def why_not(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:
         """Why the activation is not the one that was found."""
-        kind = type_of(model.get_submodule(name))
-        return None if kind == adaptation.replaces else f"is a {kind}, not a {adaptation.replaces}"
+        return why_another(model.get_submodule(name), adaptation.replaces)
 
     def is_done(self, model: nn.Module, name: str, adaptation: Adaptation, last: bool) -> bool:
         """Whether the hard one is there."""

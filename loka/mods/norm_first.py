@@ -13,7 +13,16 @@ from loka.mods.adaptation import Adaptation, Setting, Unchanged
 from loka.mods.block_norm import without_affine
 from loka.mods.mod import Adaptable, Asked, Found
 from loka.mods.modules import BlockNorm
-from loka.mods.structure import every_name, grouped, held_elsewhere, parent_of, short, type_of, why_not_exchanged
+from loka.mods.structure import (
+    every_name,
+    grouped,
+    held_elsewhere,
+    parent_of,
+    short,
+    type_of,
+    why_another,
+    why_not_exchanged,
+)
 from loka.mods.widths import block_of, why_no_block
 
 _NORMS = (nn.LayerNorm, nn.RMSNorm, BlockNorm)
@@ -67,8 +76,9 @@ class NormFirst:
     def why_not(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:
         """Why the norm is not the one that was found, behind the linear that was."""
         settings, norm = dict(adaptation.settings), model.get_submodule(name)
-        if type_of(norm) != adaptation.replaces:
-            return f"is a {type_of(norm)}, not a {adaptation.replaces}"
+        other = why_another(norm, adaptation.replaces)
+        if other is not None:
+            return other
         keys, linear = _places(model, name, adaptation)
         if not isinstance(linear, nn.Linear) or keys.index(_last(name)) != keys.index(str(settings["linear"])) + 1:
             return f"does not follow the linear '{settings['linear']}' in an nn.Sequential"

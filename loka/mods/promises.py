@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loka.mods import batch_small, fuse_interaction, merge_siblings, pad_alignment
+from loka.mods import batch_small, fuse_interaction, merge_siblings, pad_alignment, residual_high_precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,5 +16,6 @@ class Promise:
 
 
 FORWARD_MODS = {
-    mod.NAME: Promise(mod.PROMISE, mod.EXACT) for mod in (merge_siblings, batch_small, pad_alignment, fuse_interaction)
-} | {"residual_high_precision": Promise("residual sums are carried in a wider dtype: they lose less to rounding", True)}
+    mod.NAME: Promise(mod.PROMISE, mod.EXACT)
+    for mod in (merge_siblings, batch_small, pad_alignment, fuse_interaction, residual_high_precision)
+}

@@ -97,6 +97,15 @@ def why_not_exchanged(module: nn.Module, held: Mapping[int, str]) -> str | None:
     return None
 
 
+def why_another(module: nn.Module, replaces: str) -> str | None:
+    """What a live module that is to be exchanged is, where that is not what was planned, to stand after its name."""
+    kind = type_of(module)
+    if kind != replaces:
+        return f"is a {kind}, not a {replaces}"
+    reason = why_not_exchanged(module, {})
+    return None if reason is None else f"cannot be exchanged: {reason}"
+
+
 def inside_encoder_layer(model: nn.Module, name: str) -> bool:
     """Whether a module is a part of an nn.TransformerEncoderLayer, whose fused evaluation reads it, uncalled."""
     return bool(name) and isinstance(parent_of(model, name), nn.TransformerEncoderLayer)

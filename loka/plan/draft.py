@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from loka.errors import InputError
+from loka.plan.proposals import Proposal
 from loka.policy.checks import package_name
 from loka.sites.site import Kind, Site
 
@@ -29,8 +30,11 @@ class DraftOptions:
     batch_size: int
 
 
-def draft_policy(options: DraftOptions, sites: Sequence[Site]) -> str:
-    """The text of a policy whose rules each match at least one of the sites, however many there are."""
+def draft_policy(options: DraftOptions, sites: Sequence[Site], mods: Sequence[Proposal] = ()) -> str:
+    """The text of a policy whose rules each match at least one of the sites, however many there are.
+
+    Mods stand in it as comments: those that make another model are for a person to decide.
+    """
     model = [f"factory: {_quoted(options.factory)}"]
     if options.inputs is not None:
         model.append(f"inputs: {_quoted(options.inputs)}")
@@ -53,6 +57,7 @@ def draft_policy(options: DraftOptions, sites: Sequence[Site]) -> str:
     rules = _rules(sites)
     if rules:
         lines += ["", "rules: # in order, later wins field by field", *rules]
+    lines += _mods(mods)
     return "\n".join(lines) + "\n"
 
 
@@ -83,6 +88,22 @@ def _overview(sites: Sequence[Site]) -> list[str]:
         blocked = " (cannot be patched)" if site.blocked else ""
         lines.append(f"#   {_one_line(site.name)}: K {site.k}, N {site.n}, {100 * site.share:.1f} %{blocked}")
     return lines if sites else ["# The model has no GEMM that LoKA can see."]
+
+
+def _mods(mods: Sequence[Proposal]) -> list[str]:
+    """Comments that become mods where the # is taken away."""
+    if not mods:
+        return []
+    lines = [
+        "",
+        "# Changes to the model that make more of it safe and fast; each says what it would change.",
+        "# mods:",
+    ]
+    for mod in mods:
+        # Whether a forward can be rewritten is known once it is traced.
+        use, kind = (", optional: true", "the same function") if mod.exact else ("", "another model, to be trained")
+        lines.append(f"#   - {{use: {mod.use}{use}}} # {mod.what}; {kind}")
+    return lines
 
 
 def _rules(sites: Sequence[Site]) -> list[str]:

@@ -88,13 +88,18 @@ def _promise(use: str) -> tuple[bool, str]:
 
 def changed_words(mod: ModPlan) -> str:
     """What a mod changed: `12 biases`, `8 LayerNorm -> BlockNorm 256, 2 RMSNorm -> BlockNorm 64`; "nothing"."""
-    counts: Counter[str] = Counter()
-    for adaptation in mod.adaptations:
-        counts[_kind(adaptation)] += len(adaptation.modules)
-    words = [f"{count} {_plural(kind, count)}" for kind, count in counts.items()]
+    words = adapted_words(mod.adaptations)
     made = Counter((pattern_of(each.owner) or "the model itself", each.what) for each in mod.rewritten)
     words += [f"{what} in {owner}{f' ({count} times)' if count > 1 else ''}" for (owner, what), count in made.items()]
     return ", ".join(words) or "nothing"
+
+
+def adapted_words(adaptations: Sequence[Adaptation]) -> list[str]:
+    """What becomes of how many modules: `12 biases dropped`, `8 LayerNorm -> BlockNorm 256`."""
+    counts: Counter[str] = Counter()
+    for adaptation in adaptations:
+        counts[_kind(adaptation)] += len(adaptation.modules)
+    return [f"{count} {_plural(kind, count)}" for kind, count in counts.items()]
 
 
 def mod_words(mod: ModPlan) -> str:

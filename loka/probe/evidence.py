@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from loka.mods.remedies import Mendable
 from loka.numerics.names import OPERANDS, Compute, Gemm, Operand, Range
 from loka.policy.settings import OperandRecipe, SiteSettings
 from loka.probe.biases import BiasTrack
@@ -39,6 +41,7 @@ class Evidence:
     summary: SiteProfile
     settings: SiteSettings
     bias: BiasTrack | None
+    mendable: Mendable = field(default_factory=Mendable)
 
     @property
     def gemms(self) -> tuple[Gemm, ...]:
@@ -67,9 +70,9 @@ class Evidence:
         """The site's name as remedies write it."""
         return f'"{self.site.name}"'
 
-    def mod(self, use: str, change: str) -> str:
-        """A change of the model, by hand: policies will have a mod for it, which this version does not apply."""
-        return f"in the model, {change} (the mod {use}, which this version does not apply yet)"
+    def mod(self, use: str, name: str | None, change: str) -> str:
+        """A mod for `name`, as a policy writes it; a change of the model by hand where no mod can make it (None)."""
+        return f"in the model, {change}" if name is None else f"mods: [{{use: {use}, match: {json.dumps(name)}}}]"
 
     def afresh(self, gemm: Gemm) -> str:
         """What a rule has to undo before a scaling means dynamic scales of its own; "" where there is nothing."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from loka.mods.remedies import Mendable
 from loka.numerics.names import OPERANDS, Gemm, Operand, Range
 from loka.policy.settings import Budget, OperandRecipe, SiteSettings
 from loka.probe.biases import BiasTrack
@@ -23,14 +24,19 @@ Rule = Callable[[Evidence], Iterator[Finding]]
 
 
 def find(
-    site: Site, stats: SiteStats, summary: SiteProfile, settings: SiteSettings, bias: BiasTrack | None = None
+    site: Site,
+    stats: SiteStats,
+    summary: SiteProfile,
+    settings: SiteSettings,
+    bias: BiasTrack | None = None,
+    mendable: Mendable | None = None,
 ) -> tuple[Finding, ...]:
     """The findings about one site, in the order of the rules.
 
     `summary` is that of `stats`, with its estimates; `bias` what `loka.probe.biases` saw of the site's bias, None
-    where it has none or nobody looked.
+    where it has none or nobody looked; `mendable` which mods the model can take about it, None where nobody looked.
     """
-    evidence = Evidence(site, stats, summary, settings, bias)
+    evidence = Evidence(site, stats, summary, settings, bias, mendable or Mendable())
     if (seen := evidence.operand(Operand.INPUT)) is None or seen.calls == 0:
         return tuple(_never_ran(evidence))
     rules: tuple[Rule, ...] = (_no_gradient, _nonfinite, _always_zero, *MODEL_RULES, *SCALE_RULES)

@@ -43,7 +43,9 @@ def feature_dominates(evidence: Evidence) -> Iterator[Finding]:
                 evidence.rule(f"{gemm.value}: {{{evidence.afresh(gemm)}scaling: blockwise}}")
                 if amax.numel() > BLOCK
                 else evidence.mod(
-                    "norm_first", f"bring the features that meet in {evidence.quoted} to one size with a norm"
+                    "norm_first",
+                    evidence.mendable.norm_first if operand is Operand.INPUT else None,
+                    f"bring the features that meet in {evidence.quoted} to one size with a norm",
                 ),
             )
 

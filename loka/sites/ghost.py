@@ -8,7 +8,7 @@ microseconds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -38,6 +38,14 @@ _POINTWISE: dict[Callable[..., Any], int | None] = {
 }
 
 
+VIEWS = frozenset((torch.Tensor.unflatten, torch.Tensor.flatten))  # changes of view whose layout is known
+
+_NORMS: dict[Callable[..., Any], tuple[str, ...]] = {
+    F.layer_norm: ("input", "normalized_shape", "weight", "bias", "eps"),
+    F.rms_norm: ("input", "normalized_shape", "weight", "eps"),
+}
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
     """Shape, type and place of a contiguous floating-point fake tensor."""
@@ -48,6 +56,8 @@ class Layout:
     dtype: torch.dtype
     device: torch.device
     widths: dict[int, Layout]  # layouts that differ in the last dimension alone; shared by all of them
+    blocks: dict[int, Layout] = field(default_factory=dict)  # the same elements with the last dimension in blocks
+    whole: Layout | None = None  # of one in blocks: what it was cut from
 
 
 class _Ghost(torch.autograd.Function):
@@ -100,6 +110,25 @@ class Ghosts:
             found = layout.widths[n] = Layout(meta, layout.rows, n, layout.dtype, layout.device, layout.widths)
         return found
 
+    def viewed(self, func: Callable[..., Any], args: tuple[Any, ...], layout: Layout) -> Layout | None:
+        """The layout that a change of view gives: a norm of blocks cuts rows into blocks, and puts them together."""
+        if func is torch.Tensor.flatten:
+            return layout.whole if args[1:] in ((-2,), (-2, -1)) else None
+        if func is not torch.Tensor.unflatten or len(args) != 3 or args[1] != -1 or len(args[2]) != 2:
+            return None
+        count, block = args[2]
+        if type(block) is not int or block < 1 or layout.last % block or count not in (-1, layout.last // block):
+            return None
+        found = layout.blocks.get(block)
+        if found is None:
+            with unset_fake_temporarily():
+                shape = (*layout.meta.shape[:-1], layout.last // block, block)
+                meta = torch.empty(shape, dtype=layout.dtype, device="meta")
+            rows = layout.rows * (layout.last // block)
+            found = Layout(meta, rows, block, layout.dtype, layout.device, {}, whole=layout)
+            found.widths[block] = layout.blocks[block] = found
+        return found
+
     def make(self, layout: Layout, sources: tuple[Tensor, ...]) -> Tensor:
         """A tensor of a layout that was computed from `sources`."""
         if torch.is_grad_enabled():
@@ -123,8 +152,8 @@ def keeps_layout(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         place = _POINTWISE[func]
         inplace = kwargs.get("inplace") or (place is not None and place < len(args) and args[place])
         return () if inplace or "out" in kwargs else (args[0],)
-    if func is F.layer_norm:
-        names = ("input", "normalized_shape", "weight", "bias", "eps")
+    if func in _NORMS:
+        names = _NORMS[func]
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         x, shape = given["input"], tuple(given.get("normalized_shape", ()))
         affine = [given[n] for n in ("weight", "bias") if given.get(n) is not None]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from loka.sites.callables import is_library_file
-from loka.sites.ghost import Ghosts, Layout, keeps_layout
+from loka.sites.ghost import VIEWS, Ghosts, Layout, keeps_layout
 from loka.sites.neighbours import Node, op_name
 from loka.sites.products import PRODUCTS, Origin, Product, other_terms, unpatchable
 from loka.sites.site import Kind
@@ -210,6 +210,10 @@ class Recorder(TorchFunctionMode):
                 return None, None
             made = self._ghost_linear(args[0], weight, (weight,) if bias is None else (weight, bias))
             return (None, None) if made is None else (made[1], self.ghosts.widened(made[0], weight.shape[0]))
+        if func in VIEWS and not kwargs and isinstance(args[0], Tensor):
+            before = self._layout(args[0])
+            after = None if before is None else self.ghosts.viewed(func, args, before)
+            return (None, None) if after is None else (self.ghosts.make(after, (args[0],)), after)
         sources = keeps_layout(func, args, kwargs)
         layout = self._layout(sources[0]) if sources else None
         if layout is None or torch.is_autocast_enabled(layout.device.type):

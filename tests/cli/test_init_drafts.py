@@ -24,6 +24,24 @@ def test_the_draft_loads_plans_and_keeps_until_there_is_evidence(shop, loka):
     assert loka("generate", "policies/first.yaml").status == 0
 
 
+def test_mods_are_proposed_as_comments_that_a_policy_can_have(shop, loka):
+    assert loka("init", "shopmodel:build", "-o", "policies/first.yaml", "--batch-size", "32").status == 0
+    path = shop.folder / "policies/first.yaml"
+    text = path.read_text()
+    at = text.index("# mods:\n")
+    assert text[at:].splitlines()[1:] == [
+        "#   - {use: fuse_interaction, optional: true} # 2 modules may mix, join or cross features; the same function",
+        "#   - {use: pad_alignment, optional: true} # 4 linears with K or N no multiple of 16; the same function",
+        "#   - {use: no_bias} # 3 biases dropped; another model, to be trained",
+        "#   - {use: block_norm} # 2 LayerNorm -> BlockNorm 32; another model, to be trained",
+    ]
+    assert load_policy(path).mods == ()
+    commented = [line.removeprefix("# ").removeprefix("#") for line in text[at:].splitlines()]
+    path.write_text(text[:at] + "\n".join(commented) + "\n")
+    assert [mod.use for mod in load_policy(path).mods] == ["fuse_interaction", "pad_alignment", "no_bias", "block_norm"]
+    assert loka("plan", "policies/first.yaml").status == 0
+
+
 def test_the_default_place_and_name_come_from_the_model(shop, loka):
     assert loka("init", "shopmodel:build", "--inputs", "shopmodel:inputs", "--batch-size", "8").status == 0
     policy = load_policy("policies/build.yaml")

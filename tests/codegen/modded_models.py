@@ -134,10 +134,11 @@ class Workplace:
         defaults: str = "compute: keep",
         mods: str = "{use: fuse_interaction}",
         inputs: str = "inputs",
+        rules: str = "",
     ) -> tuple[Plan, dict[str, str], ModuleType]:
         (self._folder / "policy.yaml").write_text(
             f'version: 1\nname: crossing\nmodel: {{factory: "{MODULE}:{factory}", inputs: "{MODULE}:{inputs}", '
-            f"batch_size: 32}}\ndefaults: {{{defaults}}}\nmods: [{mods}]\n"
+            f"batch_size: 32}}\ndefaults: {{{defaults}}}\nmods: [{mods}]\nrules: [{rules}]\n"
         )
         plan = make_plan("policy.yaml")
         files = render_package(plan)

@@ -1,4 +1,4 @@
-"""Run by test_cross.py in a process of its own, with TRITON_INTERPRET=1: indexing and masks, on float32."""
+"""Run by test_cross_kernel.py in a process of its own, with TRITON_INTERPRET=1: indexing and masks, on float32."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from rendered_cases import Inputs, exact_forward, exact_gradients, largest_rstd, random_inputs
+from rendered_cases import Inputs, exact_forward, exact_gradients, gradient_size, random_inputs
 from torch import Tensor
 
 from loka.kernels.rendered_specs import NormBackward, NormForward
@@ -62,12 +62,7 @@ def exact_result(spec: NormForward | NormBackward, inputs: Inputs) -> tuple[Tens
     if isinstance(spec, NormForward):
         y = exact_forward(spec, {name: tensor.double() for name, tensor in inputs.tensors.items()})
         return y, NOISE * y.abs().amax(1, keepdim=True)
-    size = 1.2 * inputs.grad.double().abs().amax(1, keepdim=True)
-    if spec.weight:
-        size = size * inputs.tensors["weight"].double().abs().max()
-    return exact_gradients(spec, inputs)["dx"], NOISE * (
-        size * largest_rstd(spec, inputs.tensors) if spec.norm else size
-    )
+    return exact_gradients(spec, inputs)["dx"], NOISE * gradient_size(spec, inputs)
 
 
 def last_arguments(spec: NormForward | NormBackward, y: Tensor) -> list[Tensor]:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loka.kernels.configs import Configuration
-from loka.kernels.rendered_specs import NormBackward, NormForward, Spec
+from loka.kernels.rendered_specs import GATES, NormBackward, NormForward, Spec
 from loka.kernels.rendering import Rendered, load_kernel_templates, render, render_files
 
 # norm, weight, bias, activation, add
@@ -172,6 +172,20 @@ def largest_rstd(spec: NormForward | NormBackward, tensors: dict[str, Tensor], e
         x = tensors["x"].double() + (tensors["add"].double() if spec.add else 0.0)
         return (x.unflatten(1, (-1, spec.block)).square().mean(2) + eps).rsqrt().amax(1, keepdim=True)
     return exact_statistics(spec, tensors, eps)["rstd"][:, None]
+
+
+def gradient_size(spec: NormBackward, inputs: Inputs) -> Tensor:
+    """An upper bound of dx's terms (M, 1) in float64, which cancel where grad lies along the norm's input."""
+    grad = inputs.grad.double().abs().amax(1, keepdim=True)
+    size = 1.2 * grad  # no activation is steeper
+    if spec.activation in GATES:  # a sigmoid's slope is 1/4 at most, times what the norm took
+        size = (
+            0.25 * grad * (inputs.tensors["x"].double().abs() + inputs.tensors["add"].double().abs()).amax(1)[:, None]
+        )
+    if spec.weight:
+        size = size * inputs.tensors["weight"].double().abs().max()
+    size = size * largest_rstd(spec, inputs.tensors) if spec.norm else size
+    return size + grad if spec.activation in GATES else size
 
 
 def arguments_of(spec: NormForward | NormBackward, inputs: Inputs, eps: float = 1e-5) -> list[Tensor]:

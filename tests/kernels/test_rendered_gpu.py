@@ -16,7 +16,7 @@ from rendered_cases import (
     exact_forward,
     exact_gradients,
     exact_statistics,
-    largest_rstd,
+    gradient_size,
     norm_specs,
     random_inputs,
     write_package,
@@ -84,14 +84,6 @@ def check_quantised(got: dict[str, Tensor], exact: Tensor, noise: Tensor) -> Non
     assert ((value - exact).abs() <= 2.0**-4 * exact.abs() + 2.0**-10 * scale + noise).all()
     assert got["largest"].max() == got["scale"].max()
     assert got["largest"].min() >= 0.0
-
-
-def gradient_size(spec: NormBackward, inputs) -> Tensor:
-    """An upper bound of dx's terms (M, 1), which cancel where grad lies along the norm's input."""
-    size = 1.2 * row_size(inputs.grad.double())  # no activation is steeper
-    if spec.weight:
-        size = size * inputs.tensors["weight"].double().abs().max()
-    return size * largest_rstd(spec, inputs.tensors) if spec.norm else size
 
 
 def check_forward(package, spec, inputs) -> None:

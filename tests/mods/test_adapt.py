@@ -96,6 +96,16 @@ def test_another_model_is_refused_as_a_whole(adaptations, wrong):
     assert caught.value.problems
 
 
+@pytest.mark.parametrize("place", [1, 2])
+def test_modules_with_hooks_are_not_exchanged(adaptations, place):
+    live = model()
+    live[place].register_forward_hook(lambda module, args, out: None)
+    before = structure(live)
+    with pytest.raises(AdaptError, match=f"{place} cannot be exchanged: it has hooks"):
+        adapt(live, adaptations)
+    assert structure(live) == before
+
+
 def test_all_problems_are_told_at_once(adaptations):
     live = model()
     live[1], live[4], live[2] = nn.RMSNorm(64), nn.LayerNorm((48,), elementwise_affine=False), nn.ReLU()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from loka.mods.remedies import mendable
 from loka.plan.make import examine
 from loka.policy.load import load_policy
 from loka.probe.biases import read_biases, track_biases
@@ -98,11 +100,27 @@ def learn(tmp_path, monkeypatch):
                     between(model)
                 probe.step()
         tracks = track_biases(before, read_biases(model, examined.sites))
-        done = finish(probe.recorded(), examined.sites, examined.settings, batch_size=256, limit=2, bias_norms=tracks)
+        done = finish(
+            probe.recorded(),
+            examined.sites,
+            examined.settings,
+            batch_size=256,
+            limit=2,
+            bias_norms=tracks,
+            mendable=mendable(examined.built),
+        )
         return [each for each in done.profile.findings if each.kind not in ("over_budget", "undecided")]
 
     yield run
     sys.modules.pop("towermodel", None)
+
+
+def taken(finding, use):
+    """The modules that the mod of a remedy changes, added to the policy as it says."""
+    Path("mended.yaml").write_text(Path("tower.yaml").read_text() + finding.remedy + "\n", encoding="utf-8")
+    (applied,) = examine(load_policy("mended.yaml")).adapted.applied
+    assert applied.rule.use == use
+    return applied.adaptations[0].modules
 
 
 def told(findings):
@@ -118,7 +136,9 @@ def test_a_bias_that_is_driven_away(learn):
         with torch.no_grad():
             model.second.bias += 0.05
 
-    assert told(learn(between=push)) == [("bias_diverges", "second"), ("never_ran", "unused")]
+    found = learn(between=push)
+    assert told(found) == [("bias_diverges", "second"), ("never_ran", "unused")]
+    assert taken(found[0], "no_bias") == ("second",)
 
 
 def test_a_level_that_the_norm_has_to_subtract(learn):
@@ -128,12 +148,14 @@ def test_a_level_that_the_norm_has_to_subtract(learn):
 
     found = learn(plant)
     assert told(found) == [("norm_cancels", "first"), ("never_ran", "unused")]
-    assert found[0].remedy.startswith('in the model, replace the LayerNorm after "first" by a block RMSNorm')
+    assert taken(found[0], "block_norm") == ("norm",)
 
 
 def test_an_outlier_after_the_activation(learn):
     found = learn(lambda model: setattr(model, "spike", 18.0))
     assert ("activation_outliers", "second") in told(found)
+    remedy = next(each.remedy for each in found if each.kind == "activation_outliers")
+    assert remedy == 'in the model, replace the silu before "second" by a hard swish'  # F.silu: no module to exchange
 
 
 def test_a_feature_that_dominates(learn):

@@ -8,7 +8,9 @@ import pytest
 import torch
 import yaml
 
+from loka.mods.remedies import Mendable
 from loka.numerics.names import Compute, Format, Gemm, Operand, Scaling
+from loka.policy.schema import PolicySetting
 from loka.policy.settings import Budget, GemmSettings, OperandRecipe, SiteSettings
 from loka.probe import findings_model, findings_scale
 from loka.probe.biases import BiasTrack, read_biases, track_biases
@@ -20,7 +22,7 @@ from loka.probe.summary import summarise
 from loka.sites.site import Kind, Rows, Site
 
 K, N, ROWS = 64, 32, 512
-NO_MODS = "which this version does not apply yet)"
+AROUND = Mendable("tower.0", "tower.0", "tower.1", "norm", "act")  # what mods could change about the site
 
 
 def normal(rows, width, seed=0):
@@ -76,7 +78,7 @@ def weight(w):
     )
 
 
-def findings(x=None, grad=None, w=None, *, where=None, wanted=None, bias=None, estimates=()):
+def findings(x=None, grad=None, w=None, *, where=None, wanted=None, bias=None, estimates=(), mendable=None):
     """What is found of a site with these calls; whatever is left out is a normal one that nothing is to be said of."""
     x = normal(ROWS, K) if x is None else x
     grad = normal(ROWS, N, 1) if grad is None else grad
@@ -87,7 +89,15 @@ def findings(x=None, grad=None, w=None, *, where=None, wanted=None, bias=None, e
         "tower.0", k, n, operand(Operand.INPUT, *calls), operand(Operand.GRAD_OUTPUT, grad), None, weight(w)
     )
     where = where or site(k, n)
-    return find(where, stats, summarise(stats, tuple(estimates), calls[0].shape[0]), wanted or settings(), bias)
+    summary = summarise(stats, tuple(estimates), calls[0].shape[0])
+    return find(where, stats, summary, wanted or settings(), bias, mendable)
+
+
+def asked_by(finding):
+    """The mod that a remedy asks for, and what for, as the policy language reads it."""
+    policy = {"version": 1, "name": "a", "model": {"factory": "a:b"}, **yaml.safe_load(finding.remedy)}
+    (mod,) = PolicySetting.model_validate(policy).mods
+    return mod.use, mod.match
 
 
 def kinds(found):
@@ -113,7 +123,9 @@ def test_a_bias_diverges_where_its_norm_grows_by_both_limits(first, last, fires)
     assert kinds(found) == (["bias_diverges"] if fires else [])
     if fires:
         assert f"{last:.3g}" in found[0].evidence
-        assert found[0].remedy == 'in the model, build "tower.0" without its bias (the mod no_bias, ' + NO_MODS
+        assert found[0].remedy == 'in the model, build "tower.0" without its bias'
+        (mended,) = findings(bias=BiasTrack(first, last, torch.zeros(N)), mendable=AROUND)
+        assert asked_by(mended) == ("no_bias", "tower.0")
 
 
 def rows_with_mean(share):
@@ -132,7 +144,9 @@ def test_a_norm_cancels_where_the_output_is_mostly_row_mean(share, fires):
     assert findings(x, w=eye, where=site(N, N, followed_by=("cat", "layer_norm"))) == ()
     if fires:
         assert f"{100 * share:.1f} %" in found[0].evidence
-        assert 'replace the LayerNorm after "tower.0" by a block RMSNorm (the mod block_norm, ' in found[0].remedy
+        assert found[0].remedy == 'in the model, replace the LayerNorm after "tower.0" by a block RMSNorm'
+        (mended,) = findings(x, w=eye, where=site(N, N, followed_by=("layer_norm", "silu")), mendable=AROUND)
+        assert asked_by(mended) == ("block_norm", "tower.1")
 
 
 @pytest.mark.parametrize(("level", "fires"), [(4.0, True), (0.1, False)])
@@ -160,6 +174,10 @@ def test_a_norm_that_gives_every_row_the_same_is_found(mean, fires):
     found = findings(normal(4096, K) + mean, where=site(fed_by=("layer_norm",)))
     assert kinds(found) == (["norm_cancels"] if fires else [])
     assert kinds(findings(normal(4096, K) + mean, where=site(fed_by=("cat",)))) == []
+    if fires:
+        assert found[0].remedy == 'in the model, replace the LayerNorm before "tower.0" by a block RMSNorm'
+        (mended,) = findings(normal(4096, K) + mean, where=site(fed_by=("layer_norm",)), mendable=AROUND)
+        assert asked_by(mended) == ("block_norm", "norm")
 
 
 def outliers(octaves, width=1024):
@@ -177,7 +195,9 @@ def test_an_activation_amplifies_outliers(octaves, fires):
     assert "activation_outliers" not in kinds(findings(outliers(octaves), where=site(1024, N, fed_by=("relu",))))
     if fires:
         remedy = next(each.remedy for each in found if each.kind == "activation_outliers")
-        assert remedy.endswith(' before "tower.0" by a hard swish (the mod hard_swish, ' + NO_MODS)
+        assert remedy == 'in the model, replace the silu before "tower.0" by a hard swish'
+        mended = findings(outliers(octaves), where=site(1024, N, fed_by=("silu",)), mendable=AROUND)
+        assert asked_by(next(each for each in mended if each.kind == "activation_outliers")) == ("hard_swish", "act")
 
 
 @pytest.mark.parametrize("count", [1, 10, 1024, 2**20])
@@ -204,7 +224,8 @@ def test_a_feature_dominates_a_scale_that_features_share(factor, fires, width):
             rule = {"match": "tower.0", "fprop": {"scaling": "blockwise"}}
             assert yaml.safe_load(found[0].remedy) == {"rules": [rule]}
         else:
-            assert found[0].remedy.endswith("(the mod norm_first, " + NO_MODS)
+            assert found[0].remedy == 'in the model, bring the features that meet in "tower.0" to one size with a norm'
+            assert asked_by(findings(x, mendable=AROUND)[0]) == ("norm_first", "tower.0")
 
 
 @pytest.mark.parametrize(("factor", "fires"), [(70.0, True), (58.0, False)])

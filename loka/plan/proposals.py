@@ -1,0 +1,80 @@
+"""Mods that a model could take, for `loka init`: what each would change, found without a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from loka.errors import InputError
+from loka.mods import fuse_interaction, merge_siblings, pad_alignment
+from loka.mods.asked import asked_for_all
+from loka.mods.catalogue import MODEL_MODS
+from loka.mods.final import adaptable
+from loka.plan.mods import adapted_words
+from loka.sites.build import BuiltModel, build_model
+from loka.sites.callables import current_directory_importable
+from loka.sites.discover import find_sites
+from loka.sites.site import Kind, Site
+
+OPT_IN = frozenset(("norm_first",))  # for inputs that drift, which a profile tells
+_ALIGNED = 16  # what pad_alignment makes sizes multiples of, unless a policy says otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """One mod that would change something, with its parameters left out."""
+
+    use: str
+    what: str  # "14 biases dropped"
+    exact: bool  # the function stays the same, up to rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """What a first policy is drafted from."""
+
+    sites: tuple[Site, ...]
+    mods: tuple[Proposal, ...]
+
+
+def drafted_from(factory: str, inputs: str | None, batch_size: int) -> Drafted:
+    """The sites of a model that no policy describes yet, and the mods that it could take.
+
+    Raises InputError as `build_model` and `find_sites` do.
+    """
+    with current_directory_importable():
+        built = build_model(factory, inputs, batch_size)
+        found = find_sites(built)
+        return Drafted(found.sites, proposals(built, found.sites, found.siblings))
+
+
+def proposals(
+    built: BuiltModel, sites: Sequence[Site], siblings: Sequence[tuple[str, ...]] = ()
+) -> tuple[Proposal, ...]:
+    """Those that leave the function as it is first. Nothing is traced: planning says what becomes of it."""
+    return (*_exact(built, sites, siblings), *_others(built))
+
+
+def _exact(built: BuiltModel, sites: Sequence[Site], siblings: Sequence[tuple[str, ...]]) -> Iterator[Proposal]:
+    owners = len(fuse_interaction.interacting(sites, built.module, lambda name: True).owners)
+    if owners:
+        modules = f"{owners} module{'s' if owners != 1 else ''}"
+        yield Proposal(fuse_interaction.NAME, f"{modules} may mix, join or cross features", True)
+    if siblings:
+        count = sum(map(len, siblings))
+        yield Proposal(merge_siblings.NAME, f"{count} sites read {len(siblings)} tensors", True)
+    odd = [site for site in sites if site.kind is Kind.LINEAR and (site.k % _ALIGNED or site.n % _ALIGNED)]
+    if odd:
+        what = f"{len(odd)} linear{'s' if len(odd) != 1 else ''} with K or N no multiple of {_ALIGNED}"
+        yield Proposal(pad_alignment.NAME, what, True)
+
+
+def _others(built: BuiltModel) -> Iterator[Proposal]:
+    try:
+        model = adaptable(built)
+    except InputError:  # its sites were found in another way
+        return
+    for use, mod in MODEL_MODS.items():
+        found = mod.find(model, asked_for_all(use)).adaptations
+        if found and use not in OPT_IN:
+            yield Proposal(use, ", ".join(adapted_words(found)), mod.exact)

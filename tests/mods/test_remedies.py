@@ -1,0 +1,63 @@
+"""What mods could change around each site: names that the mods take, found in the graph of the forward."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from loka.cli.probe_tables import group_findings, show_findings
+from loka.mods.remedies import Mendable, mendable
+from loka.probe.profile import Finding
+from loka.sites.build import BuiltModel, build_model
+
+
+class Tower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enter_norm = nn.LayerNorm(32)
+        self.up = nn.Sequential(nn.Linear(32, 64), nn.LayerNorm(64), nn.SiLU())
+        self.down = nn.Linear(64, 30)
+        self.odd = nn.LayerNorm(30)
+        self.out = nn.Linear(30, 1)
+
+    def forward(self, x):
+        return self.out(torch.nn.functional.silu(self.odd(self.down(self.up(self.enter_norm(x))))))
+
+
+def test_neighbours_are_the_modules_of_the_functions_around():
+    model = Tower()
+    assert mendable(BuiltModel(model, (torch.randn(8, 32),), {}, 8)) == {
+        "up.0": Mendable("up.0", "up.0", "up.1", "enter_norm", None),
+        "down": Mendable("down", None, None, "up.1", "up.2"),  # a width of 30 has no block
+        "out": Mendable(None, None, None, None, None),  # the last keeps its bias, and F.silu has no module
+    }
+    assert all(linear.bias is not None for linear in (model.up[0], model.down, model.out))
+
+
+def test_a_wukong():
+    found = mendable(build_model("loka.zoo:ranker", "loka.zoo:ranker_inputs", 16))
+    layer = Mendable("layers.1.fmb.3", "layers.1.fmb.3", "layers.1.fmb.4", "layers.1.fmb.1", "layers.1.fmb.2")
+    assert found["layers.1.fmb.3"] == layer
+    assert found["layers.1.fmb.0"].block_norm_before == "layers.1.fmb_norm"
+    assert found["layers.1.rank"].no_bias is None
+
+
+def test_a_model_that_cannot_be_watched_proposes_nothing():
+    assert mendable(BuiltModel(Tower(), (torch.randn(8, 31),), {}, 8)) == {}
+
+
+def test_mods_of_findings_that_are_alike_are_one_for_all(capsys):
+    def finding(layer: int, norm: str = "norm") -> Finding:
+        remedy = f'mods: [{{use: block_norm, match: "layers.{layer}.{norm}"}}]'
+        return Finding(f"layers.{layer}.up", "norm_cancels", f"the row means hold 8{layer} %", remedy)
+
+    found = [finding(0), finding(1), finding(2)]
+    assert len(group_findings(found)) == 1
+    assert len(group_findings([*found, finding(0, "last")])) == 2
+    sites = [f"layers.{i}.up" for i in range(3)]
+    show_findings(found, sites, ["layers.0.norm", "layers.1.norm", "layers.2.norm", "norm"])
+    assert '    mods: [{use: block_norm, match: "layers.*.norm"}]\n' in capsys.readouterr().out
+    show_findings(found[:2], sites, ["layers.0.norm", "layers.1.norm", "layers.2.norm"])
+    assert '    mods: [{use: block_norm, match: ["layers.0.norm", "layers.1.norm"]}]\n' in capsys.readouterr().out
+    show_findings(found[:1], sites, ["layers.0.norm"])
+    assert '    mods: [{use: block_norm, match: "layers.0.norm"}]\n' in capsys.readouterr().out
