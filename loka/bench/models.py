@@ -58,6 +58,8 @@ def named(names: Sequence[str]) -> tuple[str, ...]:
         if name not in MODELS:
             near = difflib.get_close_matches(name, MODELS, n=2)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            if name.endswith((".yaml", ".yml")):
+                hint = "; a policy's own model is measured with --ablate mods"
             raise InputError(f"loka bench model: there is no model {name!r}; there are {', '.join(MODELS)}{hint}")
     return tuple(names) or tuple(MODELS)
 

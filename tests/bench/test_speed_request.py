@@ -67,6 +67,7 @@ def test_blocks_must_fill_a_block_norm_region() -> None:
         (Request("region", ("64,300",), form="block-norm"), "no multiple of 256"),
         (Request("region", only="both"), "--only: there is no 'both'"),
         (Request("model", ("wukong_smal",)), "no model 'wukong_smal'.*did you mean wukong_small"),
+        (Request("model", ("policies/mine.yaml",)), "no model 'policies/mine.yaml'.*measured with --ablate mods"),
         (Request("model", form="layer-norm"), "--form is for `loka bench region`"),
         (Request("kernels", ("norm",)), "no family 'norm'.*there are norm-forward"),
         (Request("kernels", only="train"), "leave --only out"),
