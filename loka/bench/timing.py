@@ -40,6 +40,17 @@ class Timer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Replays a captured step, and holds on to it: a graph reads the step's tensors, and owns none of them."""
+
+    graph: torch.cuda.CUDAGraph
+    step: Callable[[], object]
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
 class GraphTimer:
     """CUDA graphs, timed by Triton's do_bench, which overwrites the L2 cache between two replays."""
 
@@ -54,7 +65,7 @@ class GraphTimer:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step()
-        return graph.replay
+        return Replay(graph, step)
 
     def milliseconds(self, replay: Callable[[], None], measured: int) -> list[float]:
         """The GPU's time between events around each replay."""

@@ -74,9 +74,9 @@ _BACKWARD_SIMPLE = {  # nor sums of columns: as many programs as there may be
 
 
 def configuration(spec: NormForward | NormBackward) -> Configuration:
-    """The choice for a spec, by its family and its width."""
-    padded = padded_width(spec.width)
+    """The choice for a spec, by its family and the width that it holds: the zeros behind x are in registers too."""
     forward = isinstance(spec, NormForward)
+    padded = padded_width(spec.columns if isinstance(spec, NormForward) else spec.width)
     if padded <= 256:  # several short rows for a warp; a backward's sums need the registers of two
         rows = 1024 // max(padded, 16)
         return Configuration(rows, warps=1, programs=16) if forward else Configuration(rows, warps=2, programs=8)
