@@ -53,8 +53,9 @@ def parse_table(text: str) -> tuple[tuple[int, str], ...]:
 
 
 @cache
-def _functions(table: str, device: str) -> tuple[tuple[tuple[int, GemmFunction], ...], GemmFunction]:
-    """The table with what its kernels run on a type of device, the last one apart."""
+def _functions(table: str, on_gpu: bool) -> tuple[tuple[tuple[int, GemmFunction], ...], GemmFunction]:
+    """The table with what its kernels run on a GPU or a CPU, the last one apart."""
+    device = "cuda" if on_gpu else "cpu"
     rows = [(limit, gemm_operator.function_of(operator_named(kernel), device)) for limit, kernel in parse_table(table)]
     return tuple(rows[:-1]), rows[-1][1]
 
@@ -73,8 +74,8 @@ def _run(
     table: str,
     bias: Tensor | None = None,
 ) -> Tensor:
-    limited, chosen = _functions(table, a.device.type)
-    rows = a.shape[along]
+    limited, chosen = _functions(table, a.is_cuda)
+    rows = a.size(along)
     for limit, function in limited:
         if rows <= limit:
             chosen = function
