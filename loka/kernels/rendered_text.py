@@ -82,6 +82,11 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
     counted = ["m", "maxima.shape[0]"] if "maxima" in spec.parameters else ["m"]
     arguments = [*passed, *spec.results, f"{matrices[0]}.stride(0)", *counted, f"num_warps={launched.warps}"]
     sizes, stride = ["m", "parts"] if "maxima" in spec.parameters else ["m"], f"{matrices[0]}_stride"
+    inner = str(spec.width)
+    if columns != spec.width:
+        # The width as an argument: with zeros that are known when a kernel is compiled, ptxas (of Triton 3.6) writes
+        # the upper of two packed FP8 values wrongly.
+        inner, arguments, sizes = "k", [*arguments[:-1], inner, arguments[-1]], [*sizes, "k"]
     parameters = [f"{name}: Tensor" for name in spec.parameters]
     if isinstance(spec, NormForward) and spec.takes_dtype:
         parameters.append("dtype: torch.dtype | None = None")
@@ -98,6 +103,7 @@ def norm_views(spec: NormForward | NormBackward, launched: Configuration) -> Vie
         "stages": launched.stages,
         "padded": padded,
         "masked": masked,
+        "inner": inner,
         "load_mask": f", mask={by_element}, other=0.0" if by_element else "",
         "store_mask": f", mask={written}" if written else "",
         "pitch": columns,
