@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import fused_reference, join_reference, mix_reference, operators
 
-STAMP = "be30167a154d8ba5d70d82b9da86da207ff78d24509272412a6f4f3f589ddae7"
+STAMP = "c9cfbda84c53fbadbbe54f556fa4ddd6ab8b4a17a25f7e35bee1daa2ab9b4f88"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -27,7 +27,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "be30167a154d8ba5d70d82b9da86da207ff78d24509272412a6f4f3f589ddae7"
+STAMP = "c9cfbda84c53fbadbbe54f556fa4ddd6ab8b4a17a25f7e35bee1daa2ab9b4f88"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "be30167a154d8ba5d70d82b9da86da207ff78d24509272412a6f4f3f589ddae7"
+STAMP = "c9cfbda84c53fbadbbe54f556fa4ddd6ab8b4a17a25f7e35bee1daa2ab9b4f88"
 
 
 class EmbedDense(dispatch.Bound):
