@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from loka import __version__
 from loka.kernels.parts import Part, Source, Timed
+from loka.mods.made import mods_made
 from loka.plan.evidence import Known
 from loka.plan.make import Examined, examine, plan_of
 from loka.policy.load import load_policy
@@ -53,4 +55,5 @@ def assumed_safe(examined: Examined) -> Known:
         sites.append(SiteProfile(site.name, site.k, site.n, 0, (), estimates))
     model = examined.policy.model.factory
     profile = Profile("assumed", model, __version__, "", 1, 1, 1, examined.policy.model.batch_size, tuple(sites), ())
+    profile = replace(profile, mods=mods_made(examined.adapted.adaptations))
     return Known.of(profile, "assumed safe")

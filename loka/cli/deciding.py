@@ -115,8 +115,9 @@ def _profile(policy: Policy) -> Item:
     seen = known.profile
     found = f"{known.name}: {len(known.sites)} sites, {seen.samples} of {seen.steps} steps, {seen.created[:10]}"
     try:
-        sites = examine(policy).sites
-        check_sites(known, sites)
+        examined = examine(policy)
+        sites = examined.sites
+        check_sites(known, sites, examined.adapted.adaptations)
     except InputError as error:
         return Item(name, "problem", found, str(error))
     new = [site.name for site in sites if site.name not in known.sites and site.blocked is None]

@@ -135,7 +135,7 @@ def _merge(examined: Examined, files: list[str], draws: int | None, seed: int) -
     from loka.cli.profiles import merge_profiles
 
     try:
-        return finish(examined, merge_profiles(examined.policy, files), draws, seed)
+        return finish(examined, merge_profiles(examined, files), draws, seed)
     except Interrupted as stopped:
         note("interrupted: nothing was written")
         raise typer.Exit(INTERRUPTED) from stopped
@@ -180,12 +180,13 @@ def _check_drift(
     """Compare a fresh sample with the policy's profile. Raises InputError where that is missing or of another model."""
     from loka.cli.probe_tables import drift_result, show_drift
     from loka.cli.probing import Interrupted, record
-    from loka.cli.profiles import Places, check_model, check_shapes
+    from loka.cli.profiles import Places, check_model, check_mods, check_shapes
     from loka.probe import drift, file
 
     path = Places.of(examined.policy, None).summary
     known = file.load_profile(path)
     check_model(examined.policy, known.model, str(path))
+    check_mods(examined, known, str(path))
     check_shapes(examined.sites, known, str(path))
     try:
         fresh = record(examined, steps or known.steps, every or (None if steps else known.every), seed, device)

@@ -13,6 +13,7 @@ from loka.errors import InputError
 
 if TYPE_CHECKING:
     from loka.cli.probing import Record
+    from loka.plan.make import Examined
     from loka.policy.policy import Policy
     from loka.probe.profile import Profile
     from loka.sites.site import Site
@@ -64,14 +65,14 @@ def check_writable(path: Path) -> None:
         raise InputError(f"-o: {path} cannot be written: no permission in {folder}; choose another place")
 
 
-def merge_profiles(policy: Policy, files: Sequence[str]) -> Record:
-    """Full profiles of the policy's model as one. Raises InputError for a summary, another model or other sites."""
+def merge_profiles(examined: Examined, files: Sequence[str]) -> Record:
+    """Full profiles of the policy's model as one. Raises InputError for a summary, another model, mods or sites."""
     from loka.cli.probing import Record
     from loka.probe import file
     from loka.probe.profile import Profile
     from loka.probe.summary import unite
 
-    loaded = []
+    policy, loaded = examined.policy, []
     for path in files:
         found = file.load(path)
         if isinstance(found, Profile):
@@ -80,6 +81,7 @@ def merge_profiles(policy: Policy, files: Sequence[str]) -> Record:
                 f"{Path(path).name.removesuffix(SUFFIX)}.full{SUFFIX}"
             )
         check_model(policy, found.profile.model, path)
+        check_mods(examined, found.profile, path)
         loaded.append(found)
     merged = reduce(unite, loaded)
     return Record(replace(merged, profile=replace(merged.profile, name=policy.name)), {}, {})
@@ -92,6 +94,15 @@ def check_model(policy: Policy, model: str, path: str) -> None:
             f"{path}: a profile of {model}, but {policy.where('model.factory')} names {policy.model.factory}; "
             "name the profile of this model, or run loka probe"
         )
+
+
+def check_mods(examined: Examined, profile: Profile, path: str) -> None:
+    """Raises InputError where the model that the profile at `path` was learned of was made by other mods."""
+    from loka.mods.made import mods_made, why_another
+
+    other = why_another(profile.mods, mods_made(examined.adapted.adaptations))
+    if other is not None:
+        raise InputError(f"{path}: learned of the model {other}: this policy's mods make another; run loka probe")
 
 
 def check_shapes(sites: Sequence[Site], profile: Profile, path: str) -> None:

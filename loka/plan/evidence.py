@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from loka.errors import InputError
+from loka.mods.adaptation import Adaptation
+from loka.mods.made import mods_made, why_another
 from loka.numerics.names import OPERANDS, Gemm, Operand, Range
 from loka.plan.measured import portable_name
 from loka.plan.plan import Evidence, Plan
@@ -81,8 +83,17 @@ def open_profile(policy: Policy) -> Known | None:
     return Known.of(profile, portable_name(policy, policy.profile or "", path), digest, place)
 
 
-def check_sites(known: Known, sites: Sequence[Site]) -> None:
-    """Raises InputError, with both shapes, where a site is not what it was when the profile was made."""
+def check_sites(known: Known, sites: Sequence[Site], adaptations: Sequence[Adaptation] = ()) -> None:
+    """Raises InputError where the profile is of another model than this one, which `adaptations` made of its factory's.
+
+    Either other mods made the model that the profile was learned of, or a site has another shape, told with both.
+    """
+    other = why_another(known.profile.mods, mods_made(adaptations))
+    if other is not None:
+        raise InputError(
+            f"{known.place}: profile: {known.name} was learned of the model {other}: it is not evidence for what this "
+            "policy's mods make; run loka probe"
+        )
     changed = []
     for site in sites:
         seen = known.sites.get(site.name)

@@ -18,6 +18,7 @@ from loka.kernels.catalogue import KERNELS, Kernel
 from loka.kernels.measurements import Measurements
 from loka.kernels.parts import Costs
 from loka.mods.build import Adapted, built_model
+from loka.mods.made import mods_made
 from loka.plan.bindings import bind
 from loka.plan.carrying import CarryingTracer, checked_streams, streams_asked
 from loka.plan.costs import Traced
@@ -93,10 +94,23 @@ def planned(path: str | os.PathLike[str], gains: bool = False) -> Planned:
         def plan(policy: Policy) -> Plan:
             return plan_of(examine(policy), known, measurements, kernels)
 
+        def without(fewer: Policy) -> Plan:
+            examined = examine(fewer)
+            return plan_of(examined, _standing_in(known, examined), measurements, kernels)
+
         made = plan(policy)
         if gains and measurements is not None:
-            made = with_gains(made, policy, plan)
+            made = with_gains(made, policy, without)
         return Planned(made, known, measurements)
+
+
+def _standing_in(known: Known | None, examined: Examined) -> Known | None:
+    """The profile of the whole policy, for its model without one mod: a gain compares times, and asks for no evidence
+    of its own."""
+    if known is None:
+        return None
+    mods = mods_made(examined.adapted.adaptations)
+    return replace(known, profile=replace(known.profile, mods=mods))
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
@@ -152,13 +166,13 @@ def plan_of(
     """Decide, trace what has to be traced, decide again with what tracing found and refused, and bind.
 
     `known` is the evidence to decide by, `costs` the measurements; with these, `kernels` are those that FP8 may run on,
-    () for all. Raises InputError where the evidence is of sites of other shapes.
+    () for all. Raises InputError where the evidence is of other mods, or of sites of other shapes.
     """
     policy, sites, model = examined.policy, examined.sites, examined.built.module
     settings = _as_recorded(policy, examined.settings)
     named = dict(zip((file for file, _ in policy.files), policy.named, strict=True))
     if known is not None:
-        check_sites(known, sites)
+        check_sites(known, sites, examined.adapted.adaptations)
     considered = kernels if costs is not None else ()
     tracer = Tracer(model, _inputs(policy, examined.built))
     with current_directory_importable():

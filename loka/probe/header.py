@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from loka.errors import InputError
+from loka.mods.made import ModMade
 from loka.numerics.names import Gemm, Operand
 from loka.policy.settings import OperandRecipe
 from loka.probe.profile import (
@@ -121,6 +122,7 @@ class _Header:
     sites: tuple[_SiteRow, ...]
     findings: tuple[Finding, ...]
     stats: tuple[SiteCounts, ...] | None  # one a site; None in the summary form
+    mods: tuple[ModMade, ...] = ()  # files that were written before it was there are of models without
 
 
 class _DamagedError(InputError):
@@ -177,6 +179,7 @@ def to_text(profile: Profile, stats: tuple[SiteCounts, ...] | None) -> str:
         recipes=tuple(recipes),
         findings=profile.findings,
         stats=stats,
+        mods=profile.mods,
     )
     return _adapter().dump_json(header).decode()
 
@@ -271,6 +274,7 @@ def _parsed(header: _Header) -> Parsed:
         batch_size=header.batch_size,
         sites=tuple(_site(row, header.recipes) for row in header.sites),
         findings=header.findings,
+        mods=header.mods,
     )
     return Parsed(profile, header.stats)
 

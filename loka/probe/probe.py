@@ -15,6 +15,7 @@ from torch import nn
 
 from loka.errors import InputError, LokaError
 from loka.mods.build import built_model
+from loka.mods.made import ModMade, mods_made
 from loka.policy.load import load_policy
 from loka.policy.policy import Policy
 from loka.probe import file
@@ -96,6 +97,7 @@ class Probe:
         self.unseen_steps = 0  # sampled steps in which no site was seen at all
         self.samples = 0  # sampled steps in which any was
         check_adapted(model, adapted.adaptations)
+        self._mods = mods_made(adapted.adaptations)
         self._live = find_live(model, sites)
         self._every = every
         self._path = None if path is None else Path(path)
@@ -268,7 +270,7 @@ class Probe:
         """What makes the full profile of statistics, as the Probe stands now; it runs in the saving thread."""
         batch = self._policy.train.batch_size if self._policy.train else self._policy.model.batch_size
         rows = {live.site.name: live.site.rows.at(batch) for live in self._live.sites}
-        return partial(_recorded, self._policy, batch, rows, (last_sampled, self._every, samples * ranks))
+        return partial(_recorded, self._policy, self._mods, batch, rows, (last_sampled, self._every, samples * ranks))
 
     def _warn_unseen(self) -> None:
         if self.unseen_steps and not self._warned:
@@ -284,13 +286,14 @@ class Probe:
 
 def _recorded(
     policy: Policy,
+    mods: tuple[ModMade, ...],
     batch: int,
     rows: dict[str, int],
     counted: tuple[int, int, int],
     stats: tuple[SiteStats, ...],
 ) -> Recorded:
     sites = tuple(summarise(site, (), _rows_of(site, rows[site.name])) for site in stats)
-    return Recorded(profile_of(policy.name, policy.model.factory, batch, *counted, sites), stats)
+    return Recorded(profile_of(policy.name, policy.model.factory, batch, *counted, sites, mods=mods), stats)
 
 
 def _rows_of(site: SiteStats, expected: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from loka.mods.made import ModMade
 from loka.numerics.names import Format, Gemm, Operand
 from loka.policy.settings import Budget, OperandRecipe
 from loka.probe.bins import View
@@ -128,6 +129,7 @@ class Profile:
     batch_size: int  # samples in a step of one rank
     sites: tuple[SiteProfile, ...]
     findings: tuple[Finding, ...]
+    mods: tuple[ModMade, ...] = ()  # that made the model what it was; () too where the file says nothing of mods
 
     def site(self, name: str) -> SiteProfile | None:
         """The profile of a site, or None where it is not there."""

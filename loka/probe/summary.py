@@ -11,6 +11,7 @@ from torch import Tensor
 
 from loka import __version__
 from loka.errors import InputError
+from loka.mods.made import ModMade
 from loka.numerics.formats import FORMATS
 from loka.numerics.names import Format, Operand
 from loka.numerics.quantize import BLOCK
@@ -49,8 +50,9 @@ def profile_of(
     sites: tuple[SiteProfile, ...],
     findings: tuple[Finding, ...] = (),
     created: str | None = None,
+    mods: tuple[ModMade, ...] = (),
 ) -> Profile:
-    """The profile of a model from those of its sites. `created` is UTC in ISO 8601; None takes the present."""
+    """The profile of a model, which `mods` made, from those of its sites. `created` is UTC in ISO 8601; None: now."""
     return Profile(
         name=policy_name,
         model=factory,
@@ -62,6 +64,7 @@ def profile_of(
         batch_size=batch_size,
         sites=sites,
         findings=findings,
+        mods=mods,
     )
 
 
@@ -104,6 +107,12 @@ def _check_same(a: Profile, b: Profile) -> None:
     if a.model != b.model:
         raise InputError(
             f"profiles of two models cannot be merged: {a.model} and {b.model}; merge runs of one model only"
+        )
+    other = sorted({each.mod for each in {*a.mods} ^ {*b.mods}})
+    if other:
+        raise InputError(
+            f"profiles of two models cannot be merged: what {', '.join(other)} changed in {a.model} is not the same in "
+            "both; merge runs of one model only"
         )
     advice = "the model changed between the runs: probe it again"
     mine, theirs = ({site.name: (site.k, site.n) for site in profile.sites} for profile in (a, b))

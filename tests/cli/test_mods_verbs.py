@@ -12,6 +12,7 @@ import torch
 import loka as lk
 from loka import dispatch
 from loka.errors import InputError
+from loka.probe.file import load_profile
 
 MODS = """\
 mods:
@@ -107,6 +108,32 @@ def test_probe_learns_the_adapted_model(modded, loka):
     path.write_text(path.read_text() + "profile: profiles/shop.safetensors\n")
     assert loka("plan", modded.policy).status in (0, 1)
     assert loka("probe", modded.policy, "--check", "--device", "cpu").status in (0, 1)
+
+
+NAMED = "profile: profiles/shop.safetensors\n"
+
+
+def test_a_profile_is_evidence_for_the_mods_that_it_was_learned_with_alone(modded, loka):
+    path = modded.folder / modded.policy
+    path.write_text(NAMED + path.read_text())
+    assert loka("probe", modded.policy).status == 0
+    learned = load_profile(modded.folder / "policies/profiles/shop.safetensors")
+    assert [(each.mod, each.text) for each in learned.mods] == [
+        ("block_norm", "2 modules, layers.0.norm to layers.1.norm, block 16, eps 1e-05, width 32"),
+        ("no_bias", "2 modules, layers.0.up to layers.1.up"),
+    ]
+    planned = loka("plan", modded.policy)
+    assert planned.status in (0, 1), planned.err  # 1: FP8 is over the budget somewhere
+    assert "MERE" in planned.out
+    assert loka("validate", modded.policy).status == 0
+    path.write_text(path.read_text().replace(MODS, ""))
+    ran = loka("plan", modded.policy)
+    assert ran.status == 2
+    assert "shop.yaml:1:10: profile: profiles/shop.safetensors was learned of the model with block_norm" in ran.err
+    merged = loka("probe", modded.policy, "--from", "policies/profiles/shop.full.safetensors")
+    for refused in (merged, loka("probe", modded.policy, "--check")):
+        assert refused.status == 2
+        assert "learned of the model with block_norm (2 modules, layers.0.norm to" in refused.err
 
 
 def test_a_probe_in_a_training_loop_takes_the_adapted_model(modded, loka):

@@ -8,6 +8,8 @@ from math import inf
 import pytest
 
 from loka.errors import InputError
+from loka.mods.adaptation import Adaptation
+from loka.mods.made import mods_made
 from loka.numerics.names import Compute, Format, Gemm, Operand, Range, Scaling
 from loka.plan.evidence import NEVER_RAN, NO_EVIDENCE, check_sites, over_budget, over_budget_words
 from loka.plan.plan import AS_IS, GemmPlan, Target
@@ -162,6 +164,21 @@ def test_a_static_range_of_what_was_not_seen_is_kept_or_an_error(decide, make_kn
     assert "nothing but zeros" in zeros[Gemm.FPROP].reason
     with pytest.raises(ImpossibleRuleError, match="input was never seen"):
         decide(settings=make_settings(Compute.FP8, recipe=STATIC, names_one_site=True), known=unseen)
+
+
+def test_a_profile_of_a_model_that_other_mods_made_is_an_error(make_site, make_known):
+    blocks = [Adaptation("block_norm", ("norm",), "LayerNorm", (("block", 32),))]
+    without, sites = make_known({"a": ()}), [make_site("a", k=100)]
+    with pytest.raises(InputError) as caught:
+        check_sites(without, sites, blocks)
+    assert str(caught.value) == (
+        "ranker.yaml:9:10: profile: profiles/ranker.safetensors was learned of the model without block_norm (norm, "
+        "block 32): it is not evidence for what this policy's mods make; run loka probe"
+    )
+    known = replace(without, profile=replace(without.profile, mods=mods_made(blocks)))
+    check_sites(known, [make_site("a")], blocks)
+    with pytest.raises(InputError, match=r"learned of the model with block_norm \(norm, block 32\):"):
+        check_sites(known, sites)
 
 
 def test_sites_of_another_shape_are_an_error_with_both_shapes(make_site, make_known):

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from loka.errors import InputError
+from loka.mods.made import ModMade
 from loka.numerics.names import Format, Gemm, Operand, Range, Scaling
 from loka.policy.settings import OperandRecipe
 from loka.probe import file, header
@@ -334,6 +335,15 @@ class TestRoundTrip:
         """A field that is added to a profile must be added to its file. `apart`: kept elsewhere; -: the file's own."""
         mine, theirs = ({field.name for field in fields(kind)} for kind in (whole, written))
         assert mine - {name for name in apart if name[0] != "-"} == theirs - {name[1:] for name in apart}
+
+    def test_the_mods_are_kept_and_an_older_file_is_of_a_model_without(self, summary: Path) -> None:
+        mods = (ModMade("block_norm", "0123456789abcdef", "2 modules, a to b, block 32"),)
+        file.save(summary, replace(file.load_profile(summary), mods=mods))
+        assert file.load_profile(summary).mods == mods
+        header = header_of(summary)
+        del header["mods"]
+        rewritten(summary, json.dumps(header))
+        assert file.load_profile(summary).mods == ()
 
     def test_summary_of_a_ranker_stays_small(self, tmp_path: Path) -> None:
         sites = tuple(make_site(f"layers.{i}.factorisation.mlp.0", 2048, 2048) for i in range(20))
