@@ -4,6 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+try:
+    from hypothesis import settings
+except ImportError:
+    pass  # a machine that only runs kernels need not have it
+else:
+    # By default a test fails where making ten inputs took a second; the first text alone takes longer in a fresh
+    # checkout, where all modules are read for constants. Without a deadline that limit is 30 seconds.
+    settings.register_profile("loka", deadline=None)
+    settings.load_profile("loka")
+
 
 @pytest.fixture(autouse=True)
 def no_shipped_measurements(monkeypatch: pytest.MonkeyPatch) -> None:

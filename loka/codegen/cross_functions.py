@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from loka.codegen.chain_names import INDENT, assigned
+from loka.codegen.layout import Code, call
 from loka.codegen.mix_functions import FunctionView, M, backward_header, body, called, header, returned
 from loka.codegen.prose import wrapped
 from loka.kernels.cross_text import CrossBackward
@@ -45,19 +47,22 @@ class CrossShape:
 
 def cross_view(shape: CrossShape, name: str, function: str) -> FunctionView:
     """A cross layer; where it `passes` the factor on, its other gradient comes back with that of the sum."""
-    tensors, results = shape.tensors, ["out", *(["factor.view_as(factor)"] if shape.passes else [])]
+    tensors, results = shape.tensors, ["out.view(product.shape)", *(["factor.view_as(factor)"] if shape.passes else [])]
     product = "(product + bias)" if shape.bias else "product"
     residual = "factor" if shape.itself else "residual"
     handed = ", and factor itself for the next layer" if shape.passes else ""
-    given = {"x": "product", "add": "bias", "times": "factor", "residual": residual}
+    given = {"x": "rows", "add": "bias", "times": "factors", "residual": "factors" if shape.itself else "residuals"}
     matrices = " and ".join([", ".join(n for n in tensors[:-1] if n != "bias"), tensors[-1]])
     vector = f", bias ({shape.width},)" if shape.bias else ""
     saved = [name for name in tensors if name != "residual"]
+    read = [name for name in tensors if name != "bias"]
+    found = ["rows", "factors", *([] if shape.itself else ["residuals"])]
     return FunctionView(
         function,
         wrapped(f"factor * {product} + {residual}{handed}.", len(M) // 2, first=3),
         header("forward", tensors, "dtype: torch.dtype", len(results), method=True),
         (
+            *_rows(found, shape, read),
             *called(["out"], shape.forward.function, [*(given[p] for p in shape.forward.parameters), "dtype"]),
             f"{M}ctx.save_for_backward({', '.join(saved)})",
             *([] if shape.itself else [f"{M}ctx.residual_dtype = residual.dtype"]),
@@ -65,19 +70,31 @@ def cross_view(shape: CrossShape, name: str, function: str) -> FunctionView:
         ),
         _backward(shape, saved),
         header(name, tensors, "", len(results)),
-        wrapped(f"{matrices} (M, {shape.width}){vector} -> factor * {product} + {residual}{handed}.", 4, first=3),
+        wrapped(f"{matrices} (..., {shape.width}){vector} -> factor * {product} + {residual}{handed}.", 4, first=3),
         body(function, [*tensors, f"dispatch.summed_dtype({', '.join(n for n in tensors if n != 'bias')})"]),
     )
+
+
+def _rows(targets: list[str], shape: CrossShape, tensors: list[str]) -> list[str]:
+    """`targets = dispatch.rows(width, ...)`: each tensor as a matrix."""
+    return assigned(targets, call("dispatch.rows", map(Code, [str(shape.width), *tensors])), INDENT)
 
 
 def _backward(shape: CrossShape, saved: list[str]) -> tuple[str, ...]:
     backward = shape.backward
     results = ["dbias_sums" if name == "dbias" else name for name in backward.results]
-    gradients = {"dresidual": "grad.to(ctx.residual_dtype)"}
+    gradients = {
+        "dproduct": "dproduct.view(product.shape)",
+        "dfactor": "dfactor.view(factor.shape)",
+        "dresidual": "grad.to(ctx.residual_dtype)",
+    }
+    given = {"grad": "grads", "product": "rows", "factor": "factors", "passed": "others"}
+    matrices = [name for name in backward.parameters if name != "bias"]
     return (
         *backward_header(["grad: Tensor", *(["passed: Tensor"] if shape.passes else [])]),
         f"{M}{', '.join(saved)} = ctx.saved_tensors",
-        *called(results, backward.function, backward.parameters),
+        *_rows([given[name] for name in matrices], shape, matrices),
+        *called(results, backward.function, [given.get(name, name) for name in backward.parameters]),
         *(called(["dbias"], "reduce_1", ["dbias_sums", "bias.dtype"]) if shape.bias else []),
         *returned([*(gradients.get(f"d{name}", f"d{name}") for name in shape.tensors), "None"]),
     )

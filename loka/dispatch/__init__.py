@@ -18,6 +18,7 @@ from loka.dispatch.known import KnownScale, Overflow
 from loka.dispatch.patch import Patch, patch_of
 from loka.dispatch.precision import joined_dtype, output_dtype, summed_dtype
 from loka.dispatch.saved import saved_tensors
+from loka.dispatch.shapes import rows
 from loka.dispatch.stamps import check_stamps
 from loka.kernels.by_rows import mm_by_rows
 from loka.kernels.scaled_mm import scaled_mm
@@ -47,6 +48,7 @@ __all__ = [
     "mm_by_rows",
     "output_dtype",
     "patch_of",
+    "rows",
     "saved_tensors",
     "scaled_mm",
     "summed_dtype",

@@ -36,7 +36,7 @@ _SEVERAL = "its Parameter is used at several places, which cannot be told apart"
 _NAMED = "a rule asks for it in FP8 by its name, and a batched product stays in the model's dtype"
 _MIXED = "it is part of a mixing layer, for which fuse_interaction has kernels that mask sizes themselves"
 _MERGED = "merge_siblings has made it one GEMM with others"
-_MIXED = "fuse_interaction takes it into a kernel as it is written; leave its owner out of that mod's match instead"
+_FUSED = "fuse_interaction takes it into a kernel as it is written; leave its owner out of that mod's match instead"
 _LARGE = "it is larger than max_k and max_n allow"
 # Reasons that need no telling: a broad pattern cannot mean such sites.
 _USUAL = frozenset({merge_siblings.ALONE, batch_small.FEW, pad_alignment.ALIGNED, _LARGE})
@@ -214,7 +214,7 @@ def _wanted(model: _Model, rule: ModRule, found: _Outcome) -> list[Site]:
         if reason is not None:
             found.leave(meant, reason)
         elif site.name in model.mixed:
-            found.leave(meant, _MIXED)
+            found.leave(meant, _FUSED)
         elif len(meant) < len(names):
             found.leave(meant, f"it is one GEMM with others, {site.name!r}, that are not all meant")
         else:

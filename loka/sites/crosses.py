@@ -1,7 +1,7 @@
 """Cross layers of a DCNv2 (arXiv 2008.13535): a GEMM's product times a matrix plus another, which one kernel can take.
 
-u = linear(x, weight, bias)        # (B, n); the bias may be added by a statement of its own
-out = x0 * u + x                   # x0 and x (B, n), x0 the same for all layers; x may be x0
+u = linear(x, weight, bias)        # (B, ..., n); the bias may be added by a statement of its own
+out = x0 * u + x                   # x0 and x of that shape, x0 the same for all layers; x may be x0
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ _BOTH = ("torch.addcmul({0}, {1}, {2})", "{0}.addcmul({1}, {2})")  # the first o
 def find_crosses(forward: StraightForward, shapes: Mapping[str, Shape]) -> tuple[Cross, ...]:
     """The cross layers of a forward, in the order of their sums; `shapes` are those of the targets and arguments.
 
-    One factor must be a GEMM's product, with or without a bias, that nobody else reads; all matrices must be (B, n), B
-    the batch. A forward that changes a tensor in place has none: a cross layer is computed where its sum stands.
+    One factor must be a GEMM's product, with or without a bias, that nobody else reads; all tensors must be of one
+    shape (B, ..., n), B the batch. A forward that changes a tensor in place has none: a cross layer is computed where
+    its sum stands.
     """
     return () if changes_in_place(forward.statements) else tuple(_found(forward, shapes))
 
@@ -31,10 +32,11 @@ def _found(forward: StraightForward, shapes: Mapping[str, Shape]) -> Iterator[Cr
     statements, only_for = forward.statements, _Only(forward)
     for end, statement in enumerate(statements):
         shape = shapes.get(statement.target, ())
-        if len(shape) != 2 or shape[0] is not None or shape[1] is None or statement.call is not None:
+        width = shape[-1] if len(shape) > 1 else None
+        if width is None or shape[0] is not None or statement.call is not None:
             continue
         for multiplied, factors, residual in _written_at(statements, end, only_for):
-            found = _cross(statements, (multiplied, end), factors, residual, only_for, shape[1])
+            found = _cross(statements, (multiplied, end), factors, residual, only_for, width)
             if found is not None and all(shapes.get(name) == shape for name in found.read):
                 yield found
                 break

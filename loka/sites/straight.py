@@ -127,8 +127,8 @@ class Cross:
     linear: int  # the GEMM
     product: str  # the local that it sets
     bias: Ref | None  # (width,), of the GEMM or of an addition; where it is the GEMM's, that is computed without it
-    factor: Ref  # (B, width)
-    residual: Ref  # (B, width)
+    factor: Ref  # (B, ..., width)
+    residual: Ref  # (B, ..., width)
     width: int
 
     @property

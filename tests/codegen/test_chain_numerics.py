@@ -437,3 +437,15 @@ def test_the_same_statistics_as_torch() -> None:
     x, w, b = torch.randn(9, 48), torch.randn(48), torch.randn(48)
     forward = fused_reference.norm_forward(x, norm="layer_norm", weight=w, bias=b, eps=1e-5)
     torch.testing.assert_close(forward.y, F.layer_norm(x, (48,), w, b, 1e-5), rtol=1e-5, atol=1e-5)
+
+
+def test_cross_layers_of_more_dimensions(package: Package) -> None:
+    torch.manual_seed(7)
+    body = STACKS["crosses"]
+    made = package(chains.chain_plan(body, chains.AS_IS, inputs=lambda batch: torch.randn(batch, 3, 48)))
+    assert "def cross_48_passing(" in Path(made.kernels.__file__).read_text(encoding="utf-8")
+    for shape in ((5, 3, 48), (0, 3, 48), (7, 48)):
+        x, dy = operands(body, *shape)
+        expected = chains.gradients(chains.Holder(copy.deepcopy(body).double()), x.double(), dy.double())
+        for key, value in trained(made, body, x, dy).items():
+            torch.testing.assert_close(value.double(), expected[key], rtol=1e-4, atol=1e-4, msg=key)

@@ -102,9 +102,16 @@ def test_there_are_neither_siblings_nor_batches(make: Make, name: str, use: str)
         make(name, "compute: keep", f"{{use: {use}}}")
 
 
-def test_products_of_mixing_layers_stay_for_fuse_interaction(make: Make) -> None:
-    plan, _ = make("ranker", "compute: keep", "{use: fuse_interaction}, {use: pad_alignment, to: 128}")
-    fused, padded = plan.mods
-    assert fused.rewritten
-    left = {each.name: each.reason for each in padded.unchanged}
-    assert "part of a mixing layer" in left["layers.0.rank"]
+@pytest.mark.parametrize(
+    ("mods", "reason"),
+    [
+        ("", "it is part of a mixing layer, for which fuse_interaction has kernels"),
+        ("{use: fuse_interaction}, ", "fuse_interaction takes it into a kernel as it is written"),
+    ],
+)
+def test_products_of_mixing_layers_stay_for_fuse_interaction(make: Make, mods: str, reason: str) -> None:
+    plan, _ = make("ranker", "compute: keep", f"{mods}{{use: pad_alignment, to: 128}}")
+    assert all(mod.rewritten for mod in plan.mods)
+    left = {each.name: each.reason for each in plan.mods[-1].unchanged}
+    for name in ("rank", "compress"):
+        assert left[f"layers.0.{name}"].startswith(reason)

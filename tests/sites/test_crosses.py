@@ -79,6 +79,11 @@ class ThreeDimensions(Layer):
         return (a * self.linear(b) + b).flatten(0, 1)
 
 
+class BroadcastInFront(Layer):
+    def forward(self, x0: Tensor, x: Tensor) -> Tensor:
+        return x0 * self.linear(x.unflatten(0, (-1, 1))) + x
+
+
 class InPlace(Layer):
     def forward(self, x0: Tensor, x: Tensor) -> Tensor:
         return (x0 * self.linear(x) + x).relu_()
@@ -116,6 +121,12 @@ def test_a_bias_that_a_statement_of_its_own_adds_stays_there() -> None:
     assert cross.product != forward.statements[cross.linear].target
 
 
-@pytest.mark.parametrize("kind", [ReadTwice, NoProduct, Broadcast, Scaled, ThreeDimensions, InPlace])
+def test_rows_of_any_number_of_dimensions() -> None:
+    forward = traced(ThreeDimensions)
+    (cross,) = forward.crosses
+    assert (cross.factor.text, cross.width) == (forward.statements[0].target, N)
+
+
+@pytest.mark.parametrize("kind", [ReadTwice, NoProduct, Broadcast, BroadcastInFront, Scaled, InPlace])
 def test_other_sums_are_none(kind: type[Layer]) -> None:
     assert traced(kind).crosses == ()

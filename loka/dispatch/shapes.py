@@ -1,0 +1,22 @@
+"""Tensors of any number of dimensions as the matrices that kernels of rows read."""
+
+from __future__ import annotations
+
+import torch
+
+from loka.errors import InputError
+
+
+def rows(width: int, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Tensors of one shape (..., width) as matrices (M, width), in the order in which they are given.
+
+    Raises InputError where their shapes differ, also where torch would broadcast them, or end in another width.
+    """
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    if any(shape != shapes[0] for shape in shapes) or shapes[0][-1:] != (width,):
+        raise InputError(
+            f"a kernel for tensors of one shape with rows of {width} elements got the shapes "
+            f"{', '.join(map(str, shapes))}; the model is not the one that the package was generated for, generate it "
+            "again"
+        )
+    return [tensor.reshape(-1, width) for tensor in tensors]
