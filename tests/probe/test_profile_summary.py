@@ -13,6 +13,7 @@ from torch import Tensor
 
 from loka import __version__
 from loka.errors import InputError
+from loka.mods.made import ModMade
 from loka.numerics.formats import FORMATS
 from loka.numerics.names import Format, Operand, Scaling
 from loka.numerics.quantize import quantize
@@ -266,6 +267,17 @@ class TestUnite:
         a = record(site_of(learn([torch.ones(3, 4)])), 20)
         estimated = replace(a, profile=replace(a.profile, findings=("stale",)))
         assert summary.unite(estimated, a).profile.findings == ()
+
+    def test_keeps_the_mods_and_refuses_others(self) -> None:
+        a = record(site_of(None, k=4), 20)
+        mods = (ModMade("block_norm", "0123456789abcdef", "norm, block 32"), ModMade("no_bias", "0" * 16, "up"))
+        modded = replace(a, profile=replace(a.profile, mods=mods))
+        assert summary.unite(modded, modded).profile.mods == mods
+        with pytest.raises(InputError, match="cannot be merged: what block_norm, no_bias changed in m:f is not"):
+            summary.unite(a, modded)
+        fewer = replace(a, profile=replace(a.profile, mods=mods[:1]))
+        with pytest.raises(InputError, match="what no_bias changed in m:f"):
+            summary.unite(modded, fewer)
 
     def test_refuses_what_does_not_belong_together(self) -> None:
         a = record(site_of(None, k=4), 20)
