@@ -38,6 +38,7 @@ class Interacting:
     owners: frozenset[str] = frozenset()  # the modules whose forward may write one
     sites: tuple[Site, ...] = ()  # GEMMs that have to be seen as such in these forwards
     together: tuple[tuple[str, str], ...] = ()  # (site of a cross layer, the smallest module that holds them all)
+    crossing: frozenset[str] = frozenset()  # names of the sites whose products a cross layer may read
 
 
 def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], bool]) -> Interacting:
@@ -55,7 +56,8 @@ def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], 
             seen.append(site)
         if _crosses(site):
             crossing.append(site)
-    return Interacting(frozenset(owners), tuple(seen), tuple(_together(crossing, modules)))
+    names = frozenset(site.name for site in crossing)
+    return Interacting(frozenset(owners), tuple(seen), tuple(_together(crossing, modules)), names)
 
 
 def _is_parameter(site: Site) -> bool:

@@ -13,7 +13,7 @@ M, the batch, is not padded: the operators pad it where a GEMM contracts over it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from loka.errors import LokaError
@@ -37,6 +37,7 @@ class Pad:
     k: int  # before
     n: int
     to: int  # what both are made multiples of, elements
+    columns: bool = True  # whether N is padded too; not where a kernel of another mod takes the product
 
     def under(self, rename: Callable[[str], str]) -> Pad:
         """The same with its site under another name."""
@@ -45,20 +46,24 @@ class Pad:
     @property
     def padded(self) -> Size:
         """The sizes that the GEMM gets."""
-        return Size(-(-self.k // self.to) * self.to, -(-self.n // self.to) * self.to)
+        n = -(-self.n // self.to) * self.to if self.columns else self.n
+        return Size(-(-self.k // self.to) * self.to, n)
 
 
 def find(
-    forward: StraightForward, sites: Mapping[str, Size], to: int = 16
+    forward: StraightForward, sites: Mapping[str, Size], to: int = 16, crossed: Collection[str] = ()
 ) -> tuple[tuple[Pad, ...], tuple[Unchanged, ...]]:
-    """The sites of a forward with a K or N that is no multiple of `to`, and the others that it calls, and why."""
+    """The sites of a forward with a K or N that is no multiple of `to`, and the others that it calls, and why.
+
+    N of the `crossed` stays as it is: a cross layer takes their products.
+    """
     found: dict[str, Pad] = {}
     reasons: dict[str, str] = {}
     for statement in forward.statements:
         if statement.call is None or statement.call.site not in sites:
             continue
         name = statement.call.site
-        pad = Pad(name, sites[name].k, sites[name].n, to)
+        pad = Pad(name, sites[name].k, sites[name].n, to, name not in crossed)
         if pad.padded == sites[name]:
             reasons[name] = ALIGNED
         else:

@@ -37,6 +37,10 @@ _NAMED = "a rule asks for it in FP8 by its name, and a batched product stays in 
 _MIXED = "it is part of a mixing layer, for which fuse_interaction has kernels that mask sizes themselves"
 _MERGED = "merge_siblings has made it one GEMM with others"
 _FUSED = "fuse_interaction takes it into a kernel as it is written; leave its owner out of that mod's match instead"
+_CROSSED = (
+    "what multiplies its product may be a cross layer, which fuse_interaction takes with N as it is; leave its owner "
+    "out of that mod's match instead"
+)
 _LARGE = "it is larger than max_k and max_n allow"
 # Reasons that need no telling: a broad pattern cannot mean such sites.
 _USUAL = frozenset({merge_siblings.ALONE, batch_small.FEW, pad_alignment.ALIGNED, _LARGE})
@@ -73,16 +77,18 @@ def with_forward_mods(
     siblings: Sequence[tuple[str, ...]],
     tracer: Tracer,
     mixed: frozenset[str] = frozenset(),
+    crossed: frozenset[str] = frozenset(),
 ) -> Modded:
     """Carry out the forward mods among some entries of `mods`; `settings[i]` belongs to `sites[i]`.
 
     `siblings` are names of sites that seem to read one tensor (`SiteMap.siblings`). Owners are run and traced.
-    `mixed` are names of sites that `fuse_interaction` takes, as it knows them by how they are written.
+    `mixed` are names of sites that `fuse_interaction` takes, `crossed` of those whose products it takes, as it knows
+    them by how they are written.
     """
     mine = [rule for rule in rules if rule.use in MODS]
     if not mine:
         return Modded(tuple(sites), tuple(settings), RewritingTracer(tracer))
-    model = _Model(sites, settings, siblings, tracer, mixed)
+    model = _Model(sites, settings, siblings, tracer, mixed, crossed)
     looks: dict[str, Callable[[_Model, ModRule], _Outcome]] = {
         merge_siblings.NAME: _merge,
         batch_small.NAME: _batch,
@@ -128,11 +134,13 @@ class _Model:
         siblings: Sequence[tuple[str, ...]],
         tracer: Tracer,
         mixed: frozenset[str],
+        crossed: frozenset[str],
     ) -> None:
         self.sites = {site.name: site for site in sites}
         self.settings = {site.name: wanted for site, wanted in zip(sites, settings, strict=True)}
         self.siblings = siblings
         self.mixed = mixed
+        self.crossed = crossed
         self.modules = dict(tracer.model.named_modules())
         self.parameters = dict(tracer.model.named_parameters(remove_duplicate=False))
         self.trace = RewritingTracer(tracer)
@@ -361,13 +369,17 @@ def _pad(model: _Model, rule: ModRule) -> _Outcome:
     for site in _wanted(model, rule, found):
         if site.k % to == 0 and site.n % to == 0:
             found.leave([site.name], pad_alignment.ALIGNED)
+        elif site.k % to == 0 and site.name in model.crossed:
+            found.leave([site.name], _CROSSED)
         else:
             owners.setdefault(site.name if site.kind is Kind.LINEAR else site.owner, []).append(site.name)
     model.capture(list(owners))
     for owner, names in owners.items():
         for where, seen, _, sizes, called in _seen(model, names, owner, found):
             mixed = _mixed(seen)
-            pads, _ = pad_alignment.find(seen, {inner: size for inner, size in sizes.items() if inner not in mixed}, to)
+            wanted = {inner: size for inner, size in sizes.items() if inner not in mixed}
+            crossed = {inner for inner in wanted if called[inner] in model.crossed}
+            pads, _ = pad_alignment.find(seen, wanted, to, crossed)
             found.leave([called[inner] for inner in sizes if inner in mixed], _MIXED)
             for change in pads:
                 name = called[change.site]

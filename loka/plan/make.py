@@ -176,8 +176,9 @@ def plan_of(
     considered = kernels if costs is not None else ()
     tracer = Tracer(model, _inputs(policy, examined.built))
     with current_directory_importable():
-        mixed = mixing_sites(policy, sites, model)
-        modded = with_forward_mods(policy.mods, sites, settings, examined.siblings, tracer, mixed)
+        asked = interactions_asked(policy, sites, model)
+        fused = mixing_sites(asked), asked.crossing
+        modded = with_forward_mods(policy.mods, sites, settings, examined.siblings, tracer, *fused)
     check_forward_mods(policy.mods, modded.made)
     sites, settings = modded.sites, modded.settings
     trace = CarryingTracer(modded.trace, streams_asked(policy, model))

@@ -76,7 +76,8 @@ def what_words(change: Change) -> str:
             return f"{len(change.members)} linears of K {change.k}, N {change.n} over {read} are one batched product"
         case Pad():
             sizes = [("K", change.k, change.padded.k), ("N", change.n, change.padded.n)]
-            return ", ".join(f"{name} {old} padded to {new}" for name, old, new in sizes if old != new)
+            left = [] if change.columns or change.n % change.to == 0 else [f"N {change.n} left to fuse_interaction"]
+            return ", ".join([*(f"{name} {old} padded to {new}" for name, old, new in sizes if old != new), *left])
 
 
 def known_of(known: Known | None, sites: Sequence[Site]) -> Known | None:

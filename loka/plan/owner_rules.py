@@ -29,9 +29,9 @@ def interactions_asked(policy: Policy, sites: tuple[Site, ...], model: nn.Module
     return found
 
 
-def mixing_sites(policy: Policy, sites: tuple[Site, ...], model: nn.Module) -> frozenset[str]:
+def mixing_sites(asked: Interacting) -> frozenset[str]:
     """Names of the matmuls that may be a mixing layer's and are to be fused: no other mod may write them otherwise."""
-    return frozenset(site.name for site in interactions_asked(policy, sites, model).sites if site.kind is Kind.MATMUL)
+    return frozenset(site.name for site in asked.sites if site.kind is Kind.MATMUL)
 
 
 def check_interactions(policy: Policy, model: nn.Module, made: Interactions) -> None:

@@ -153,6 +153,26 @@ def test_any_shape_is_the_same_function(workplace: Workplace, shape: dict[str, o
     equal_but_for_rounding(model, package, x, limit=2e-4)
 
 
+@pytest.mark.parametrize(("rank", "said"), [(6, "K 6 padded to 16, N 30 left to fuse_interaction"), (16, None)])
+def test_pad_alignment_leaves_the_widths_of_cross_layers(workplace: Workplace, rank: int, said: str | None) -> None:
+    workplace.models.SIZES.clear()
+    workplace.models.SIZES.update(kind="dcn", embeddings=6, dim=5, layers=2, rank=rank, mods=False)
+    plan, files, package = workplace.make(
+        "sized", mods="{use: pad_alignment}, {use: fuse_interaction}", inputs="sized_inputs"
+    )
+    pad, fuse = plan.mods
+    assert [each.what for each in fuse.rewritten] == ["a cross layer, 30 wide"] * 2
+    assert "kernels.cross_itself_30_passing(" in files["modules.py"]
+    padded = {each.site: each.what for each in pad.rewritten}
+    left = {each.name: each.reason for each in pad.unchanged}
+    for layer in range(2):
+        assert padded[f"cross.{layer}.down"].startswith("K 30 padded to 32")
+        assert padded.get(f"cross.{layer}.up") == said
+        assert ("which fuse_interaction takes with N as it is" in left.get(f"cross.{layer}.up", "")) == (said is None)
+    for batch in (7, 1):
+        equal_but_for_rounding(workplace.models.sized(), package, workplace.models.sized_inputs(batch)[0], limit=2e-4)
+
+
 @pytest.mark.parametrize(
     ("factory", "mods", "said"),
     [
