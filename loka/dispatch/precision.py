@@ -11,7 +11,7 @@ def output_dtype(x: torch.Tensor) -> torch.dtype:
     Like autocast itself, it leaves float64 alone. Safe under torch.compile, which guards on the autocast state.
     """
     device = x.device.type
-    if x.dtype != torch.float64 and torch.is_autocast_enabled(device):
+    if x.dtype != torch.float64 and _autocasts(device):
         return torch.get_autocast_dtype(device)
     return x.dtype
 
@@ -30,6 +30,11 @@ def joined_dtype(*added: torch.Tensor) -> torch.dtype:
     Under torch.autocast it is float32, as that has it for a LayerNorm on a GPU, but for float64.
     """
     dtype = summed_dtype(*added)
-    if dtype != torch.float64 and torch.is_autocast_enabled(added[0].device.type):
+    if dtype != torch.float64 and _autocasts(added[0].device.type):
         return torch.float32
     return dtype
+
+
+def _autocasts(device: str) -> bool:
+    """Whether torch.autocast is on for a device; there is none for "meta", which torch refuses to be asked about."""
+    return device != "meta" and torch.is_autocast_enabled(device)

@@ -100,8 +100,10 @@ def convert(
 
     Biases are folded where that is exact; what is zero, or a norm's weight of ones, goes. A state_dict of the adapted
     model comes back equal. Raises ConvertError where anything else would be lost, with all of it, unless `drop`: then
-    it is left out, and the model has to be trained anew; and InputError where Parameters are missing.
+    it is left out, and the model has to be trained anew; and InputError where this is no state_dict of either model:
+    Parameters are missing, under other names, of other sizes, or no tensors.
     """
+    _check_state(state, adaptations)
     made: OrderedDict[str, Tensor] = OrderedDict(state)
     metadata = getattr(state, "_metadata", None)
     if metadata is not None:  # load_state_dict reads the versions of modules there
@@ -123,6 +125,29 @@ def convert(
             lost,
         )
     return made
+
+
+def _check_state(state: Mapping[str, Tensor], adaptations: Sequence[Adaptation]) -> None:
+    """Raise InputError for what is no mapping, has the adapted modules under a wrapper's names, or no tensors there."""
+    if not isinstance(state, Mapping):
+        raise InputError(f"convert takes a state_dict, not {type(state).__name__}: give model.state_dict()")
+    names = dict.fromkeys(name for adaptation in adaptations for name in adaptation.modules)
+    for key in (_key(name, part) for name in names for part in ("weight", "bias")):
+        prefix = next((prefix for prefix in ("module.", "_orig_mod.") if f"{prefix}{key}" in state), None)
+        if prefix is not None:
+            raise InputError(
+                f"the checkpoint has {prefix + key!r}, which the model calls {key!r}: it is of a wrapped model; take "
+                f"{prefix!r} off its names"
+            )
+        if not isinstance(state.get(key, _NOTHING), Tensor):
+            raise InputError(f"the checkpoint's {key!r} is of type {type(state[key]).__name__}, and no tensor")
+
+
+_NOTHING = Tensor()
+
+
+def _key(module: str, part: str) -> str:
+    return f"{module}.{part}" if module else part
 
 
 def _is_done(model: nn.Module, name: str, adaptations: Sequence[Adaptation]) -> bool:

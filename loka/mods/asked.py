@@ -81,5 +81,6 @@ def _nothing(rule: ModRule) -> str:
 
 def _reasons(unchanged: Sequence[Unchanged]) -> str:
     reasons: Mapping[str, str] = {each.name: each.reason for each in unchanged}
-    shown = "; ".join(f"{name!r}: {reason}" for name, reason in list(reasons.items())[:_SHOWN])
-    return shown + (f"; and {len(reasons) - _SHOWN} more" if len(reasons) > _SHOWN else "")
+    told = [f"{repr(name) if name else 'the model itself'}: {reason}" for name, reason in reasons.items()]
+    shown = "; ".join(told[:_SHOWN])
+    return shown + (f"; and {len(told) - _SHOWN} more" if len(told) > _SHOWN else "")

@@ -31,7 +31,7 @@ EXACT = True
 PROMISE = "small linears of one shape are one batched product, in the model's dtype: one launch instead of many"
 FEWEST = 3
 SHARED = "other linears read its input: merge_siblings is for these"
-FEW = f"fewer than {FEWEST} linears of its shape over different inputs stand in one forward"
+FEW = f"fewer than {FEWEST} linears of its shape that the mod is for, over different inputs, stand in one forward"
 
 
 @dataclass(frozen=True, slots=True)

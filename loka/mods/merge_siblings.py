@@ -26,7 +26,7 @@ from loka.sites.straight import Ref, RefKind, SiteCall, Statement, StraightForwa
 NAME = "merge_siblings"
 EXACT = True
 PROMISE = "linears that read one tensor are one GEMM: one launch, and the tensor is read once"
-ALONE = "no other linear reads its input"
+ALONE = "no other linear that the mod is for reads its input"
 
 
 @dataclass(frozen=True, slots=True)

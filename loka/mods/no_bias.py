@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
+from loka.errors import InputError
 from loka.mods.adaptation import Adaptation, Setting, Unchanged
 from loka.mods.mod import Adaptable, Asked, Found
 from loka.mods.structure import every_name, grouped, inside_encoder_layer, parent_of, short, type_of
@@ -81,11 +82,14 @@ class NoBias:
         into = str(dict(adaptation.settings).get("into", ""))
         lost = []
         for name in adaptation.modules:
+            own = state[f"{name}.weight" if name else "weight"]  # in each checkpoint, of the model as it was or adapted
             bias = state.pop(f"{name}.bias" if name else "bias", None)
             if bias is None:
                 continue  # the checkpoint is of the adapted model
+            _check_sizes(name, bias, own.shape[:1])
             if into:
                 weight, total = state[f"{into}.weight"], state[f"{into}.bias"]
+                _check_sizes(name, bias, weight.shape[1:])
                 folded = total.double() + weight.double() @ bias.to(weight.device, torch.float64)
                 state[f"{into}.bias"] = folded.to(total.dtype)
             elif bias.is_meta or bool(bias.any()):
@@ -93,6 +97,15 @@ class NoBias:
                 reason = f"a bias{size}, and no linear that keeps its own reads the product alone"
                 lost.append(Unchanged(f"{name}.bias" if name else "bias", reason))
         return tuple(lost)
+
+
+def _check_sizes(name: str, bias: Tensor, features: torch.Size) -> None:
+    """Raise InputError where a checkpoint's bias has other features than a weight that makes or reads them."""
+    if bias.shape != features:
+        raise InputError(
+            f"the checkpoint's bias of {name!r} has shape {tuple(bias.shape)}, and a weight beside it asks for "
+            f"{tuple(features)}: it is of another model"
+        )
 
 
 class _Refusals:

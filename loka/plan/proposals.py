@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from torch import nn
+
 from loka.errors import InputError
-from loka.mods import fuse_interaction, merge_siblings, pad_alignment
+from loka.mods import batch_small, fuse_interaction, merge_siblings, pad_alignment
 from loka.mods.asked import asked_for_all
 from loka.mods.catalogue import MODEL_MODS
 from loka.mods.final import adaptable
@@ -63,10 +65,29 @@ def _exact(built: BuiltModel, sites: Sequence[Site], siblings: Sequence[tuple[st
     if siblings:
         count = sum(map(len, siblings))
         yield Proposal(merge_siblings.NAME, f"{count} sites read {len(siblings)} tensors", True)
+    small = sum(map(len, _small(built.module, sites, {name for names in siblings for name in names})))
+    if small:
+        yield Proposal(batch_small.NAME, f"{small} small linears of one shape may read different inputs", True)
     odd = [site for site in sites if site.kind is Kind.LINEAR and (site.k % _ALIGNED or site.n % _ALIGNED)]
     if odd:
         what = f"{len(odd)} linear{'s' if len(odd) != 1 else ''} with K or N no multiple of {_ALIGNED}"
         yield Proposal(pad_alignment.NAME, what, True)
+
+
+def _small(module: nn.Module, sites: Sequence[Site], siblings: set[str]) -> list[list[str]]:
+    """Linears of one list and one shape, small by the mod's own limits, that do not read one tensor.
+
+    Square ones are left out: those of a list may as well stand in a row, as cross layers do.
+    """
+    limits = asked_for_all(batch_small.NAME).settings
+    alike: dict[tuple[object, ...], list[str]] = {}
+    for site in sites:
+        owner, _, last = site.name.rpartition(".")
+        fits = site.k <= int(limits["max_k"]) and site.n <= int(limits["max_n"]) and site.k != site.n
+        if site.kind is Kind.LINEAR and last.isdecimal() and fits and site.name not in siblings:
+            alike.setdefault((owner, site.rows, site.k, site.n), []).append(site.name)
+    families = [names for names in alike.values() if len(names) >= batch_small.FEWEST]
+    return [names for names in families if isinstance(module.get_submodule(names[0].rpartition(".")[0]), nn.ModuleList)]
 
 
 def _others(built: BuiltModel) -> Iterator[Proposal]:

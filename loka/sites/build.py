@@ -52,6 +52,8 @@ def build_model(factory: str, inputs: str | None, batch_size: int, *, large: int
         if not isinstance(module, nn.Module):
             found = _kind_of(module)
             raise InputError(f"model.factory: {factory}() returned {found}, not an nn.Module; return the model from it")
+        if "_orig_mod" in module._modules:  # torch.compile's: names would be those of what it wraps, with a prefix
+            raise InputError(f"model.factory: {factory}() returned a compiled model; return the model that it compiles")
         make_inputs, spec = _inputs_of(module, inputs, home, factory)
         args, kwargs = _as_arguments(call(make_inputs, (batch_size,), spec, "model.inputs"), spec)
         _initialise_lazy(module, args, kwargs, factory)

@@ -304,6 +304,35 @@ def test_a_checkpoint_of_another_model_is_refused():
         convert(state, adaptations)
 
 
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (model(), "takes a state_dict, not Sequential"),
+        (None, "takes a state_dict, not NoneType"),
+        ({}, "has no '.*weight'"),
+        ({"epoch": 3, "model": model().state_dict()}, "has no '.*weight'"),
+        ({f"module.{name}": value for name, value in model().state_dict().items()}, "take 'module.' off"),
+        ({f"_orig_mod.{name}": value for name, value in model().state_dict().items()}, "take '_orig_mod.' off"),
+        ({name: value.numpy() for name, value in model().state_dict().items()}, "of type ndarray, and no tensor"),
+        (model().state_dict() | {"0.bias": torch.ones(3)}, r"bias of '0' has shape \(3,\).* \(64,\): it is of another"),
+    ],
+)
+@pytest.mark.parametrize("drop", [True, False])
+def test_what_is_no_state_dict_of_the_model_is_refused(adaptations, state, says, drop):
+    with pytest.raises(InputError, match=says):
+        convert(state, adaptations, drop=drop)
+
+
+def test_a_bias_that_does_not_fit_what_takes_it_is_refused():
+    plain = nn.Sequential(nn.Linear(32, 24), nn.Linear(24, 1))
+    found = models.find("no_bias", plain, X)
+    other = nn.Sequential(nn.Linear(32, 20), nn.Linear(24, 1)).state_dict()
+    before = {name: value.clone() for name, value in other.items()}
+    with pytest.raises(InputError, match=r"shape \(20,\).*\(24,\)"):
+        convert(other, found.adaptations)
+    assert all(torch.equal(other[name], value) for name, value in before.items())
+
+
 def test_a_state_dict_keeps_its_versions():
     state = nn.BatchNorm1d(4).state_dict()
     assert convert(state, ())._metadata == state._metadata  # type: ignore[attr-defined]

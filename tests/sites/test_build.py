@@ -102,6 +102,7 @@ def test_names_that_lead_nowhere(write, factory, says):
     [
         ("return None", r"returned None, not an nn\.Module"),
         ("return Ranker", r"returned a type, not an nn\.Module"),
+        ("return torch.compile(Ranker())", r"returned a compiled model; return the model that it compiles"),
         ("raise ValueError('no vocabulary')", r"raised ValueError: no vocabulary, at .*{name}\.py:\d+; make this call"),
         ("raise SystemExit(3)", r"raised SystemExit\(3\), at .*{name}\.py:\d+"),
         ("return nn.Linear(-1, 2, device='no')", r"raised RuntimeError: .*{name}\.py:\d+"),
