@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,6 +32,7 @@ def observed_shapes(
     once = [target for target in dict.fromkeys(targets) if targets.count(target) == 1]
     once = [target for target in once if target not in signature.parameters]
     shown = with_forward(owner, replace(forward, result=f"({' '.join(f'{name},' for name in once)})"))
+    shown._forward_hooks = OrderedDict()  # the owner's own are for its result, and this one's are all its locals
     seen: list[dict[str, Shape]] = []
     with _evaluating(shown), torch.no_grad():
         for call in examples.calls:

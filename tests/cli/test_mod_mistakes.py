@@ -43,6 +43,12 @@ def rows():
     return Rows()
 
 
+def hooked():
+    model = Features()
+    model.up.register_forward_hook(lambda module, args, result: result * 2)
+    return model
+
+
 def example_inputs(batch_size):
     return (torch.randn(batch_size, 13),)
 """
@@ -102,3 +108,9 @@ def test_what_a_mod_leaves_is_told_by_what_it_was_asked_for(small, model, mod, s
     ran = small(model, mod)
     assert ran.status == 2
     assert says in ran.err
+
+
+def test_a_linear_with_a_hook_of_its_own_is_padded(small):
+    ran = small("hooked", "{use: pad_alignment, match: up}")
+    assert ran.status == 0, ran.err
+    assert "pad_alignment (shop.yaml:6), the same function" in ran.out
