@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "c9cfbda84c53fbadbbe54f556fa4ddd6ab8b4a17a25f7e35bee1daa2ab9b4f88"
+STAMP = "6cd43ae856ca422ab067c8588f659e50bf488a6d00942478fad5a2f9ac466290"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import fused_reference, join_reference, mix_reference, operators
 
-STAMP = "c9cfbda84c53fbadbbe54f556fa4ddd6ab8b4a17a25f7e35bee1daa2ab9b4f88"
+STAMP = "6cd43ae856ca422ab067c8588f659e50bf488a6d00942478fad5a2f9ac466290"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -220,7 +220,7 @@ def _add_layer_norm_silu_backward_64_shapes(
 # grad (M, 64), x (M, 64), add (64,), weight (64,), bias (64,), mean (M,), rstd (M,) -> dx (M, 64), dweight (P, 64),
 # dbias (P, 64), dadd (P, 64).
 add_layer_norm_silu_backward_64 = operators.operator(
-    "add_layer_norm_silu_backward_64_96f2c5ef",
+    "add_layer_norm_silu_backward_64_7e9d4286",
     operators.deferred(__package__, "add_layer_norm_silu_backward_64"),
     _add_layer_norm_silu_backward_64_reference,
     _add_layer_norm_silu_backward_64_shapes,
@@ -259,7 +259,7 @@ def _add_layer_norm_silu_backward_e4m3_256_shapes(
 # grad (M, 256), x (M, 256), add (256,), weight (256,), bias (256,), mean (M,), rstd (M,) -> values (M, 256), scale
 # (M, 1), largest (P,), dweight (P, 256), dbias (P, 256), dadd (P, 256).
 add_layer_norm_silu_backward_e4m3_256 = operators.operator(
-    "add_layer_norm_silu_backward_e4m3_256_67c445ca",
+    "add_layer_norm_silu_backward_e4m3_256_dc34e8b7",
     operators.deferred(__package__, "add_layer_norm_silu_backward_e4m3_256"),
     _add_layer_norm_silu_backward_e4m3_256_reference,
     _add_layer_norm_silu_backward_e4m3_256_shapes,
@@ -427,7 +427,7 @@ def _layer_norm_backward_128_shapes(
 # Gradient of LayerNorm.
 # grad (M, 128), x (M, 128), weight (128,), mean (M,), rstd (M,) -> dx (M, 128), dweight (P, 128), dbias (P, 128).
 layer_norm_backward_128 = operators.operator(
-    "layer_norm_backward_128_03037c2b",
+    "layer_norm_backward_128_62f9f660",
     operators.deferred(__package__, "layer_norm_backward_128"),
     _layer_norm_backward_128_reference,
     _layer_norm_backward_128_shapes,

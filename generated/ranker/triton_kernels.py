@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import mix_reference, operators
 
-STAMP = "c9cfbda84c53fbadbbe54f556fa4ddd6ab8b4a17a25f7e35bee1daa2ab9b4f88"
+STAMP = "6cd43ae856ca422ab067c8588f659e50bf488a6d00942478fad5a2f9ac466290"
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -336,7 +336,7 @@ def add_layer_norm_silu_backward_64(
     dbias (P, 64), dadd (P, 64).
     """
     operators.check_rows(grad, 64)
-    operators.check_rows(x, 64)
+    operators.check_rows(x, 64, grad.shape[0])
     grad = operators.whole_rows(grad)
     m = grad.shape[0]
     programs = operators.programs(grad, rows=64, per_multiprocessor=8)
@@ -438,7 +438,7 @@ def add_layer_norm_silu_backward_e4m3_256(
     (M, 1), largest (P,), dweight (P, 256), dbias (P, 256), dadd (P, 256).
     """
     operators.check_rows(grad, 256)
-    operators.check_rows(x, 256)
+    operators.check_rows(x, 256, grad.shape[0])
     grad = operators.whole_rows(grad)
     m = grad.shape[0]
     programs = operators.programs(grad, rows=16, per_multiprocessor=8)
@@ -787,7 +787,7 @@ def layer_norm_backward_128(
     grad (M, 128), x (M, 128), weight (128,), mean (M,), rstd (M,) -> dx (M, 128), dweight (P, 128), dbias (P, 128).
     """
     operators.check_rows(grad, 128)
-    operators.check_rows(x, 128)
+    operators.check_rows(x, 128, grad.shape[0])
     grad = operators.whole_rows(grad)
     m = grad.shape[0]
     programs = operators.programs(grad, rows=32, per_multiprocessor=8)

@@ -142,8 +142,13 @@ def multiprocessors(device: int | None) -> int:
     return count
 
 
-def check_rows(x: Tensor, width: int) -> None:
-    """Raises InputError unless x is a floating matrix of (M, width)."""
+def check_rows(x: Tensor, width: int, rows: int | None = None) -> None:
+    """Raises InputError unless x is a floating matrix of (M, width); where `rows` is given, M is that many."""
+    if rows is not None and x.dim() == 2 and x.shape[0] != rows:
+        raise InputError(
+            f"a kernel for matrices of {rows} rows got one of shape {tuple(x.shape)}; the package was generated for "
+            "inputs that are not broadcast: give them as many rows"
+        )
     if x.dim() != 2 or x.shape[1] != width or not x.dtype.is_floating_point:
         raise InputError(
             f"a kernel for floating rows of {width} elements got {x.dtype} of shape {tuple(x.shape)}; the model is "
