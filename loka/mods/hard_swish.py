@@ -31,6 +31,8 @@ class HardSwish:
     Not exact, a new model: up to 0.142 off, at 3 and -3. No exponential, so that it costs little in the
     epilogue of a GEMM, and exactly zero or x outside of [-3, 3] (LoKA, "Mods": Hard Swish).
 
+    Quality: NE differed by -0.02 +- 0.02 % on MovieTweetings (small Wukong, one epoch, four seeds).
+
     Checkpoints: they have no parameters, so that nothing changes.
     """
 

@@ -30,6 +30,9 @@ class NoBias:
 
     Final prediction layers keep theirs, unless `final` is "drop": the mean of the predictions is in it.
 
+    Quality: a tower of raw dense features needs its biases, as thresholds. On MovieTweetings (small Wukong, one epoch)
+    NE was 1.8 to 1.9 % worse without them, and -0.01 +- 0.01 % where they alone were kept: except that tower.
+
     Checkpoints: a bias is folded into the linear that alone reads its product with nothing in between, if that one
     keeps a bias: b2 + W2 b1, in float64; this is exact up to rounding. A bias of zeros goes. Any other is lost.
     """
