@@ -201,11 +201,15 @@ def test_optional_excuses_it(workplace: Workplace) -> None:
 @pytest.mark.parametrize(
     ("inputs", "compute", "said"),
     [
-        ("thick_inputs", "keep", "'': no kernel mixes 16 embeddings of 2304 at rank 4: a sample may have 32768"),
+        (
+            "thick_inputs",
+            "keep",
+            "the model itself: no kernel mixes 16 embeddings of 2304 at rank 4: a sample may have 32768",
+        ),
         (
             "thin_inputs",
             "fp8",
-            "'': its mixing layer multiplies by 'rank' in FP8, and kernels mix in the model's",
+            "the model itself: its mixing layer multiplies by 'rank' in FP8, and kernels mix in the model's",
         ),
     ],
 )

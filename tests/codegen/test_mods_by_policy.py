@@ -137,7 +137,9 @@ def test_the_text_is_formatted(make: Make, tmp_path: Path) -> None:
             (folder / name).write_text(text)
     config = str(Path(__file__).parents[2] / "pyproject.toml")
     for command in (["check", "--ignore", "I001"], ["format", "--check"]):
-        done = subprocess.run(["ruff", *command, "--config", config, str(folder)], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "--config", config, str(folder)], capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout
 
 
