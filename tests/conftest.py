@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 
-try:
+if find_spec("hypothesis") is not None:  # a machine that only runs kernels need not have it
     from hypothesis import settings
-except ImportError:
-    pass  # a machine that only runs kernels need not have it
-else:
+
     # By default a test fails where making ten inputs took a second; the first text alone takes longer in a fresh
     # checkout, where all modules are read for constants. Without a deadline that limit is 30 seconds.
     settings.register_profile("loka", deadline=None)
