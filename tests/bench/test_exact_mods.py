@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import runpy
+
 import pytest
 import torch
 
-from loka.bench import exact_mods
-from loka.bench.exact_mods import BF16, CASES, FP8, Case
+from loka.bench import exact_cases, exact_mods
+from loka.bench.exact_cases import CASES, Case
+from loka.bench.exact_mods import BF16, FP8
 from loka.bench.packages import Workshop
 from loka.errors import InputError
 
@@ -16,8 +19,8 @@ from loka.errors import InputError
 def test_the_mod_of_a_case_finds_what_it_is_for(case: Case) -> None:
     with Workshop() as workshop:
         package = exact_mods.package(workshop, case, BF16, modded=True)
-        model = exact_mods.build(case)
-        given = exact_mods.inputs(case, 3)
+        model = exact_cases.build(case)
+        given = exact_cases.inputs(case, 3)
         expected = model(*given)
         with package.apply(model):
             assert any("Rewritten by" in (type(each).__doc__ or "") for each in model.modules())
@@ -25,11 +28,20 @@ def test_the_mod_of_a_case_finds_what_it_is_for(case: Case) -> None:
 
 
 def test_a_case_in_fp8_has_gemms_in_fp8_with_the_mod() -> None:
-    case = exact_mods.named(["joined_13x512"])[0]
+    case = exact_cases.named(["joined_13x512"])[0]
     with Workshop() as workshop:
         assert "'fprop'" in str(exact_mods.package(workshop, case, FP8, modded=True).BINDINGS)
 
 
 def test_an_unknown_case_is_refused_by_name() -> None:
     with pytest.raises(InputError, match="there is no case 'experts'; there are experts_8x512x1024"):
-        exact_mods.named(["experts"])
+        exact_cases.named(["experts"])
+
+
+@pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # that the module is imported already
+def test_run_as_a_program_it_builds_the_model_that_it_plans_for() -> None:
+    program = runpy.run_module("loka.bench.exact_mods", run_name="loka_program")
+    case = exact_cases.named(["joined_13x512"])[0]
+    with Workshop() as workshop:
+        program["package"](workshop, case, BF16, modded=True).apply(program["build"](case)).remove()
