@@ -19,7 +19,7 @@ from loka.bench.exact_cases import CASES, Case, build, inputs, named, subject
 from loka.bench.machine import environment, require_gpu
 from loka.bench.packages import Workshop
 from loka.bench.results import NOTHING, Table, markdown_table
-from loka.bench.steps import SEED, Measured, make_work, measure
+from loka.bench.steps import SEED, make_work, measure
 from loka.bench.timing import MEASURED_MS
 from loka.bench.variants import Precision, Variant
 from loka.errors import LokaError
@@ -49,20 +49,25 @@ def run(cases: Sequence[Case], milliseconds: int = MEASURED_MS) -> Table:
     rows: list[tuple[str, ...]] = []
     with Workshop() as workshop:
         for case in cases:
-            cells = [_time(workshop, case, *way, milliseconds) for way in _ways(case)]
-            bare, modded, *fp8 = [cell if isinstance(cell, str) else cell.timing.median_us for cell in cells]
-            rows.append((case.name, case.mod, *_pair(bare, modded), *(_pair(*fp8) if fp8 else (NOTHING,) * 3)))
+            columns: list[str] = []
+            for defaults, taken in ((BF16, case.bf16), (FP8, case.fp8)):
+                columns += _pair(workshop, case, defaults, milliseconds) if taken else (NOTHING,) * 3
+            rows.append((case.name, case.mod, *columns))
             print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
     head = ("case", "mod", "BF16, us", "with the mod", "ratio", "FP8, us", "with the mod", "ratio")
     return head, rows
 
 
-def _ways(case: Case) -> list[tuple[str, bool]]:
-    return [(BF16, False), (BF16, True), *([(FP8, False), (FP8, True)] if case.fp8 else [])]
+def _pair(workshop: Workshop, case: Case, defaults: str, milliseconds: int) -> tuple[str, str, str]:
+    """A case without its mod and with it, and the ratio."""
+    bare, modded = (_time(workshop, case, defaults, modded, milliseconds) for modded in (False, True))
+    if isinstance(bare, str) or isinstance(modded, str):
+        return _shown(bare), _shown(modded), NOTHING
+    return _shown(bare), _shown(modded), f"{bare / modded:.2f}"
 
 
-def _time(workshop: Workshop, case: Case, defaults: str, modded: bool, milliseconds: int) -> Measured | str:
-    """One variant of a case, or why it could not be measured."""
+def _time(workshop: Workshop, case: Case, defaults: str, modded: bool, milliseconds: int) -> float | str:
+    """Microseconds of one variant of a case, or why it could not be measured."""
     torch.manual_seed(SEED)
     with torch.device("cuda"):
         base, given = build(case), inputs(case, case.batch)
@@ -71,15 +76,9 @@ def _time(workshop: Workshop, case: Case, defaults: str, modded: bool, milliseco
     variant = Variant("fp8" if fp8 else "bf16", Precision.FP8 if fp8 else Precision.BF16)
     try:
         made = package(workshop, case, defaults, modded) if modded or fp8 else None
-        return measure(work, variant, True, made)
+        return measure(work, variant, True, made).timing.median_us
     except (LokaError, RuntimeError) as error:  # a kernel that does not run; the others are measured all the same
         return f"failed: {describe(error)}"
-
-
-def _pair(bare: float | str, modded: float | str) -> tuple[str, str, str]:
-    if isinstance(bare, str) or isinstance(modded, str):
-        return _shown(bare), _shown(modded), NOTHING
-    return _shown(bare), _shown(modded), f"{bare / modded:.2f}"
 
 
 def _shown(cell: float | str) -> str:

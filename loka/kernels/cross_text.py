@@ -70,10 +70,13 @@ def why_not(width: int) -> str | None:
 
 
 def cross_configuration(spec: CrossBackward) -> CrossConfiguration:
-    """The choice for a spec: blocks of 4096 elements, and so many programs that each adds up several of them."""
+    """The choice for a spec: blocks of 4096 elements, and so many programs that each adds up several of them.
+
+    Measured at widths of 3456 and 1024 (docs/results/LOG.md): few programs, each of four warps, are the fastest.
+    """
     columns = min(512, padded_width(spec.width))
     blocks = -(-spec.width // columns)
-    return CrossConfiguration(columns, 4096 // columns, warps=8, programs=max(1, 6 // blocks))
+    return CrossConfiguration(columns, 4096 // columns, warps=4, programs=max(1, 3 // blocks))
 
 
 def cross_backward_views(spec: CrossBackward, launched: CrossConfiguration) -> Views:

@@ -1,4 +1,4 @@
-"""pad_alignment: K or N of a linear that is no multiple of 16 is padded with zeros, and the result is cut.
+"""pad_alignment: K or N of a linear that is no multiple of 16 bytes is padded with zeros, and the result is cut.
 
 y = linear(x, w, b)     ->     y = linear(pad(x, (0, 1)), pad(w, (0, 1, 0, 13)), pad(b, (0, 13)))[..., :3]
 
@@ -6,7 +6,8 @@ The same function: a zero in x meets a zero in w. The FP8 GEMM takes K and N in 
 itself where they are not: the FP8 copies of both operands, for each of the three GEMMs in which the size is a
 contraction or a column. Padded here, x and w are padded once, in the pass that makes them where torch.compile fuses it
 (x as it is concatenated or computed elementwise), and kernels of other libraries, which pad nothing, can run. In BF16
-an odd K makes rows that begin off 16 bytes, which the library's fast kernels do not take.
+an odd K makes rows that begin off 16 bytes, which the library's fast kernels do not take; a multiple of 8 elements is
+enough there, and padding it further costs a copy for nothing (3384 to 3392: 11 % slower, docs/results/LOG.md).
 
 M, the batch, is not padded: the operators pad it where a GEMM contracts over it.
 """
@@ -36,7 +37,7 @@ class Pad:
     site: str
     k: int  # before
     n: int
-    to: int  # what both are made multiples of, elements
+    to: int  # elements that both are made multiples of
     columns: bool = True  # whether N is padded too; not where a kernel of another mod takes the product
 
     def under(self, rename: Callable[[str], str]) -> Pad:
@@ -51,9 +52,9 @@ class Pad:
 
 
 def find(
-    forward: StraightForward, sites: Mapping[str, Size], to: int = 16, crossed: Collection[str] = ()
+    forward: StraightForward, sites: Mapping[str, tuple[Size, int]], crossed: Collection[str] = ()
 ) -> tuple[tuple[Pad, ...], tuple[Unchanged, ...]]:
-    """The sites of a forward with a K or N that is no multiple of `to`, and the others that it calls, and why.
+    """The sites of a forward with a K or N that is no multiple of what is given with it, and the others, and why.
 
     N of the `crossed` stays as it is: a cross layer takes their products.
     """
@@ -63,8 +64,9 @@ def find(
         if statement.call is None or statement.call.site not in sites:
             continue
         name = statement.call.site
-        pad = Pad(name, sites[name].k, sites[name].n, to, name not in crossed)
-        if pad.padded == sites[name]:
+        size, to = sites[name]
+        pad = Pad(name, size.k, size.n, to, name not in crossed)
+        if pad.padded == size:
             reasons[name] = ALIGNED
         else:
             found[name] = pad

@@ -367,9 +367,10 @@ def _pad(model: _Model, rule: ModRule) -> _Outcome:
     found, to = _Outcome(), int(dict(rule.settings)["to"])
     owners: dict[str, list[str]] = {}
     for site in _wanted(model, rule, found):
-        if site.k % to == 0 and site.n % to == 0:
+        multiple = _multiple(model, site.name, to)
+        if site.k % multiple == 0 and site.n % multiple == 0:
             found.leave([site.name], pad_alignment.ALIGNED)
-        elif site.k % to == 0 and site.name in model.crossed:
+        elif site.k % multiple == 0 and site.name in model.crossed:
             found.leave([site.name], _CROSSED)
         else:
             owners.setdefault(site.name if site.kind is Kind.LINEAR else site.owner, []).append(site.name)
@@ -377,15 +378,25 @@ def _pad(model: _Model, rule: ModRule) -> _Outcome:
     for owner, names in owners.items():
         for where, seen, _, sizes, called in _seen(model, names, owner, found):
             mixed = _mixed(seen)
-            wanted = {inner: size for inner, size in sizes.items() if inner not in mixed}
+            wanted = {
+                inner: (size, _multiple(model, called[inner], to))
+                for inner, size in sizes.items()
+                if inner not in mixed
+            }
             crossed = {inner for inner in wanted if called[inner] in model.crossed}
-            pads, _ = pad_alignment.find(seen, wanted, to, crossed)
+            pads, _ = pad_alignment.find(seen, wanted, crossed)
             found.leave([called[inner] for inner in sizes if inner in mixed], _MIXED)
             for change in pads:
                 name = called[change.site]
                 site = padded_site(model.sites[name], change)
                 _take(model, found, OwnedChange(where, change, linear=where == name), [name], site)
     return found
+
+
+def _multiple(model: _Model, name: str, to: int) -> int:
+    """Elements that a site's sizes become multiples of: `to` bytes, in FP8 or, where all of it is kept, in 16 bits."""
+    kept = all(asked.compute is Compute.KEEP for asked in model.settings[name].gemms.values())
+    return to // 2 if kept else to
 
 
 def _mixed(forward: StraightForward) -> frozenset[str]:

@@ -102,7 +102,13 @@ class PadAlignment(ModFields):
     """Sizes of GEMMs rounded up to a multiple. Matched: sites. The same function."""
 
     use: Literal["pad_alignment"] = Field(title="Mod", description="Round the sizes of GEMMs up to a multiple.")
-    to: _Alignment = _power_of_two(8, 128, 16, "Multiple", "Sizes become multiples of it. Default: 16.")
+    to: _Alignment = _power_of_two(
+        8,
+        128,
+        16,
+        "Multiple",
+        "Bytes that rows become multiples of: as many elements in FP8, half as many in BF16. Default: 16.",
+    )
 
 
 class FuseInteraction(ModFields):

@@ -254,8 +254,30 @@ def test_the_plan_says_what_each_mod_made(make: Make) -> None:
     assert made == {
         "pad_alignment": [
             ("experts.0+experts.1+experts.2", "K 45 padded to 48, N 90 padded to 96"),
-            ("head", "N 1 padded to 16"),
+            ("head", "N 1 padded to 8"),
         ],
         "merge_siblings": [("experts.0+experts.1+experts.2", "3 linears over one input are one GEMM of K 45, N 90")],
         "batch_small": [("projections.0+8", "9 linears of K 5, N 6 over slices of one tensor are one batched product")],
     }
+
+
+@pytest.mark.parametrize(
+    ("defaults", "rules", "said"),
+    [
+        (KEEP, "", "K 20 padded to 24, N 1 padded to 8"),
+        (FP8, "", "K 20 padded to 32, N 1 padded to 16"),
+        (FP8, "{match: head, compute: keep}", "K 20 padded to 24, N 1 padded to 8"),
+        (FP8, "{match: head, wgrad: {compute: keep}}", "K 20 padded to 32, N 1 padded to 16"),
+    ],
+)
+def test_a_site_that_is_kept_is_padded_to_as_many_bytes(make: Make, defaults: str, rules: str, said: str) -> None:
+    plan, _, _ = make("bottom", defaults, rules=rules)
+    assert {each.site: each.what for mod in plan.mods for each in mod.rewritten}["head"] == said
+
+
+def test_a_kept_site_of_whole_16_bytes_is_left_as_it_is(make: Make) -> None:
+    mods, rule = "{use: pad_alignment, match: mixed}", "{match: mixed, compute: keep}"  # K 96, N 20
+    plan, _, _ = make("bottom", FP8, mods=mods, rules=rule)
+    assert [each.what for each in plan.mods[0].rewritten] == ["N 20 padded to 24"]
+    with pytest.raises(PolicyError, match="cannot change 'mixed': K and N are such multiples already"):
+        make("bottom", FP8, mods=mods.replace("pad_alignment", "pad_alignment, to: 8"), rules=rule)
