@@ -23,6 +23,7 @@ MODULE = "modded_models_made"  # what they are imported as
 MODELS = """
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from loka.zoo.dlrm import DCNSizes, DCNv2, DLRM
 from loka.zoo.wukong import Wukong, WukongSizes
 
@@ -106,6 +107,18 @@ def deep():
 
 def deep_inputs(batch):
     return (torch.randn(batch, 96),)
+
+def on_meta():
+    with torch.device("meta"):
+        return Deep()
+
+def faked():
+    with FakeTensorMode():
+        return Deep()
+
+def faked_inputs(batch):
+    with FakeTensorMode():
+        return deep_inputs(batch)
 
 SIZES = {}
 
