@@ -65,9 +65,10 @@ def train(model: nn.Module, job: Job, seed: int, progress: Progress | None = Non
 
     The model moves to `job.device` and keeps its own last weights. Random numbers during training (dropout) follow
     `seed`; the caller's generators are left as they were. Raises NonFiniteLossError, and InputError where the batches
-    are empty or the output is not one logit for each sample.
+    are empty or the output is not one logit for each sample: of the first test batch before the first step.
     """
     model.to(job.device)
+    check_output(model, job, seed)
     with seeded(seed, job.device):
         samples, seconds, losses, average = _fit(model, job, seed, progress)
     with average.applied(), job.precision():
@@ -112,6 +113,12 @@ def train_pair(
     return PairResult(seed, as_is, patched)
 
 
+def check_output(model: nn.Module, job: Job, seed: int) -> None:
+    """Predict the first test batch, so that what cannot be evaluated is told before any step. Raises as `predict`."""
+    with seeded(seed, job.device), job.precision():
+        predict(model, islice(job.test_batches(job.test_batch_size, seed), 1), job.device)
+
+
 def build(job: Job, seed: int) -> nn.Module:
     """The factory's model with the weights of `seed`, on the job's device."""
     with seeded(seed, job.device):
@@ -120,7 +127,10 @@ def build(job: Job, seed: int) -> nn.Module:
 
 @torch.no_grad()
 def predict(model: nn.Module, batches: Iterable[tuple[Inputs, Tensor]], device: str) -> tuple[Tensor, Tensor]:
-    """Logits and targets (R,) of all rows on the CPU, float32, in evaluation mode; the model's mode is restored."""
+    """Logits and targets (R,) of all rows on the CPU, float32, in evaluation mode; the model's mode is restored.
+
+    Raises InputError where there is no batch, or where an output is not one logit for each sample of its target.
+    """
     was_training = model.training
     model.eval()
     logits: list[Tensor] = []
@@ -128,11 +138,7 @@ def predict(model: nn.Module, batches: Iterable[tuple[Inputs, Tensor]], device: 
     try:
         for inputs, target in batches:
             output = call(model, to_device(inputs, device))
-            if not isinstance(output, Tensor) or output.numel() != target.numel():
-                raise InputError(
-                    f"the model must return one logit for each sample, not {_shape(output)} "
-                    f"for a target of {_shape(target)}"
-                )
+            _check_one_logit(output, target)
             logits.append(output.float().flatten().cpu())
             targets.append(target.float().flatten().cpu())
     finally:
@@ -140,6 +146,30 @@ def predict(model: nn.Module, batches: Iterable[tuple[Inputs, Tensor]], device: 
     if not logits:
         raise InputError("the test batches are empty")
     return torch.cat(logits), torch.cat(targets)
+
+
+def _check_one_logit(output: object, target: object) -> None:
+    """Raise InputError unless there is one logit for each sample; the training loss may take any other form."""
+    if not isinstance(target, Tensor):
+        raise InputError(
+            f"the test batches must yield (inputs, target) with one Tensor of labels, (R,) or (R, 1), not "
+            f"{_form(target)}: NE and AUC are of one label for each sample; in train.test, yield that label alone"
+        )
+    if not isinstance(output, Tensor) or output.numel() != target.numel():
+        raise InputError(
+            f"in evaluation mode the model must return one logit for each sample, (R,) or (R, 1), not {_form(output)} "
+            f"for a target of {_form(target)}: NE and AUC are of one logit; a model of several heads returns the one "
+            "to compare where self.training is False, and train.loss reads the others while it trains"
+        )
+
+
+def _check_labels(target: object) -> None:
+    """Raise InputError unless a training batch's target is a Tensor with a row for each sample."""
+    if not isinstance(target, Tensor) or target.dim() == 0:
+        raise InputError(
+            f"the training batches must yield (inputs, target) with one Tensor of a row for each sample, not "
+            f"{_form(target)}: in train.batches, give the labels of several heads as columns, torch.stack(labels, 1)"
+        )
 
 
 def call(model: nn.Module, inputs: Inputs) -> Any:
@@ -165,6 +195,7 @@ def _fit(
     _wait(job.device)
     start = time.perf_counter()
     for inputs, target in islice(batches, job.steps):
+        _check_labels(target)
         for group in optimizer.param_groups:
             group["lr"] = job.rate(steps + 1)
         optimizer.zero_grad(set_to_none=True)
@@ -232,8 +263,15 @@ def _labelled(progress: Callable[[str, int, int | None], None] | None, label: st
     return lambda done, total: progress(label, done, total)
 
 
-def _shape(value: object) -> str:
-    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+def _form(value: object) -> str:
+    """A value in a message: a Tensor's shape, or a container of those."""
+    if isinstance(value, Tensor):
+        return str(tuple(value.shape))
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} of {', '.join(f'{name}: {_form(each)}' for name, each in value.items())}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {' and '.join(map(_form, value))}"
+    return type(value).__name__
 
 
 def _wait(device: str) -> None:

@@ -31,27 +31,25 @@ def gemm_call(
     scalings = [quoted(operand.scaling.value) for operand in recipe.operands]
     fast = repr(recipe.accumulation == Accumulation.FAST)
     arguments = [Code(item) for item in (*operands, *scalings, dtype, fast, tick)]
-    arguments += _table(gemm, recipe.by_rows)
+    arguments += _table(recipe.by_rows)
     arguments += [Code(bias)] if bias is not None else []
-    return call(_function(recipe), arguments)
+    return call(_function(gemm, recipe), arguments)
 
 
-def _function(recipe: GemmRecipe) -> str:
+def _function(gemm: Gemm, recipe: GemmRecipe) -> str:
     """Operators of other libraries than torch are called as such: importing `loka.dispatch` registers them."""
     if recipe.by_rows:
-        return "dispatch.mm_by_rows"
+        return "dispatch.mm_by_columns" if gemm is Gemm.WGRAD else "dispatch.mm_by_rows"
     if recipe.kernel == SCALED_MM.name:
         return "dispatch.scaled_mm"
     return f"torch.ops.{_operator(recipe.kernel).replace('::', '.')}.default"
 
 
-def _table(gemm: Gemm, by_rows: Sequence[tuple[int, str]]) -> list[Code]:
-    """What `dispatch.mm_by_rows` is told of the batch's rows: their dimension in the first operand, and the table."""
-    if not by_rows:
-        return []
+def _table(by_rows: Sequence[tuple[int, str]]) -> list[Code]:
+    """The table of kernels by the batch's rows, for a GEMM that has one."""
     for _, kernel in by_rows:
         _operator(kernel)
-    return [literal(1 if gemm is Gemm.WGRAD else 0), literal(table_text(by_rows))]
+    return [literal(table_text(by_rows))] if by_rows else []
 
 
 def _operator(kernel: str) -> str:

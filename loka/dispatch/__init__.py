@@ -20,7 +20,7 @@ from loka.dispatch.precision import joined_dtype, output_dtype, summed_dtype
 from loka.dispatch.saved import saved_tensors
 from loka.dispatch.shapes import rows
 from loka.dispatch.stamps import check_stamps
-from loka.kernels.by_rows import mm_by_rows
+from loka.kernels.by_rows import mm_by_columns, mm_by_rows
 from loka.kernels.scaled_mm import scaled_mm
 from loka.mods.adapt import ConvertError, convert
 from loka.mods.adaptation import Adaptation
@@ -45,6 +45,7 @@ __all__ = [
     "check_stamps",
     "convert",
     "joined_dtype",
+    "mm_by_columns",
     "mm_by_rows",
     "output_dtype",
     "patch_of",

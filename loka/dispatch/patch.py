@@ -28,6 +28,7 @@ from loka.dispatch.errors import BindError, LokaWarning, VerifyError
 from loka.dispatch.keep import chosen_modules
 from loka.dispatch.known import Overflow, clear_records, drop_known, give_back_to_ddp, names_in, overflows
 from loka.dispatch.nonfinite import NonFiniteTrace
+from loka.dispatch.uncalled import why_uncalled
 from loka.dispatch.wrappers import find_module, plain_name, unwrap
 from loka.kernels import ticks
 
@@ -86,7 +87,8 @@ class Patch:
                 total += len(expected)
                 missing += len(absent)
                 if absent:
-                    idle.append(f"{site}: {', '.join(absent)} did not run: {_why(tuple(planned), absent)}")
+                    why = why_uncalled(self._root, bound.name) if "fprop" in absent else None
+                    idle.append(f"{site}: {', '.join(absent)} did not run: {why or _why(tuple(planned), absent)}")
                 changes += _strangers(site, planned, ran)
         if idle:
             raise VerifyError(f"{self._package}: {missing} of {total} planned FP8 GEMMs did not run:", changes + idle)

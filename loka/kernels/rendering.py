@@ -20,6 +20,7 @@ from loka.kernels import (
     gemm_configs,
     gemm_text,
     grouped_gemm_text,
+    matrix_text,
     product_text,
     rendered_text,
     split_gemm_text,
@@ -136,11 +137,11 @@ def _views(spec: AnySpec, launched: AnyConfiguration | None) -> tuple[str, rende
             family = "norm_forward" if isinstance(spec, NormForward) else "norm_backward"
             return family, rendered_text.norm_views(spec, chosen)
         case Turn():
-            return "turn", rendered_text.turn_views(spec)
+            return "turn", matrix_text.turn_views(spec)
         case Transpose():
-            return "transpose", rendered_text.transpose_views(spec)
+            return "transpose", matrix_text.transpose_views(spec)
         case Reduce():
-            return "reduce", rendered_text.reduce_views(spec)
+            return "reduce", matrix_text.reduce_views(spec)
         case Products():
             return "products", product_text.product_views(spec)
         case BothWays():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from loka.mods.adaptation import Unchanged
 from loka.mods.mod import Asked
@@ -11,7 +11,7 @@ from loka.policy.policy import ModRule, Pattern
 from loka.policy.problems import Problem, problem
 from loka.policy.schema_mods import MODS, own_parameters
 
-_SHOWN = 3  # reasons that one message tells
+_SHOWN = 3  # reasons that one message tells, and names that it tells of one reason
 
 
 def asked(rule: ModRule) -> Asked:
@@ -80,7 +80,15 @@ def _nothing(rule: ModRule) -> str:
 
 
 def _reasons(unchanged: Sequence[Unchanged]) -> str:
-    reasons: Mapping[str, str] = {each.name: each.reason for each in unchanged}
-    told = [f"{repr(name) if name else 'the model itself'}: {reason}" for name, reason in reasons.items()]
+    """Each reason once, with what it is of: `'layers.0', 'layers.1' and 3 more: it calls F.silu at models.py:44`."""
+    names: dict[str, dict[str, None]] = {}
+    for each in unchanged:
+        names.setdefault(each.reason, {})[repr(each.name) if each.name else "the model itself"] = None
+    told = [f"{_listed(tuple(found))}: {reason}" for reason, found in names.items()]
     shown = "; ".join(told[:_SHOWN])
-    return shown + (f"; and {len(told) - _SHOWN} more" if len(told) > _SHOWN else "")
+    return shown + (f"; and {len(told) - _SHOWN} more reasons" if len(told) > _SHOWN else "")
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -70,10 +70,8 @@ class BlockNorms:
                     unchanged.append(Unchanged(name, why_no_block(width)))
             elif isinstance(module, _NORMS) or asked.names(name):
                 unchanged.append(Unchanged(name, str(reason)))
-        for call in model.written:
-            if call.op in ("layer_norm", "rms_norm") and asked.wants(call.owner):
-                where = f" at {call.place}" if call.place else ""
-                unchanged.append(Unchanged(call.owner, f"it calls F.{call.op}{where}: write an nn module for it"))
+        for op, owner, where in model.calls(asked, "layer_norm", "rms_norm"):
+            unchanged.append(Unchanged(owner, f"it calls F.{op}{where}: write an nn module for it"))
         return Found(grouped(self.name, found), tuple(unchanged))
 
     def why_not(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:

@@ -66,11 +66,9 @@ class HardSwish:
             else:
                 named.append(told)
                 found.append((name, type_of(module), ()))
-        for call in model.written:
-            if call.op in ("silu", "sigmoid") and asked.wants(call.owner):
-                what = "calls F.silu" if call.op == "silu" else "multiplies by a sigmoid of what it multiplies"
-                where = f" at {call.place}" if call.place else ""
-                unchanged.append(Unchanged(call.owner, f"it {what}{where}: write an nn module for it"))
+        for op, owner, where in model.calls(asked, "silu", "sigmoid"):
+            what = "calls F.silu" if op == "silu" else "multiplies by a sigmoid of what it multiplies"
+            unchanged.append(Unchanged(owner, f"it {what}{where}: write an nn module for it"))
         return Found(grouped(self.name, found), tuple(unchanged), tuple(named))
 
     def why_not(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:

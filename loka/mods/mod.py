@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,7 +28,10 @@ class Written:
 
     op: str  # "silu", "sigmoid" (of x * sigmoid(norm(x))), "layer_norm", "rms_norm", "linear"
     owner: str  # qualified name of the module in whose forward it stands
-    place: str  # "models.py:44", "" where it is unknown
+    place: str  # "models.py:44 'y = F.silu(x)'", "" where it is unknown
+
+
+PLACES = 5  # of one function in one forward, that one reason tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,26 @@ class Adaptable:
     read: Mapping[str, str] = field(default_factory=dict)  # Parameter -> what else reads it than its own linear: "mul"
     swishes: frozenset[str] = frozenset()  # nn.Sigmoids whose product only multiplies what they, or their norm, read
     written: tuple[Written, ...] = ()
+
+    def calls(self, asked: Asked, *ops: str) -> Iterator[tuple[str, str, str]]:
+        """The functions of `ops` that the forwards asked for call, each forward and function once.
+
+        As function, owner and where: ("silu", "body", " at models.py:44, models.py:57"); where is "" if unknown.
+        """
+        places: dict[tuple[str, str], list[str]] = {}
+        for each in self.written:
+            if each.op in ops and asked.wants(each.owner):
+                places.setdefault((each.op, each.owner), []).extend([each.place] if each.place else [])
+        for (op, owner), found in places.items():
+            yield op, owner, f" at {_listed(found)}" if found else ""
+
+
+def _listed(places: Sequence[str]) -> str:
+    """One place with its text, several without."""
+    if len(places) == 1:
+        return places[0]
+    lines = list(dict.fromkeys(place.partition(" '")[0] for place in places))
+    return ", ".join(lines[:PLACES]) + (f" and {len(lines) - PLACES} more" if len(lines) > PLACES else "")
 
 
 @dataclass(frozen=True, slots=True)

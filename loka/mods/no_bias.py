@@ -57,10 +57,8 @@ class NoBias:
             elif asked.names(name):
                 what = "has no bias" if isinstance(module, nn.Linear) else f"is a {short(module)}, no nn.Linear"
                 unchanged.append(Unchanged(name, f"it {what}"))
-        for call in model.written:
-            if call.op == "linear" and asked.wants(call.owner):
-                where = f" at {call.place}" if call.place else ""
-                unchanged.append(Unchanged(call.owner, f"it adds a bias in F.linear{where}: write an nn.Linear"))
+        for _, owner, where in model.calls(asked, "linear"):
+            unchanged.append(Unchanged(owner, f"it adds a bias in F.linear{where}: write an nn.Linear"))
         return Found(_adaptations(dropped, _folds(dropped, model, refusals)), tuple(unchanged))
 
     def why_not(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:

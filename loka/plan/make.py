@@ -23,6 +23,7 @@ from loka.plan.bindings import bind
 from loka.plan.carrying import CarryingTracer, checked_streams, streams_asked
 from loka.plan.costs import Traced
 from loka.plan.evidence import Known, check_sites, open_profile
+from loka.plan.float64 import float64_sites
 from loka.plan.forward_mods import with_forward_mods
 from loka.plan.forward_rules import check_forward_mods
 from loka.plan.gains import with_gains
@@ -185,13 +186,13 @@ def plan_of(
     evidence = known_of(known, sites)
     situation = Situation(Target(policy.target), policy.model.batch_size, named, considered, evidence, costs)
     asked = interactions_asked(policy, sites, model)
-    plans = resolve(sites, settings, situation, {})
-    wish = wish_of(plans, settings, asked, modded.changed, trace.streams)
+    plans, wide = resolve(sites, settings, situation, {}), float64_sites(sites, model)
+    wish = wish_of(plans, settings, asked, modded.changed, trace.streams, wide)
     rewrites = _rewritten(wish, model, trace)
     traced = rewrites.traced if costs is not None else Traced()
     if traced.chains or traced.alone:  # now that their neighbours are known, some may be as fast as they are
         plans = resolve(sites, settings, situation, {}, traced)
-        again = wish_of(plans, settings, asked, modded.changed, trace.streams)
+        again = wish_of(plans, settings, asked, modded.changed, trace.streams, wide)
         rewrites = _rewritten(again, model, trace) if again != wish else rewrites
     if rewrites.refused:
         plans = resolve(sites, settings, situation, rewrites.refused, traced)

@@ -19,6 +19,8 @@ from loka.mods.fuse_interaction import Interacting
 from loka.mods.streams import Stream, inner
 from loka.numerics.names import Compute, Fuse, Gemm, Range, Scaling
 from loka.plan.costs import Surroundings, Traced
+from loka.plan.float64 import REASON as FLOAT64
+from loka.plan.float64 import float64_modules
 from loka.plan.interactions import Interactions, choose
 from loka.plan.plan import NOTHING_AROUND, SitePlan, Skipped
 from loka.policy.settings import SiteSettings
@@ -47,6 +49,7 @@ class Wish:
     owners: frozenset[str] = frozenset()  # modules whose interactions are to be fused
     changed: frozenset[str] = frozenset()  # names of those in `parameters` that mods changed, whatever they run in
     streams: tuple[Stream, ...] = ()  # modules whose residual sums are to be carried
+    float64: frozenset[str] = frozenset()  # names of kept sites that are not in `fused` because of their dtype
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -136,20 +139,22 @@ def wish_of(
     asked: Interacting | None = None,
     changed: frozenset[str] = frozenset(),
     streams: tuple[Stream, ...] = (),
+    float64: frozenset[str] = frozenset(),
 ) -> Wish:
     """The sites of a plan that cannot be patched by a forward of their own, or shall not.
 
     Among them those that mods changed, `changed` by name, and those with `fuse: always` that the policy or the
-    measurements keep: only the kernels around their GEMMs are replaced. `asked` says where interactions are to be
-    fused, `streams` where residual sums are to be carried.
+    measurements keep: only the kernels around their GEMMs are replaced, unless the site is in `float64`. `asked` says
+    where interactions are to be fused, `streams` where residual sums are to be carried.
     """
     asked = asked or Interacting()
     interacting = {site.name for site in asked.sites}
-    parameters, fused, kept, chained = [], [], set(), set()
+    parameters, fused = list[Site](), list[Site]()
+    kept, chained, exact = set[str](), set[str](), set[str]()
     for plan, wanted in zip(plans, settings, strict=True):
         site, always = plan.site, wanted.fuse is Fuse.ALWAYS or plan.gains_by_fusing
         if always and not plan.fp8 and _may_be_fused_as_it_is(plan, wanted):
-            kept.add(site.name)
+            (exact if site.name in float64 else kept).add(site.name)
         fuses = plan.fp8 or site.name in kept
         if not plan.fp8 and site.name in interacting:
             kept.add(site.name)
@@ -162,7 +167,7 @@ def wish_of(
             if _is_of_a_chain(plan):
                 chained.add(site.name)
     crossed = tuple(site for site in asked.sites if site.kind is Kind.LINEAR)
-    asking = (crossed, asked.together, asked.owners, changed, streams)
+    asking = (crossed, asked.together, asked.owners, changed, streams, frozenset(exact))
     return Wish(tuple(parameters), tuple(fused), frozenset(kept), frozenset(chained), frozenset(), *asking)
 
 
@@ -191,7 +196,10 @@ def _is_of_a_chain(plan: SitePlan) -> bool:
 
 def rewrite(wish: Wish, model: nn.Module, trace: Trace) -> Rewrites:
     """Trace the owners of the sites, and sort out what came back. Only the structure of `model` is read here."""
-    made = Rewrites()
+    made = Rewrites(notes=dict.fromkeys(sorted(wish.float64), FLOAT64))
+    wide = float64_modules(wish.owners, model)
+    made.interactions.refuse(sorted(wide), FLOAT64)
+    wish = replace(wish, owners=wish.owners - wide)
     outside = {site.name for site in wish.parameters if not _is_inside(site)}
     for owner in dict.fromkeys(site.owner for site in wish.parameters if site.name in outside):
         _refuse(wish.only({site.name for site in wish.sites if site.owner == owner} & outside), owner, OUTSIDE, made)

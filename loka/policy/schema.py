@@ -241,7 +241,9 @@ class TrainSetting(Model):
         title="Loss", description='"package.module:name" of a function of (output, target) that returns a scalar.'
     )
     test: _Callable | None = doc(
-        "Test batches", '"package.module:name" of a function like batches, for what the model has not seen in training.'
+        "Test batches",
+        '"package.module:name" of a function like batches, for what the model has not seen in training. In evaluation '
+        "mode the model's output has to be one logit, and the target one label, for each sample.",
     )
     steps: Size | None = doc("Steps", "Training steps; left out, the verb decides.")
     batch_size: Size | None = doc("Batch size", "Samples in a training step. Default: that of the model.")

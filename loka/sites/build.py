@@ -10,12 +10,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.utils._pytree import tree_leaves
 
 from loka.errors import InputError
 from loka.sites.callables import call, current_directory_importable, describe_error, find_callable
-from loka.sites.meta import LargeToMeta
-
-LARGE = 1 << 30  # bytes: tensors above are built on the meta device, so that planning needs no memory for them
+from loka.sites.meta import LARGE, LargeToMeta, without_numbers
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,7 @@ def build_model(factory: str, inputs: str | None, batch_size: int, *, large: int
             raise InputError(f"model.factory: {factory}() returned a compiled model; return the model that it compiles")
         make_inputs, spec = _inputs_of(module, inputs, home, factory)
         args, kwargs = _as_arguments(call(make_inputs, (batch_size,), spec, "model.inputs"), spec)
+        _check_numbers((args, kwargs), spec)
         _initialise_lazy(module, args, kwargs, factory)
     return BuiltModel(module, args, kwargs, batch_size)
 
@@ -92,6 +92,16 @@ def _as_arguments(made: object, spec: str) -> tuple[tuple[Any, ...], dict[str, A
         f"model.inputs: {spec} returned {_kind_of(made)}; return a tuple of positional arguments, one tensor, or a "
         f"dict of keyword arguments"
     )
+
+
+def _check_numbers(inputs: object, spec: str) -> None:
+    for leaf in tree_leaves(inputs):
+        found = without_numbers(leaf) if isinstance(leaf, Tensor) else None
+        if found is not None:
+            raise InputError(
+                f"model.inputs: a tensor that {spec} returned is {found}, without numbers; make it on the CPU, of any "
+                "values that the model takes"
+            )
 
 
 def _initialise_lazy(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], factory: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from loka.sites.meta import LARGE, without_numbers
 from loka.sites.refused import Refused
 
 MOST_CALLS = 4  # calls kept of one module at one batch size: those that differ in shape or arguments
@@ -132,10 +133,17 @@ def copy_tree(value: Any) -> Any:
 
 
 def missing_storage(module: nn.Module, tables: bool = True) -> str | None:
-    """The first meta tensor of a module, in a sentence; `tables`: Parameters of two dimensions count too."""
+    """The first tensor of a module without numbers, in a sentence; `tables`: meta matrices among Parameters count too.
+
+    What is too large to be stored for planning is on the meta device by LoKA's doing, anything else by the factory's.
+    """
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         is_table = isinstance(tensor, nn.Parameter) and tensor.ndim == 2 and tensor.is_floating_point()
-        if tensor.is_meta and (tables or not is_table):
-            size = tensor.numel() * tensor.element_size() / 2**30
-            return f"'{name}' was built without storage ({size:.1f} GiB)"
+        found = without_numbers(tensor)
+        if found is None or (tensor.is_meta and is_table and not tables):
+            continue
+        size = tensor.numel() * tensor.element_size()
+        if size > LARGE:
+            return f"'{name}' was built without storage ({size / 2**30:.1f} GiB)"
+        return f"'{name}' is {found}, and forwards are run to be checked: build the model with weights, random ones do"
     return None

@@ -7,12 +7,23 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 _SIZED: frozenset[Callable[..., object]] = frozenset(
     (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full, torch.randint)
 )
 _MOVES: frozenset[Callable[..., object]] = frozenset((torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.cuda))
+
+
+LARGE = 1 << 30  # bytes: tensors above are built on the meta device, so that planning needs no memory for them
+
+
+def without_numbers(tensor: torch.Tensor) -> str | None:
+    """What a tensor without numbers is, in words; None for any other."""
+    if isinstance(tensor, FakeTensor):
+        return "a FakeTensor"
+    return "on the meta device" if tensor.is_meta else None
 
 
 class LargeToMeta(TorchFunctionMode):

@@ -38,16 +38,18 @@ def fused_in_evaluation(modules: dict[str, nn.Module]) -> tuple[str, ...]:
     Their nn.Linears are then read, not called. The conditions are those of torch's forward that can be told beforehand;
     it also wants a three-dimensional input and no autocast.
     """
-    return tuple(name for name, module in modules.items() if _is_fused(module))
+    return tuple(name for name, module in modules.items() if is_fused(module))
 
 
-def _is_fused(layer: nn.Module) -> bool:
+def is_fused(layer: nn.Module) -> bool:
+    """Whether a module is such a layer."""
     original = nn.TransformerEncoderLayer.forward
     if not isinstance(layer, nn.TransformerEncoderLayer) or type(layer).forward is not original:
         return False
     attention = layer.self_attn
     return bool(
-        attention.batch_first
+        isinstance(attention, nn.MultiheadAttention)
+        and attention.batch_first
         and attention.in_proj_bias is not None
         and attention._qkv_same_embed_dim
         and attention.num_heads % 2 == 0

@@ -200,7 +200,53 @@ def test_empty_batches_and_a_wrong_output_are_refused(job: Job) -> None:
     with pytest.raises(InputError, match="one logit for each sample"):
         predict(nn.Linear(8, 2), job.batches(10, 0), "cpu")
     with pytest.raises(InputError, match="no parameter that trains"):
-        train(nn.Flatten(0), job, 0)
+        train(nn.Sequential(nn.AdaptiveAvgPool1d(1), nn.Flatten(0)), job, 0)
+
+
+class TwoHeads(nn.Module):
+    """Two logits for each sample in training; in evaluation both, or the first alone."""
+
+    def __init__(self, one_evaluated: bool) -> None:
+        super().__init__()
+        self.heads, self.one_evaluated = nn.Linear(8, 2), one_evaluated
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        first, second = self.heads(x).unbind(1)
+        return first if self.one_evaluated and not self.training else (first, second)
+
+
+def test_a_model_of_two_heads_is_refused_before_any_step(job: Job) -> None:
+    trained: list[object] = []
+    job = replace(job, factory=lambda: TwoHeads(False), loss=lambda output, target: trained.append(output))
+    with pytest.raises(InputError, match=r"a tuple of \(1000,\) and \(1000,\) for a target of \(1000,\)"):
+        train(build(job, 0), job, 0)
+    with pytest.raises(InputError, match=r"where self.training is False, and train.loss reads the others"):
+        train_pair(job, lambda model: trained.append(model), 0)
+    assert trained == []
+
+
+def test_a_model_of_two_heads_trains_where_it_evaluates_one(job: Job) -> None:
+    def loss(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(torch.stack(output, 1), target)
+
+    def labels(size: int, seed: int):  # type: ignore[no-untyped-def]
+        return ((inputs, torch.stack((click, 1 - click), 1)) for inputs, click in job.batches(size, seed))
+
+    made = replace(job, factory=lambda: TwoHeads(True), batches=labels, loss=loss)
+    assert train_pair(made, lambda model: None, 0).as_is.ne < 0.95
+
+
+@pytest.mark.parametrize("tested", [False, True])
+def test_labels_in_several_tensors_are_refused_before_any_step(job: Job, tested: bool) -> None:
+    def several(size: int, seed: int):  # type: ignore[no-untyped-def]
+        return ((inputs, {"click": click, "buy": click}) for inputs, click in job.batches(size, seed))
+
+    trained: list[object] = []
+    changed = {"test_batches" if tested else "batches": several}
+    made = replace(job, loss=lambda output, target: trained.append(output), **changed)
+    with pytest.raises(InputError, match=r"not a dict of click: \(\d+,\), buy: \(\d+,\): "):
+        train(build(made, 0), made, 0)
+    assert trained == []
 
 
 @pytest.mark.parametrize("autocast", [False, True])

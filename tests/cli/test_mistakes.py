@@ -152,6 +152,24 @@ def test_training_callables_that_raise_are_told_without_a_traceback(field, verb,
     assert f"late.py:{line}; correct it there" in ran.err
 
 
+@pytest.mark.parametrize("verb", ["train", "compare"])
+def test_two_heads_are_refused_before_training(verb, shop, loka, policy_text, monkeypatch):
+    monkeypatch.delitem(sys.modules, "heads", raising=False)
+    (shop.folder / "heads.py").write_text(
+        "import shopmodel\n\n\nclass Heads(shopmodel.Shop):\n    def forward(self, x):\n"
+        "        click = super().forward(x)\n        return click, -click\n\n\n"
+        "def loss(output, target):\n    raise ValueError('a step was trained')\n"
+    )
+    policy = shop.write_policy(
+        policy_text.replace("shopmodel:build", "heads:Heads").replace("shopmodel:loss", "heads:loss")
+    )
+    assert loka("generate", policy).status == 0
+    before = shop.files()
+    ran = loka(verb, policy)
+    refused(ran, before, shop)
+    assert "not a tuple of (256,) and (256,) for a target of (256,)" in ran.err
+
+
 def test_a_fault_of_loka_in_training_keeps_its_traceback(shop, loka, monkeypatch):
     assert loka("generate", shop.policy).status == 0
     monkeypatch.setattr("loka.bench.training._read", None)

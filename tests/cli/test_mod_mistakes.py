@@ -35,6 +35,28 @@ class Rows(nn.Module):
         return sum(torch.nn.functional.layer_norm(gate(x), (4,)) for gate in self.gates)
 
 
+class Often(nn.Module):
+    def forward(self, x):
+        x = torch.nn.functional.silu(x)
+        x = x * torch.sigmoid(x)
+        x = torch.nn.functional.silu(x)
+        return x + 1
+
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*[Often() for _ in range(5)])
+        self.head = nn.Linear(13, 1)
+
+    def forward(self, x):
+        return self.head(self.layers(x))
+
+
+def deep():
+    return Deep()
+
+
 def features():
     return Features()
 
@@ -108,6 +130,15 @@ def test_what_a_mod_leaves_is_told_by_what_it_was_asked_for(small, model, mod, s
     ran = small(model, mod)
     assert ran.status == 2
     assert says in ran.err
+
+
+def test_every_reason_of_one_forward_is_told_once_with_all_that_it_is_of(small):
+    ran = small("deep", "{use: hard_swish}")
+    assert ran.status == 2
+    first = MODEL.splitlines().index("        x = torch.nn.functional.silu(x)") + 1
+    layers = "'layers.0', 'layers.1', 'layers.2' and 2 more: it"
+    assert f"{layers} calls F.silu at smallmodel.py:{first}, smallmodel.py:{first + 2}: write an nn module" in ran.err
+    assert f"; {layers} multiplies by a sigmoid of what it multiplies at smallmodel.py:{first + 1} '" in ran.err
 
 
 def test_a_linear_with_a_hook_of_its_own_is_padded(small):

@@ -23,6 +23,7 @@ MODULE = "modded_models_made"  # what they are imported as
 MODELS = """
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from loka.zoo.dlrm import DCNSizes, DCNv2, DLRM
 from loka.zoo.wukong import Wukong, WukongSizes
 
@@ -106,6 +107,50 @@ def deep():
 
 def deep_inputs(batch):
     return (torch.randn(batch, 96),)
+
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.low, self.high = normed(), normed()
+
+    def forward(self, x):
+        return self.high(self.low(x).to(self.high[1].weight.dtype))
+
+def normed():
+    return nn.Sequential(nn.LayerNorm(96), nn.Linear(96, 96), nn.LayerNorm(96), nn.SiLU())
+
+def mixed(low=torch.float32, high=torch.float64):
+    model = seeded(Mixed())
+    model.low.to(low)
+    model.high.to(high)
+    return model
+
+def mixed_low():
+    return mixed(high=torch.float32)
+
+def mixed_high():
+    return mixed(low=torch.float64)
+
+def deep_inputs_float64(batch):
+    return (torch.randn(batch, 96, dtype=torch.float64),)
+
+def dcnv2_float64():
+    return dcnv2().double()
+
+def inputs_float64(batch):
+    return (inputs(batch)[0].double(),)
+
+def on_meta():
+    with torch.device("meta"):
+        return Deep()
+
+def faked():
+    with FakeTensorMode():
+        return Deep()
+
+def faked_inputs(batch):
+    with FakeTensorMode():
+        return deep_inputs(batch)
 
 SIZES = {}
 

@@ -168,9 +168,11 @@ def test_a_table_by_rows_is_in_the_call() -> None:
     files = render_package(plan)
     text = " ".join(files["kernels.py"].split())
     table = '"6: torch.scaled_mm, 40: fbgemm.rowwise, 100: mslk.rowwise"'
-    assert text.count(f"False, tick, 0, {table}") == 2  # trained and frozen
-    assert f"False, ctx.tick + 1, 0, {table}" in text
-    assert f"False, ctx.tick + 2, 1, {table}" in text
+    assert text.count(f"False, tick, {table}") == 2  # trained and frozen
+    assert f"False, ctx.tick + 1, {table}" in text
+    assert f"False, ctx.tick + 2, {table}" in text
+    assert text.count("dispatch.mm_by_rows(") == 3
+    assert text.count("dispatch.mm_by_columns(") == 1  # wgrad, which contracts over the batch
     assert "on torch.scaled_mm up to 6 rows, then fbgemm.rowwise up to 40 rows, then mslk.rowwise" in text
     assert '("torch.scaled_mm", "fbgemm.rowwise", "mslk.rowwise")' in files["__init__.py"]
 

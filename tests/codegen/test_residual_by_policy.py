@@ -170,3 +170,21 @@ def test_what_cannot_be_carried_is_an_error_at_its_place(
         workplace.make(factory, mods=mods)
     assert said in str(raised.value)
     assert str(raised.value).startswith("policy.yaml:5:")
+
+
+@pytest.mark.parametrize(("factory", "said"), [("on_meta", "on the meta device"), ("faked", "a FakeTensor")])
+def test_a_model_without_numbers_is_refused_with_what_to_do(workplace: Workplace, factory: str, said: str) -> None:
+    with pytest.raises(InputError) as raised:
+        workplace.make(factory, mods=HIGH, inputs="deep_inputs")
+    assert f"the model itself: its inputs cannot be captured: 'norms.0.weight' is {said}" in str(raised.value)
+    assert "forwards are run to be checked: build the model with weights, random ones do" in str(raised.value)
+    plan, _, _ = workplace.make(factory, mods=f"{HIGH[:-1]}, optional: true}}", inputs="deep_inputs")
+    assert len(plan.sites) == 26
+    assert [each.name for each in plan.mods[0].unchanged] == [""]
+
+
+def test_inputs_without_numbers_are_refused(workplace: Workplace) -> None:
+    with pytest.raises(
+        InputError, match=r"policy.yaml:3:\d+: model.inputs: a tensor that \S+ returned is a FakeTensor"
+    ):
+        workplace.make("deep", mods=HIGH, inputs="faked_inputs")

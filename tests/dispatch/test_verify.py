@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import dispatch_models as models
 import dispatch_sample as sample
@@ -133,3 +134,72 @@ def test_what_replays_old_code_fails(model):
         patch.verify(backward=False)
     traced(x)  # calls the same children, which are bound
     patch.verify(backward=False)
+
+
+class Encoder(nn.Module):
+    """One of torch's encoder layers, 32 wide, without dropout."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.TransformerEncoderLayer(32, 4, 32, dropout=0.0, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.fixture
+def encoder():
+    model = Encoder()
+    return model, sample.apply(model, (sample.linears("layer.linear1", "layer.linear2"),))
+
+
+@pytest.fixture
+def no_fast_path():
+    """torch's fused path switched off, as the message says."""
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(True)
+
+
+def test_a_fused_encoder_layer_is_named_with_what_to_do(encoder):
+    model, patch = encoder
+    with torch.no_grad():
+        model.eval()(torch.randn(2, 5, 32))
+    with pytest.raises(dispatch.VerifyError) as error:
+        patch.verify(backward=False)
+    assert len(error.value.problems) == 2
+    for name, problem in zip(("linear1", "linear2"), error.value.problems, strict=True):
+        assert problem.startswith(
+            f"layer.{name}: fprop did not run: in evaluation without gradients torch runs "
+            "nn.TransformerEncoderLayer 'layer' as one fused kernel"
+        )
+        assert "torch.backends.mha.set_fastpath_enabled(False)" in problem
+    assert patch.keep("layer.*") == ("layer.linear1", "layer.linear2")  # the other remedy that is named
+    patch.verify()
+
+
+def test_an_encoder_layer_without_the_fused_path_runs_its_patched_linears(encoder, no_fast_path):
+    model, patch = encoder
+    model.eval()
+    with pytest.raises(dispatch.VerifyError, match="linear1: fprop did not run: the module's forward did not run"):
+        patch.verify(backward=False)
+    with torch.no_grad():
+        model(torch.randn(2, 5, 32))
+    patch.verify(backward=False)
+
+
+def test_an_encoder_layer_in_training_is_not_blamed(encoder):
+    with pytest.raises(dispatch.VerifyError, match="linear1: fprop, dgrad, wgrad did not run: the module's forward"):
+        encoder[1].verify()
+
+
+def test_a_linear_that_attention_never_calls_is_named():
+    model = nn.Sequential(nn.MultiheadAttention(32, 4, batch_first=True))
+    binding = sample.linears("0.out_proj")
+    linear = "torch.nn.modules.linear.NonDynamicallyQuantizableLinear"
+    patch = sample.apply(model, (dataclasses.replace(binding, replaces=linear),))
+    x = torch.randn(2, 5, 32)
+    model[0](x, x, x)
+    with pytest.raises(dispatch.VerifyError, match=r"nn.MultiheadAttention '0' reads its weight and never calls it"):
+        patch.verify()

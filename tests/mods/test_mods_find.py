@@ -232,6 +232,27 @@ def test_functions_are_told_with_their_places():
     assert models.find("block_norm", Wrapped(OwnBlockNorm(), 16), x) == Found()
 
 
+class Often(nn.Module):
+    """Six calls of one function at places of their own, and one norm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.silu(x)
+        x = F.silu(x + 1)
+        x = F.silu(x + 2)
+        x = F.silu(x + 3)
+        x = F.silu(x + 4)
+        x = F.silu(x + 5)
+        return F.layer_norm(x, (16,))
+
+
+def test_several_calls_of_one_function_are_told_with_their_places():
+    (often,) = models.find("hard_swish", Wrapped(Often(), 16), torch.randn(4, 16)).unchanged
+    first = Often.forward.__code__.co_firstlineno + 1
+    places = ", ".join(f"test_mods_find.py:{line}" for line in range(first, first + 5))
+    assert often.name == "body"
+    assert often.reason == f"it calls F.silu at {places} and 1 more: write an nn module for it"
+
+
 class SwishNorm(nn.Module):
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()

@@ -135,6 +135,10 @@ def test_modules_that_cannot_be_imported(write, text, says):
         ("return [torch.ones(2)]", r"returned a list; return a tuple"),
         ("return None", r"returned None; return a tuple"),
         ("return {1: torch.ones(2)}", r"a dict with the key 1"),
+        (
+            "return {'x': [torch.ones(2, device='meta')]}",
+            r"returned is on the meta device, without numbers; make it on",
+        ),
         ("raise KeyError('ids')", r"raised KeyError: 'ids', at .*{name}\.py"),
     ],
 )
