@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from loka.kernels.interactions import Crossing, Form, Joining, Mixing, parts_of
 from loka.kernels.parts import COMPILED, RENDERED, Part
 
-SAMPLES = (1024, 4096, 16384, 32768)  # of our kernels
+SAMPLES = (256, 1024, 4096, 16384, 32768)  # of our kernels
 COMPILED_SAMPLES = (4096, 16384)
+COMPILED_SMALL = (256, *COMPILED_SAMPLES)  # where a sample is so small
+SMALL = 512  # elements, of a mixing layer or a join
 LARGEST_SAMPLES = 2**28  # elements of all samples together
 
 # Embeddings, dimension, rank, weighted sums: of wukong_small, wukong_large, the rankers on embedded clicks and on
@@ -44,9 +46,11 @@ def interaction_parts() -> Iterator[Part]:
 
 
 def _sizes(form: Form, columns: int, elements: int, compiled: bool) -> Iterator[Part]:
-    """All numbers of samples that there is room for, of so many elements."""
+    """All numbers of samples of so many elements that there is room for."""
+    small = elements <= SMALL and not isinstance(form, Crossing)
+    compiled_samples = COMPILED_SMALL if small else COMPILED_SAMPLES
     for samples in SAMPLES:
         if samples * elements <= LARGEST_SAMPLES:
             yield from parts_of(form, samples, columns, RENDERED)
-            if compiled and samples in COMPILED_SAMPLES:
+            if compiled and samples in compiled_samples:
                 yield from parts_of(form, samples, columns, COMPILED)

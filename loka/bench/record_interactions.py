@@ -26,17 +26,15 @@ from loka.bench.record_check import LEAST_PRODUCER_DB, LEAST_SUM_DB, Check, chec
 from loka.bench.record_gemms import DTYPES, Prepared
 from loka.bench.record_producers import SAMPLED, with_sums
 from loka.bench.steps import SEED
-from loka.codegen.cross_functions import CrossShape
-from loka.codegen.mix_functions import backward_of
 from loka.errors import InputError
+from loka.kernels import interaction_specs
+from loka.kernels.interaction_specs import EPS
 from loka.kernels.interactions import BACKWARDS, Crossing, Joining, Mixing, family, form_of
-from loka.kernels.join_specs import JoinForward
 from loka.kernels.matrix_specs import Reduce
-from loka.kernels.mix_specs import MixBackward, MixForward, MixSizes
+from loka.kernels.mix_specs import MixBackward, MixForward
 from loka.kernels.parts import COMPILED, RENDERED, Part
 from loka.kernels.rendering import AnySpec
 
-EPS = 1e-5
 SUMMED = frozenset({"rank", "compress", "weight", "bias"})  # inputs without samples: their gradients are sums
 
 Module = Callable[[], ModuleType]  # of the rendered kernels, imported when it is first needed
@@ -95,23 +93,11 @@ def interaction_of(part: Part, device: str) -> Interaction:
 
 def specs_of(part: Part) -> tuple[AnySpec, ...]:
     """The rendered kernels of a part in the order of their launches; a forward's is one."""
-    form, d, backward = form_of(part.work, part.around), part.columns, part.work in BACKWARDS
-    sums = 0
-    forward: AnySpec
-    gradient: AnySpec
-    match form:
-        case Mixing():
-            sizes = MixSizes(form.embeddings, d, form.rank, form.sums)
-            forward, gradient, sums = MixForward(sizes), MixBackward(sizes, form.passing), 2 if form.sums else 1
-        case Joining():
-            forward = JoinForward(d, len(form.rows), form.residual, form.norm, form.weight, form.bias, EPS)
-            gradient, sums = backward_of(forward), form.weight + form.bias
-        case Crossing():
-            shape = CrossShape(d, form.bias, form.itself, form.passing)
-            forward, gradient, sums = shape.forward, shape.backward, int(form.bias)
-    if not backward:
+    forward, backward = interaction_specs.specs_of(form_of(part.work, part.around), part.columns)
+    if part.work not in BACKWARDS:
         return (forward,)
-    return (gradient, Reduce(sums)) if sums else (gradient,)
+    sums = interaction_specs.sums_of(backward)
+    return (backward, Reduce(sums)) if sums else (backward,)
 
 
 @dataclass

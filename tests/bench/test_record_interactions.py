@@ -126,6 +126,10 @@ def test_another_kernel_is_refused(interactions: Interactions) -> None:
 def test_the_grid_holds_the_interactions_of_the_shipped_policies() -> None:
     wanted = [parts_of(Mixing(64, 32, 32, True), 16384, 128, kernel) for kernel in (RENDERED, COMPILED)]
     wanted += [parts_of(Joining((32, 32), True, "rms_norm", False, False), 16384, 128, COMPILED)]
+    wanted += [
+        parts_of(Mixing(12, 8, 6, True), 256, 32, COMPILED),
+        parts_of(Mixing(16, 8, 8, True), 4096, 32, COMPILED),
+    ]
     known = set(interaction_parts())
     assert {part for pair in wanted for part in pair} <= known
     assert all(specs_of(part) for part in known)
