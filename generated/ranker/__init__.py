@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "6cd43ae856ca422ab067c8588f659e50bf488a6d00942478fad5a2f9ac466290"
+STAMP = "2e10b6d79329c0d2bf12cf2a861503b193c3980814d488111314d5f950f35814"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

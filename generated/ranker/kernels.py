@@ -27,7 +27,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "6cd43ae856ca422ab067c8588f659e50bf488a6d00942478fad5a2f9ac466290"
+STAMP = "2e10b6d79329c0d2bf12cf2a861503b193c3980814d488111314d5f950f35814"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive

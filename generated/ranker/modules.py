@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "6cd43ae856ca422ab067c8588f659e50bf488a6d00942478fad5a2f9ac466290"
+STAMP = "2e10b6d79329c0d2bf12cf2a861503b193c3980814d488111314d5f950f35814"
 
 
 class EmbedDense(dispatch.Bound):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import mix_reference, operators
 
-STAMP = "6cd43ae856ca422ab067c8588f659e50bf488a6d00942478fad5a2f9ac466290"
+STAMP = "2e10b6d79329c0d2bf12cf2a861503b193c3980814d488111314d5f950f35814"
 
 
 @triton.jit(do_not_specialize=["m"])

@@ -10,8 +10,16 @@ from loka.plan.make import Planned
 from loka.plan.mods import gain_words, left_words, mod_words
 from loka.plan.plan import AS_IS, Plan
 from loka.plan.seen import budgets
-from loka.plan.summary import Row, group_sites, pattern_of, total_time
-from loka.plan.words import speedup_words, time_words
+from loka.plan.summary import (
+    Row,
+    group_interactions,
+    group_sites,
+    pattern_of,
+    source_words,
+    total_time,
+    total_words,
+)
+from loka.plan.words import speedup_words
 from loka.probe.profile import Finding
 
 SMALL = 0.001  # share of the model's FLOPs below which it falls short of nothing that a site stays as it is
@@ -31,6 +39,7 @@ def to_markdown(planned: Planned, policy: str) -> str:
             parts += ["## Findings", markdown_table(_findings(known.profile.findings))]
     if total_time(plan) is not None:
         parts += ["## Times", _total(plan), markdown_table(_times(rows))]
+        parts += [markdown_table(_interactions(plan))] if plan.interactions else []
     short = shortfalls(plan, rows)
     parts += ["## What falls short", _listed(short) if short else "Nothing that the plan knows of."]
     return "\n\n".join(parts) + "\n"
@@ -124,11 +133,15 @@ def _total(plan: Plan) -> str:
     total = total_time(plan)
     if total is None:
         return ""
-    sources = ", ".join(f"{count} {source.value}" for source, count in total.sites)
-    return (
-        f"GEMMs with their norms: {time_words(total.us)} a training step, {time_words(total.as_is_us)} in BF16, "
-        f"{speedup_words(total.speedup)} (sites: {sources})."
-    )
+    return f"{total_words(total)} ({source_words(total)})."
+
+
+def _interactions(plan: Plan) -> Table:
+    columns = ("interaction", "in", "count", "samples", "us", "compiled us", "gain", "time")
+    return columns, [
+        (row.what, row.owner, str(row.count), str(row.samples), row.us, row.as_is_us, row.speedup, row.source)
+        for row in group_interactions(plan)
+    ]
 
 
 def _times(rows: Sequence[Row]) -> Table:

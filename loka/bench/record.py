@@ -7,17 +7,20 @@ the reason, and so is never chosen. What cannot run is told and not written down
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from math import hypot
+from typing import Any, Protocol
 
 from loka.bench.comparison import Progress, describe
 from loka.bench.record_check import Check
 from loka.bench.record_clock import Clock, Span
 from loka.bench.record_gemms import Gemms, Prepared, size_key
+from loka.bench.record_interactions import Interactions
 from loka.bench.record_producers import Producers
 from loka.errors import InputError, LokaError
-from loka.kernels.parts import Part, Work
+from loka.kernels.interactions import family
+from loka.kernels.parts import INTERACTIONS, Part, Work
 
 RESTLESS = 0.03  # spread of a time from which it is taken once more; the calmer one counts
 _BROKEN = ("illegal memory access", "unspecified launch failure", "device-side assert", "misaligned address")
@@ -59,13 +62,16 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class AllParts:
-    """GEMMs and producers."""
+    """GEMMs, producers and interactions."""
 
     gemms: Gemms
     producers: Producers
+    interactions: Interactions
 
     def prepare(self, part: Part) -> Sequence[Prepared]:
         """Whichever it is."""
+        if part.work in INTERACTIONS:
+            return self.interactions.prepare(part)
         return self.gemms.prepare(part) if part.work is Work.GEMM else self.producers.prepare(part)
 
 
@@ -115,9 +121,9 @@ def measure(part: Part, bench: Bench, clock: Clock) -> tuple[Span, Check]:
     for prepared in bench.prepare(part):
         try:
             check = prepared.check(prepared.call(*prepared.arguments))
-            span = clock.time(prepared.call, prepared.arguments)
-            if span.spread > RESTLESS:
-                span = min(span, clock.time(prepared.call, prepared.arguments), key=lambda each: each.spread)
+            span = _calmer(prepared.call, prepared, clock)
+            if prepared.less is not None:
+                span = _difference(span, _calmer(prepared.less, prepared, clock))
             found.append((replace(span, us=span.us / prepared.parts), check))
         except Exception as error:  # noqa: BLE001  (of one way: it counts where no other can be run)
             failure = error
@@ -126,10 +132,32 @@ def measure(part: Part, bench: Bench, clock: Clock) -> tuple[Span, Check]:
     return min(found, key=lambda each: (bool(each[1].wrong), each[0].us))
 
 
+def _calmer(call: Callable[..., Any], prepared: Prepared, clock: Clock) -> Span:
+    """A call's time; a restless one is taken twice."""
+    span = clock.time(call, prepared.arguments)
+    if span.spread > RESTLESS:
+        span = min(span, clock.time(call, prepared.arguments), key=lambda each: each.spread)
+    return span
+
+
+def _difference(whole: Span, less: Span) -> Span:
+    """What is left of a time without another. Raises InputError where nothing is."""
+    us = whole.us - less.us
+    if us <= 0:
+        raise InputError(f"a step took {whole.us:.2f} us and its forward alone {less.us:.2f}; measure it again")
+    spread = hypot(whole.us * whole.spread, less.us * less.spread) / us
+    return Span(us, spread, min(whole.runs, less.runs))
+
+
 def in_order(parts: Iterable[Part]) -> Sequence[Part]:
-    """Without repetitions; GEMMs first, those of one size together, smaller ones first."""
+    """Without repetitions; GEMMs first, those of one size together, smaller ones first; gradients by their forward."""
     once = dict.fromkeys(parts)
-    return sorted(once, key=lambda part: (part.work is not Work.GEMM, part.work, part.dtype, _size(part), part))
+    return sorted(once, key=_place)
+
+
+def _place(part: Part) -> tuple[object, ...]:
+    kind = (part.around, part.kernel) if part.work in INTERACTIONS else ()
+    return part.work is not Work.GEMM, family(part.work), part.dtype, _size(part), kind, part
 
 
 def words(part: Part) -> str:

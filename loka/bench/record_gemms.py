@@ -39,6 +39,7 @@ class Prepared:
     arguments: tuple[Any, ...]
     check: Callable[[Any], Check]
     parts: int = 1  # equal ones that one call does: each takes its share of the time
+    less: Callable[..., Any] | None = None  # a call on the same arguments that is in this one, and is no part of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ recommenders. fprop, dgrad and wgrad of all sites share them: which of the three
 
 Counted for an H100, at 10 to 25 ms a part: 1,058 GEMM sizes on seven to eleven kernels and recipes, some on a part of
 the sizes only, and 16 producers on 10 widths and 8 to 11 numbers of rows, and on five sizes of wider rows. The largest
-products take 12 ms in BF16, so that arithmetic is a small part of it all.
+products take 12 ms in BF16, so that arithmetic is a small part of it all. Interactions stand in a grid of their own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from loka.bench.record_gemms import AS_IS, SCALED_MM, TRITON
+from loka.bench.record_interaction_grid import interaction_parts
 from loka.errors import InputError
 from loka.kernels.parts import Part, Work
 from loka.kernels.widths import LARGEST_HELD
@@ -75,6 +76,7 @@ def grid(works: Sequence[str] = PARTS, others: Sequence[str] = ()) -> tuple[Part
     for work in (Work.QUANTISE, Work.TURN, Work.FORWARD, Work.BACKWARD, Work.COPY):
         if work in works:
             found += producer_parts(work)
+    found += [part for part in interaction_parts() if part.work in works]
     return tuple(dict.fromkeys(found))
 
 

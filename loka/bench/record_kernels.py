@@ -19,15 +19,17 @@ from typing import Any
 import torch
 
 from loka.bench.comparison import Progress, describe
-from loka.bench.record_gemms import TRITON, Gemms, parse_recipe
+from loka.bench.record_gemms import TRITON, Gemms, Prepared, parse_recipe
+from loka.bench.record_interactions import Interactions
+from loka.bench.record_interactions import specs_of as interaction_specs
 from loka.bench.record_producers import Producers
 from loka.bench.record_specs import specs_of
 from loka.errors import InputError, LokaError
 from loka.kernels.gemm_configs import candidates
 from loka.kernels.gemm_specs import FLOATS, Epilogue, Gemm
-from loka.kernels.parts import Part, Work
-from loka.kernels.rendered_specs import Spec
-from loka.kernels.rendering import KERNELS_FILE, Rendered, load_kernel_templates, render, render_files
+from loka.kernels.interactions import BACKWARDS, family
+from loka.kernels.parts import COMPILED, INTERACTIONS, Part, Work
+from loka.kernels.rendering import KERNELS_FILE, AnySpec, Rendered, load_kernel_templates, render, render_files
 from loka.numerics.names import Format
 
 PACKAGE = "loka_record_kernels"
@@ -71,9 +73,11 @@ class Kernels:
     def compile(self, jobs: int, progress: Progress) -> None:
         """Compile each kernel in one of `jobs` processes; what does not compile is told, and fails again later."""
         first: dict[tuple[object, ...], Part] = {}
-        for part in self._parts:
+        for part in sorted(self._parts, key=lambda part: part.work not in BACKWARDS):  # a step compiles its forward
             if part.kernel == TRITON:
                 first.setdefault((product_of(part),), part)
+            elif part.kernel == COMPILED:
+                first.setdefault((replace(part, work=family(part.work)),), part)
             elif specs := _specs(part):
                 first.setdefault((specs, part.dtype), part)
         parts = list(first.values())
@@ -115,12 +119,20 @@ def load(folder: Path, package: str = PACKAGE) -> ModuleType:
 def compile_parts(folder: str, parts: Sequence[Part]) -> list[str]:
     """Call each part's kernels once, in a process of its own; a line for each that cannot be."""
     gemms = Gemms(rendered=lambda part: products_in(Path(folder), part))
-    producers = Producers(lambda: load(Path(folder)))
+    producers, interactions = Producers(lambda: load(Path(folder))), Interactions(lambda: load(Path(folder)))
+
+    def prepare(part: Part) -> Sequence[Prepared]:
+        if part.work in INTERACTIONS:  # torch.compile is for the very number of samples
+            few = part if part.kernel == COMPILED else replace(part, rows=FEW_ROWS)
+            return interactions.prepare(few)
+        bench = gemms if part.work is Work.GEMM else producers
+        return bench.prepare(replace(part, rows=FEW_ROWS))
+
+    torch._inductor.config.compile_threads = 1  # these processes are many already
     failures = []
     for part in parts:
-        bench = gemms if part.work is Work.GEMM else producers
         try:
-            for prepared in bench.prepare(replace(part, rows=FEW_ROWS)):
+            for prepared in prepare(part):
                 prepared.call(*prepared.arguments)
             torch.cuda.synchronize()
         except Exception as error:  # noqa: BLE001  (a compiler's or a driver's: it is told, and the others are compiled)
@@ -128,10 +140,10 @@ def compile_parts(folder: str, parts: Sequence[Part]) -> list[str]:
     return failures
 
 
-def _specs(part: Part) -> tuple[Spec, ...]:
+def _specs(part: Part) -> tuple[AnySpec, ...]:
     """A part's kernels; none for a GEMM, nor where no kernel is rendered for it, which its measurement will tell."""
-    if part.work is Work.GEMM:
+    if part.work is Work.GEMM or part.kernel == COMPILED:
         return ()
     with contextlib.suppress(LokaError):
-        return specs_of(part)
+        return interaction_specs(part) if part.work in INTERACTIONS else specs_of(part)
     return ()

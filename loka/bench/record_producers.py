@@ -65,7 +65,7 @@ class Producers:
         arguments = norm_arguments(first, part.rows, self.device, DTYPES[part.dtype])
         second = specs[1] if len(specs) > 1 else None
         if isinstance(second, Reduce):
-            call: Callable[..., Any] = partial(_with_sums, launch[0], launch[1], second.count, DTYPES[part.dtype])
+            call: Callable[..., Any] = partial(with_sums, launch[0], launch[1], second.count, DTYPES[part.dtype])
         elif second is not None:
             call = partial(_in_two, launch[0], launch[1])
         else:
@@ -120,10 +120,10 @@ def _values(results: dict[str, Tensor], places: Tensor | slice) -> Tensor:
     return values * scale
 
 
-def _with_sums(
+def with_sums(
     backward: Callable[..., Any], reduce: Callable[..., Any], count: int, dtype: torch.dtype, *arguments: Any
 ) -> Any:
-    """A backward kernel, and the kernel that adds up the `count` partial sums that it leaves."""
+    """A backward kernel, and the kernel that adds up the last `count` of its results, partial sums; gives these."""
     results = backward(*arguments)
     reduce(*(item for sums in results[-count:] for item in (sums, dtype)))
     return results

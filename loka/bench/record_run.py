@@ -14,6 +14,7 @@ from loka.bench.record import AllParts, Book, Tally, in_order, record
 from loka.bench.record_clock import GraphClock
 from loka.bench.record_gemms import Gemms
 from loka.bench.record_grid import PARTS, grid
+from loka.bench.record_interactions import Interactions
 from loka.bench.record_kernels import Kernels
 from loka.bench.record_policy import parts_of_policy
 from loka.bench.record_producers import Producers
@@ -58,7 +59,8 @@ def run_record(
         kernels = Kernels(left, Path(folder))
         kernels.compile(jobs or min(os.cpu_count() or 1, MOST_JOBS), progress)
         progress(f"compiled after {time.monotonic() - start:.0f} s")
-        bench = AllParts(Gemms(rendered=kernels.products), Producers(kernels.module))
+        ours = Producers(kernels.module), Interactions(kernels.module)
+        bench = AllParts(Gemms(rendered=kernels.products), *ours)
         tally = record(parts, book, bench, GraphClock(), progress, seconds - (time.monotonic() - start))
     progress(f"{tally}, in {time.monotonic() - start:.0f} s")
     return tally

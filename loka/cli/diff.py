@@ -81,8 +81,21 @@ def _show_times(change: PlanDiff) -> None:
     before, after = (each or "none" for each in change.measurements)
     if before != after:
         print(f"measurements: {before} -> {after}")
-    if change.total_us[0] != change.total_us[1]:
-        print(f"GEMMs with their norms, a training step: {_pair(*change.total_us)} us")
+    for each in change.interactions:
+        count = f"{each.count[0]} -> {each.count[1]} of them, " if each.count[0] != each.count[1] else ""
+        print(f"{each.what} in {each.owner}: {count}{each.us[0]} -> {each.us[1]} us")
+    if change.total_us[0] == change.total_us[1]:
+        return
+    if all(change.counted) and change.counted[0] != change.counted[1]:
+        from loka.plan.words import figure_words
+
+        first, second = (figure_words(us or 0.0) for us in change.total_us)
+        print(
+            f"a training step: {first} us for {change.counted[0]}; now {second} us for {change.counted[1]}. "
+            "This is not the same work: what one counts as GEMMs the other counts in interactions"
+        )
+        return
+    print(f"{change.counted[1] or change.counted[0]}, a training step: {_pair(*change.total_us)} us")
 
 
 def _us(change: TimeChange) -> str:

@@ -41,6 +41,10 @@ def show(site: Explanation) -> None:
         ("GEMM", "runs in", "kernel", "reason"),
         [(each.gemm.value, each.runs_in, each.kernel, each.reason) for each in site.gemms],
     )
+    if site.inside is not None:
+        from loka.cli.times import show_inside
+
+        show_inside(site.inside)
     if site.timing is not None:
         from loka.cli.times import show_kernels, show_timing
 

@@ -9,7 +9,7 @@ import typer
 
 from loka.cli.mods import print_mods
 from loka.cli.output import Json, PolicyPath, percent, print_json
-from loka.cli.plan_table import COUNT, EVIDENCE, REGION, TIMES, show_rows
+from loka.cli.plan_table import COUNT, EVIDENCE, REGION, TIMES, show_interactions, show_rows
 
 if TYPE_CHECKING:
     from loka.plan.plan import Plan
@@ -44,7 +44,7 @@ def command(
 
 def show(plan: Plan, all_sites: bool) -> None:
     """The table, what could not be patched, and the summary."""
-    from loka.plan.summary import group_sites
+    from loka.plan.summary import group_interactions, group_sites
 
     grouped = len(plan.sites) > MANY and not all_sites
     rows = group_sites(plan, alike=grouped)
@@ -56,6 +56,7 @@ def show(plan: Plan, all_sites: bool) -> None:
     if all(site.timing is None for site in plan.sites):
         hidden.update(TIMES)
     show_rows(rows, frozenset(hidden))
+    show_interactions(group_interactions(plan))
     print_skipped(plan)
     print_mods(plan)
     if grouped:
@@ -77,20 +78,15 @@ def print_budgets(plan: Plan) -> None:
 
 
 def print_times(plan: Plan) -> None:
-    """What all sites take by the measurements, and where the times come from; a line where nothing was measured."""
-    from loka.plan.summary import total_time
-    from loka.plan.words import speedup_words, time_words
+    """What sites and interactions take, and where the times come from; a line where nothing was measured."""
+    from loka.plan.summary import source_words, total_time, total_words
 
     total = total_time(plan)
     if plan.measurements is None or total is None:
         if plan.measurements is not None:
             print(f"{plan.measurements[0]} has no times for what may run here: none decided.")
         return
-    sources = ", ".join(f"{count} {source.value}" for source, count in total.sites)
-    print(
-        f"GEMMs with their norms: {time_words(total.us)} a training step, {time_words(total.as_is_us)} in BF16, "
-        f"{speedup_words(total.speedup)}, by {plan.measurements[0]} (sites: {sources})."
-    )
+    print(f"{total_words(total)}, by {plan.measurements[0]} ({source_words(total)}).")
 
 
 def print_skipped(plan: Plan) -> None:

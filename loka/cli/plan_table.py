@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from loka.cli.output import percent, print_table, terminal_width
 
 if TYPE_CHECKING:
-    from loka.plan.summary import Row
+    from loka.plan.summary import InteractionRow, Row
 
 COUNT, REGION = "count", "region"
 TIMES = ("us", "BF16 us", "gain")  # of a training step, as planned and as the model has it
@@ -36,6 +36,19 @@ def show_rows(rows: Sequence[Row], hidden: frozenset[str]) -> None:
         _show_short(cells, hidden)
     else:
         print_table(columns, [[each[column] for column in columns] for each in cells], NUMBERS)
+
+
+def show_interactions(rows: Sequence[InteractionRow]) -> None:
+    """What kernels of their own compute between the GEMMs, where there is something."""
+    if not rows:
+        return
+    columns = ("interaction", "in", "count", "samples", "us", "compiled us", "gain", "time")
+    cells = [
+        (row.what, row.owner, str(row.count), str(row.samples), row.us, row.as_is_us, row.speedup, row.source)
+        for row in rows
+    ]
+    print()
+    print_table(columns, cells, ("count", "samples", "us", "compiled us", "gain"))
 
 
 def _cells(row: Row) -> dict[str, str]:

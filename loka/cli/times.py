@@ -8,8 +8,27 @@ from typing import TYPE_CHECKING
 from loka.cli.output import print_table
 
 if TYPE_CHECKING:
-    from loka.plan.explain import Decision, Timing
+    from loka.plan.explain import Decision, Inside, Timing
     from loka.plan.plan import Candidate, KernelTime
+
+
+def show_inside(inside: Inside) -> None:
+    """The interaction that a site is part of, and its times."""
+    from loka.plan.words import figure_words
+
+    computes = "computed in" if inside.takes else "read by"
+    print()
+    print(f"{computes} {inside.what} in {inside.owner or 'the model itself'}, by {' and '.join(inside.kernels)}")
+    rows = [
+        (name, figure_words(time.forward), figure_words(time.backward), figure_words(time.us), time.source.value)
+        for name, time in (("our kernels", inside.chosen), ("torch.compile", inside.as_is))
+        if time is not None
+    ]
+    if rows:
+        columns = ("forward", "backward", "us")
+        print_table(("one call by", *columns, "source"), rows, columns, tight=True)
+    if inside.chosen is not None and inside.as_is is None:
+        print("never measured by torch.compile: what it gains is not known")
 
 
 def show_timing(timing: Timing) -> None:

@@ -8,10 +8,8 @@ from loka.codegen.chain_names import INDENT, assigned
 from loka.codegen.layout import Code, call
 from loka.codegen.mix_functions import FunctionView, M, backward_header, body, called, header, returned
 from loka.codegen.prose import wrapped
-from loka.kernels.cross_text import CrossBackward
+from loka.kernels.cross_text import CrossBackward, cross_forward
 from loka.kernels.rendered_specs import NormForward
-
-_NO_EPS = 1e-05  # as in the specs of chains' kernels without a norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class CrossShape:
     @property
     def forward(self) -> NormForward:
         """The kernel of the sum."""
-        return NormForward(self.width, None, False, False, _NO_EPS, None, self.bias, False, False, True, True)
+        return cross_forward(self.width, self.bias)
 
     @property
     def backward(self) -> CrossBackward:

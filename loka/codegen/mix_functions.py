@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from loka.codegen.chain_names import INDENT, assigned, unpacked
 from loka.codegen.layout import WIDTH, Code, call, lay_out
 from loka.codegen.prose import wrapped
-from loka.kernels.join_specs import JoinBackward, JoinForward, part_names
+from loka.kernels.join_specs import JoinForward, backward_of, part_names
 from loka.kernels.mix_specs import MixBackward, MixForward, MixSizes
 
 M = " " * INDENT
@@ -112,11 +112,6 @@ def _join_backward(spec: JoinForward, added: Sequence[str]) -> tuple[str, ...]:
         *(unpacked([f"d{part}" for part in parts], f"dx.split(({rows}), 1)", INDENT) if spec.parts > 1 else []),
         *returned([*gradients, *(f"d{name}" for name in vectors), "None"]),
     )
-
-
-def backward_of(spec: JoinForward) -> JoinBackward:
-    """The kernel of a join's gradients."""
-    return JoinBackward(spec.width, spec.parts, spec.residual, spec.norm, spec.weight, spec.bias, spec.eps)
 
 
 def header(function: str, tensors: Sequence[str], last: str, results: int, method: bool = False) -> str:

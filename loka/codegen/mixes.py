@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from loka.codegen import straight
 from loka.codegen.cross_functions import CrossShape, cross_view
-from loka.codegen.mix_functions import FunctionView, backward_of, join_view, mix_view
+from loka.codegen.mix_functions import FunctionView, join_view, mix_view
 from loka.codegen.names import Names, class_of
 from loka.errors import LokaError
-from loka.kernels.join_specs import JoinForward, why_not
+from loka.kernels.join_specs import JoinForward, backward_of, why_not
 from loka.kernels.matrix_specs import Reduce
 from loka.kernels.mix_specs import MixBackward, MixForward, MixSizes
 from loka.kernels.rendering import AnySpec

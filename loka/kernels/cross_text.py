@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 from loka.errors import InputError
 from loka.kernels.configs import padded_width
+from loka.kernels.rendered_specs import NormForward
 from loka.kernels.rendered_text import WIDTH, Views, header, indented, opened
 from loka.kernels.widths import LARGEST_HELD
+
+_NO_EPS = 1e-05  # as in the specs of chains' kernels without a norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,11 @@ class CrossBackward:
     def results(self) -> tuple[str, ...]:
         """What the host function returns."""
         return ("dproduct", "dfactor", *(("dbias",) if self.bias else ()))
+
+
+def cross_forward(width: int, bias: bool) -> NormForward:
+    """The kernel of the sum itself: x is the product, `add` the bias, `times` the factor."""
+    return NormForward(width, None, False, False, _NO_EPS, None, bias, False, False, True, True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,11 @@ class JoinBackward:
         return ("dx", *_named(dweight=self.weight, dbias=self.bias))
 
 
+def backward_of(spec: JoinForward) -> JoinBackward:
+    """The kernel of a join's gradients."""
+    return JoinBackward(spec.width, spec.parts, spec.residual, spec.norm, spec.weight, spec.bias, spec.eps)
+
+
 def part_names(parts: int) -> tuple[str, ...]:
     """part_0, part_1, ..."""
     return tuple(f"part_{index}" for index in range(parts))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loka.kernels.measurement_rows import MeasuredSet, Measurement
+from loka.kernels.parts import INTERACTIONS, Work
 from loka.kernels.versions import Versions
 
 
@@ -23,17 +24,18 @@ def choose(rows: Sequence[Recorded]) -> MeasuredSet:
     """The measurements of the machine, that is of the driver and versions too, that was measured last of the complete.
 
     Complete: a recording came to its end, and there is every kind of work that any machine has in `rows` (at least
-    one). Where no machine is complete, the one with the most measurements. A kernel that was measured with several
-    versions of its own library counts with the one recorded last. What is left aside is named in `others`.
+    one), interactions left out, which not every model has. Where no machine is complete, the one with the most
+    measurements. A kernel that was measured with several versions of its own library counts with the one recorded last.
+    What is left aside is named in `others`.
     """
     machines: dict[Versions, list[Recorded]] = {}
     for row in rows:
         machines.setdefault(row.versions.machine, []).append(row)
-    works = {row.measurement.part.work for row in rows}
+    works = _works(rows)
 
     def rank(machine: Versions) -> tuple[bool, str, int, Versions]:
         own = machines[machine]
-        if any(row.finished for row in own) and {row.measurement.part.work for row in own} == works:
+        if any(row.finished for row in own) and _works(own) == works:
             return True, max(row.recorded for row in own), 0, machine
         return False, "", len(own), machine
 
@@ -52,6 +54,10 @@ def choose(rows: Sequence[Recorded]) -> MeasuredSet:
         measurements=[row.measurement for row in used],
         others=(*_other_machines(rest), *_older_libraries(older)),
     )
+
+
+def _works(rows: Sequence[Recorded]) -> frozenset[Work]:
+    return frozenset(row.measurement.part.work for row in rows).difference(INTERACTIONS)
 
 
 def _other_machines(rows: Sequence[Recorded]) -> list[str]:

@@ -21,25 +21,27 @@ work, kernel, dtype, recipe, and norm or activation. The rules:
   (`HELD_OUT`). Without it, ties would be too narrow, and decisions would follow the recording.
 - A kernel whose numbers were wrong at a part has no time there, nor where such a part is the nearest measured one, and
   its times count nowhere.
-- Nothing of the kind was measured: None.
+- Nothing of the kind was measured: None. But an interaction has many kinds, one for each form: there the nearest
+  measured form of the same work and kernel stands in, scaled by the bytes of both, as ESTIMATED.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import hypot
+from math import hypot, log
 from pathlib import Path
 
 from loka.errors import InputError
+from loka.kernels.interactions import unlike
 from loka.kernels.measured_times import Table, axes_of, is_aligned
 from loka.kernels.measurement_file import Recording, head_of, read_file
 from loka.kernels.measurement_rows import Kind, MeasuredSet, Measurement, digest, size_words
 from loka.kernels.measurement_text import export, is_text, lines_of, read_text, shipped_file
 from loka.kernels.part_bounds import bound_us
-from loka.kernels.parts import Costs, Part, Source, Timed
+from loka.kernels.parts import INTERACTIONS, Costs, Part, Source, Timed
 from loka.kernels.versions import Versions, difference
 
 __all__ = ["Measurement", "Measurements", "Recording", "Versions", "export"]
@@ -200,7 +202,9 @@ class Measurements(Costs):
             return None if exact.wrong else Timed(exact.us, hypot(exact.spread, DRIFT), Source.MEASURED)
         known = self._known.get(Kind.of(part))
         table = known.right_table(part) if known is not None else None
-        if known is None or table is None or (known.wrong and self.why_wrong(part)):
+        if known is None:
+            return self._like(part) if part.work in INTERACTIONS else None
+        if table is None or (known.wrong and self.why_wrong(part)):
             return None
         axes = axes_of(part)
         between = table.between(axes) if is_aligned(part) in known.right else None
@@ -211,3 +215,17 @@ class Measurements(Costs):
             )
         near = table.beside(axes)
         return Timed(near.share * bound_us(part), hypot(near.spread, HELD_OUT), Source.ESTIMATED)
+
+    def _like(self, part: Part) -> Timed | None:
+        """An interaction's time by that of the nearest form: of those with most words alike, nearest in bytes."""
+        near = []
+        for kind in self._known:
+            if (kind.work, kind.kernel, kind.dtype) == (part.work, part.kernel, part.dtype):
+                other = replace(part, around=kind.around)
+                scale = bound_us(part) / bound_us(other)
+                near.append((unlike(part, other), abs(log(scale)), kind.around, scale))
+        for _, _, around, scale in sorted(near):
+            timed = self.time(replace(part, around=around))
+            if timed is not None:
+                return Timed(scale * timed.us, hypot(timed.spread, HELD_OUT), Source.ESTIMATED)
+        return None

@@ -5,12 +5,16 @@ Only ratios of bounds of one kind of part are used, so that what a device reache
 
 from __future__ import annotations
 
-from loka.kernels.parts import Part, Work
+from loka.kernels.interactions import moved as elements_moved
+from loka.kernels.parts import INTERACTIONS, Part, Work
 
 # Measured on an H100: a copy of 1 GiB; products of 8192 x 8192 x 8192, in TF32 of 8192 x 2048 x 2048 (docs/bench.md).
 BANDWIDTH = 2.43e12  # bytes a second
 FP8_FLOPS = 1277e12
 FLOPS = {"bfloat16": 732e12, "float16": 732e12, "float32": 344e12}
+# What kernels of mixing layers and joins were measured to read and write (docs/results/LOG.md, "where Wukong small's
+# step went": 1.07 GB of a join's gradients in 379 us, 0.80 GB of its forward in 283 us).
+INTERACTION_BANDWIDTH = 2.9e12  # bytes a second
 # What a kernel takes however little it does. An assumption: the smallest GEMMs measured in graphs take 3.2 us in all.
 START_US = 2.0
 
@@ -32,6 +36,8 @@ def element_bytes(dtype: str) -> int:
 def bound_us(part: Part) -> float:
     """Microseconds below which a part hardly goes; it grows with each of its sizes."""
     element = element_bytes(part.dtype)
+    if part.work in INTERACTIONS:
+        return START_US + 1e6 * elements_moved(part) * element / BANDWIDTH
     if part.work is not Work.GEMM:
         plain, quantised = _PASSES[part.work]
         return START_US + 1e6 * part.rows * part.columns * (plain * element + quantised) / BANDWIDTH
@@ -40,3 +46,8 @@ def bound_us(part: Part) -> float:
     peak = FP8_FLOPS if part.recipe else FLOPS.get(part.dtype, FLOPS["bfloat16"])
     flops = 2 * part.rows * part.columns * part.contraction
     return START_US + 1e6 * max(moved / BANDWIDTH, flops / peak)
+
+
+def interaction_us(part: Part) -> float:
+    """What a rendered kernel of an interaction is expected to take where none was measured, in microseconds."""
+    return START_US + 1e6 * elements_moved(part) * element_bytes(part.dtype) / INTERACTION_BANDWIDTH

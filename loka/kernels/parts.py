@@ -2,6 +2,7 @@
 
 A site is M x K times K x N with what stands around it. In a CUDA graph its kernels run one after another, so that its
 time is the sum of its parts': the GEMMs, the kernels that make their operands, and those of norms and activations.
+Interactions, which stand between sites, have parts of their own: a forward and a backward each.
 """
 
 from __future__ import annotations
@@ -20,6 +21,18 @@ class Work(StrEnum):
     FORWARD = "forward"  # norm and activation
     BACKWARD = "backward"  # their gradient, with the sums for their parameters
     COPY = "copy"  # transposed in the model's dtype, or converted
+    # Interactions, forward and gradients; rows are samples (of a cross layer: rows), columns an embedding's dimension
+    # (of a cross layer: its width).
+    MIX = "mix"
+    MIX_BACKWARD = "mix-backward"
+    JOIN = "join"
+    JOIN_BACKWARD = "join-backward"
+    CROSS = "cross"
+    CROSS_BACKWARD = "cross-backward"
+
+
+INTERACTIONS = (Work.MIX, Work.MIX_BACKWARD, Work.JOIN, Work.JOIN_BACKWARD, Work.CROSS, Work.CROSS_BACKWARD)
+RENDERED, COMPILED = "rendered", "compiled"  # kernels of interactions: our own, torch.compile's
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -27,13 +40,13 @@ class Part:
     """One kernel's work, as it is measured and looked up. All of it is in the key."""
 
     work: Work
-    kernel: str  # the catalogue's name of a GEMM's kernel ("torch.scaled_mm", "as-is"); "rendered" for the others
+    kernel: str  # a GEMM's by its name in the catalogue ("torch.scaled_mm", "as-is"); of others RENDERED or COMPILED
     rows: int
     columns: int
     contraction: int = 0  # of a GEMM, else 0
     dtype: str = "bfloat16"  # of the model's activations and of what a GEMM writes
     recipe: str = ""  # a GEMM: "e4m3 rowwise, e4m3 rowwise, precise"; else what is written: "e4m3 rowwise", "bfloat16"
-    around: str = ""  # of FORWARD and BACKWARD: "layer_norm", "layer_norm silu"
+    around: str = ""  # of FORWARD and BACKWARD: "layer_norm silu"; of an interaction its form (`kernels.interactions`)
 
 
 class Source(StrEnum):

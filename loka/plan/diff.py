@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from loka.numerics.names import Gemm
 from loka.plan.mods import changed_words
 from loka.plan.plan import Evidence, Plan, SitePlan, StepTime
-from loka.plan.summary import total_time
+from loka.plan.summary import NOT_KNOWN, counted_words, group_interactions, total_time
 from loka.plan.words import decision_words, evidence_words
 
 
@@ -43,6 +43,16 @@ class TimeChange:
 
 
 @dataclass(frozen=True, slots=True)
+class InteractionChange:
+    """Interactions, alike but for numbers in their owners' names, that differ between the plans."""
+
+    what: str  # "a mixing layer of 64 embeddings of 128, rank 32, 32 weighted sums"
+    owner: str  # "layers.*"
+    count: tuple[int, int]  # how many there are, before and after
+    us: tuple[str, str]  # of one in a training step; "-" where it is not known
+
+
+@dataclass(frozen=True, slots=True)
 class ModChange:
     """A mod that changes something else in the second plan; "-" stands for one that a plan does not have."""
 
@@ -66,14 +76,18 @@ class PlanDiff:
     batch_size: tuple[int, int]
     share_fp8: tuple[float, float]  # of the training GEMM FLOPs, before and after
     times: tuple[TimeChange, ...] = ()
-    total_us: tuple[float | None, float | None] = (None, None)  # of all timed sites in a training step
+    total_us: tuple[float | None, float | None] = (None, None)  # of what is timed in a training step
+    counted: tuple[str, str] = ("", "")  # what that is: "GEMMs with their norms and interactions"
     measurements: tuple[str, str] = ("", "")  # the sets' names, with the start of their hashes
     mods: tuple[ModChange, ...] = ()
+    interactions: tuple[InteractionChange, ...] = ()
 
     @property
     def same(self) -> bool:
         """Whether both plans decide the same, whatever they say of the time."""
         lists = (self.mods, self.added, self.removed, self.resized, self.gemms, self.regions)
+        if any(each.count[0] != each.count[1] for each in self.interactions):
+            return False
         return not any(lists) and self.target[0] == self.target[1] and self.batch_size[0] == self.batch_size[1]
 
 
@@ -95,7 +109,26 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
         total_us=(_total(before), _total(after)),
         measurements=(_measurements(before), _measurements(after)),
         mods=_mod_changes(before, after),
+        counted=(_counted(before), _counted(after)),
+        interactions=_interaction_changes(before, after),
     )
+
+
+def _counted(plan: Plan) -> str:
+    total = total_time(plan)
+    return counted_words(total) if total is not None else ""
+
+
+def _interaction_changes(before: Plan, after: Plan) -> tuple[InteractionChange, ...]:
+    was, now = ({(row.what, row.owner): row for row in group_interactions(plan)} for plan in (before, after))
+    changes = []
+    for what, owner in dict.fromkeys((*now, *was)):
+        rows = (was.get((what, owner)), now.get((what, owner)))
+        count = tuple(row.count if row is not None else 0 for row in rows)
+        us = tuple(row.us if row is not None else NOT_KNOWN for row in rows)
+        if count[0] != count[1] or us[0] != us[1]:
+            changes.append(InteractionChange(what, owner, (count[0], count[1]), (us[0], us[1])))
+    return tuple(changes)
 
 
 def _mod_changes(before: Plan, after: Plan) -> tuple[ModChange, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from loka.errors import InputError
 from loka.numerics.names import OPERANDS, Accumulation, Gemm, Range
 from loka.plan.evidence import Known
+from loka.plan.interaction_times import kernel_names, taken_by, taken_words
 from loka.plan.mods import Touch, touches
 from loka.plan.plan import Binding, Candidate, KernelTime, Plan, SitePlan, StepTime
 from loka.plan.seen import Seen, budget_of, seen, speed_said
@@ -65,6 +66,18 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class Inside:
+    """The interaction that a site is part of. A cross layer's GEMM stays one; a mixing layer computes its sites."""
+
+    what: str  # "a mixing layer of 64 embeddings of 128, rank 32, 32 weighted sums"
+    owner: str
+    takes: bool  # the site's GEMMs are computed in it
+    kernels: tuple[str, ...]  # forward and gradients
+    chosen: StepTime | None  # of one call
+    as_is: StepTime | None  # by torch.compile
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """What `loka explain` prints."""
 
@@ -95,6 +108,7 @@ class Explanation:
     members: tuple[str, ...] = ()  # the sites that a mod made one of
     untimed: str = ""  # why there are measurements and yet no times of it
     mods: tuple[Touch, ...] = ()  # what mods did at the site and beside it
+    inside: Inside | None = None  # the interaction that it is part of
 
 
 def find_site(plan: Plan, name: str) -> SitePlan:
@@ -160,12 +174,24 @@ def explain(plan: Plan, name: str, known: Known | None = None) -> Explanation:
         members=site.members,
         untimed=_untimed(plan, found),
         mods=touches(plan, site.name),
+        inside=_inside(plan, site.name),
     )
+
+
+def _inside(plan: Plan, name: str) -> Inside | None:
+    for each in plan.interactions:
+        if name in each.sites:
+            kernels = kernel_names(each)
+            return Inside(each.what, each.owner, name in each.takes, kernels, each.chosen, each.as_is)
+    return None
 
 
 def _untimed(plan: Plan, found: SitePlan) -> str:
     if plan.measurements is None or found.timing is not None:
         return ""
+    taken = taken_by(plan).get(found.site.name)
+    if taken is not None:
+        return f"it is {taken_words(taken)}"
     if found.site.blocked is not None:
         return "it cannot be patched"
     return (

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from loka.errors import InputError
-from loka.plan.plan import Gain, Plan
+from loka.mods import fuse_interaction
+from loka.plan.interaction_times import step_times
+from loka.plan.plan import Gain, ModPlan, Plan
 from loka.plan.summary import total_time
 from loka.policy.policy import Policy
 
@@ -18,6 +20,9 @@ def with_gains(plan: Plan, policy: Policy, replan: Callable[[Policy], Plan]) -> 
         if not mod.adaptations and not mod.rewritten:
             mods.append(mod)
             continue
+        if mod.use == fuse_interaction.NAME:
+            mods.append(replace(mod, gain=gain_by_fusing(plan, mod)))
+            continue
         fewer = (*policy.mods[:number], *policy.mods[number + 1 :])
         try:
             without = replan(replace(policy, mods=fewer))
@@ -28,13 +33,28 @@ def with_gains(plan: Plan, policy: Policy, replan: Callable[[Policy], Plan]) -> 
     return replace(plan, mods=tuple(mods))
 
 
-def gain_of(without: Plan, with_it: Plan) -> Gain | None:
-    """By how much the sites of the second plan take less; None where measurements do not have the same sites of both.
+def gain_by_fusing(plan: Plan, mod: ModPlan) -> Gain | None:
+    """By how much the interactions that a mod fuses take less than by torch.compile; None where no such time is known.
 
-    A site that either plan alone has must be timed: a mod may make one site of several.
+    Its sites are no GEMMs of their own in this plan, so that a plan without it says nothing of the same work.
+    """
+    total, owners = total_time(plan), {each.owner for each in mod.rewritten}
+    times = [found for found in step_times(plan.interactions) if found[0].owner in owners]
+    if total is None or not times:
+        return None
+    gained = round(sum(each.calls * (as_is.us - chosen.us) for each, chosen, as_is in times), 3)
+    return Gain(gained, round(gained / (total.us + gained), 4))
+
+
+def gain_of(without: Plan, with_it: Plan) -> Gain | None:
+    """By how much the second plan takes less; None where measurements do not have the same sites of both.
+
+    Interactions count in both. A site that either plan alone has must be timed: a mod may make one site of several.
     """
     before, after = total_time(without), total_time(with_it)
     if before is None or after is None or _untimed(without) != _untimed(with_it):
+        return None
+    if before.left_out != after.left_out:
         return None
     gained = round(before.us - after.us, 3)
     return Gain(gained, round(gained / before.us, 4))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from loka.kernels.cross_text import why_not as why_not_crossed
+from loka.kernels.interactions import Crossing, Form, Joining, Mixing
 from loka.kernels.join_specs import why_not as why_not_joined
 from loka.kernels.mix_specs import why_not as why_not_mixed
 from loka.sites.chains import Chain
@@ -25,6 +26,9 @@ class Fused:
     owner: str  # the module whose forward writes it
     what: str  # for people: "a mixing layer of 64 embeddings of 128, rank 32, 32 weighted sums"
     sites: tuple[str, ...] = ()  # that it takes along
+    form: Form | None = None  # None where the chain of its GEMMs computes it
+    columns: int = 0  # of an embedding, or of a row
+    beside: str = ""  # a site that is called as often, "" where its forward has none
 
 
 @dataclass(slots=True)
@@ -80,9 +84,14 @@ def choose(
         made.refuse(_writers(forward, asked), _in_place(forward))
         return Chosen()
     places = {place for chain in chains for place in range(chain.first, chain.last + 1)}
-    mixes = tuple(_mixes(forward, asked, kept, made))
-    joins = tuple(_joins(forward, asked, places, made))
-    crosses = tuple(_crosses(forward, asked, places, made))
+    mixed = tuple(_mixes(forward, asked, kept, made))
+    joined = tuple(_joins(forward, asked, places, made))
+    crossed = tuple(_crosses(forward, asked, places, made))
+    mixes, joins = tuple(mix for mix, _ in mixed), tuple(join for join, _ in joined)
+    crosses = tuple(cross for cross, fused in crossed if fused.form is not None)
+    made.fused += [_with_passing(fused, any(_adds(join, mix) for join in joins)) for mix, fused in mixed]
+    made.fused += [fused for _, fused in joined]
+    made.fused += [_with_passing(fused, _is_read_later(cross, crosses)) for cross, fused in crossed]
     regions = [(site, MIXED) for mix in mixes for site in sites_of(mix, forward)]
     regions += [(site, CROSSED) for cross in crosses for site in _site_at(forward, cross.linear)]
     return Chosen(mixes, joins, crosses, tuple(regions))
@@ -93,9 +102,24 @@ def sites_of(mix: Mix, forward: StraightForward) -> tuple[str, ...]:
     return tuple(site for place in (mix.inner, mix.compress) if place is not None for site in _site_at(forward, place))
 
 
+def _with_passing(fused: Fused, passing: bool) -> Fused:
+    """With what the form says of gradients that are added on the way."""
+    if isinstance(fused.form, Mixing | Crossing):
+        return replace(fused, form=replace(fused.form, passing=passing))
+    return fused
+
+
+def _adds(join: Join, mix: Mix) -> bool:
+    return join.residual is not None and join.residual.text == mix.x
+
+
+def _is_read_later(cross: Cross, crosses: Sequence[Cross]) -> bool:
+    return any(other.factor == cross.factor and other.sum > cross.sum for other in crosses)
+
+
 def _mixes(
     forward: StraightForward, asked: Collection[str], kept: Collection[str], made: Interactions
-) -> Iterator[Mix]:
+) -> Iterator[tuple[Mix, Fused]]:
     for mix in forward.mixes:
         owner, sites = _writer(forward, mix.outer), sites_of(mix, forward)
         if owner not in asked:
@@ -115,13 +139,13 @@ def _mixes(
             )
         else:
             sums = f", {c} weighted sums" if c else ""
-            made.fused.append(Fused(owner, f"a mixing layer of {n} embeddings of {d}, rank {r}{sums}", sites))
-            yield mix
+            what = f"a mixing layer of {n} embeddings of {d}, rank {r}{sums}"
+            yield mix, Fused(owner, what, sites, Mixing(n, r, c), d, sites[0])
 
 
 def _joins(
     forward: StraightForward, asked: Collection[str], places: Collection[int], made: Interactions
-) -> Iterator[Join]:
+) -> Iterator[tuple[Join, Fused]]:
     for join in forward.joins:
         owner, norm = _writer(forward, join.skipped[0]), joined_norm(forward, join)
         if owner not in asked or norm is None or any(place in places for place in join.places):
@@ -132,13 +156,15 @@ def _joins(
             continue
         parts = f"{len(join.parts)} parts" if len(join.parts) > 1 else "a tensor"
         residual = " and a residual" if join.residual is not None else ""
-        made.fused.append(Fused(owner, f"a {norm.kind} of {parts}{residual}, {norm.width} wide"))
-        yield join
+        what = f"{'an' if norm.kind == 'rms_norm' else 'a'} {norm.kind} of {parts}{residual}, {norm.width} wide"
+        vectors = norm.weight is not None, norm.bias is not None
+        form = Joining(join.rows, join.residual is not None, norm.kind, *vectors)
+        yield join, Fused(owner, what, (), form, norm.width, _called_beside(forward, join.skipped[0]))
 
 
 def _crosses(
     forward: StraightForward, asked: Collection[str], places: Collection[int], made: Interactions
-) -> Iterator[Cross]:
+) -> Iterator[tuple[Cross, Fused]]:
     for cross in forward.crosses:
         owner = _writer(forward, cross.sum)
         if owner not in asked:
@@ -149,14 +175,23 @@ def _crosses(
             made.refuse([owner], f"no kernel takes its cross layer: {reason}")
             continue
         where = ", in the chain of its GEMMs" if inside else ""
-        made.fused.append(Fused(owner, f"a cross layer, {cross.width} wide{where}", _site_at(forward, cross.linear)))
-        if not inside:
-            yield cross
+        # A GEMM in a chain adds its bias there.
+        biased = cross.bias is not None and cross.linear not in places
+        form = None if inside else Crossing(biased, cross.residual == cross.factor)
+        sites = _site_at(forward, cross.linear)
+        beside = sites[0] if sites else ""
+        yield cross, Fused(owner, f"a cross layer, {cross.width} wide{where}", sites, form, cross.width, beside)
 
 
 def _site_at(forward: StraightForward, place: int) -> tuple[str, ...]:
     call = forward.statements[place].call
     return () if call is None else (call.site,)
+
+
+def _called_beside(forward: StraightForward, place: int) -> str:
+    """A site whose call the same module writes; any other of the forward where there is none."""
+    calls = [(step.note == forward.statements[place].note, step.call.site) for step in forward.statements if step.call]
+    return max(calls, key=lambda each: each[0], default=(False, ""))[1]
 
 
 def _writer(forward: StraightForward, place: int) -> str:

@@ -27,6 +27,7 @@ from loka.plan.float64 import float64_sites
 from loka.plan.forward_mods import with_forward_mods
 from loka.plan.forward_rules import check_forward_mods
 from loka.plan.gains import with_gains
+from loka.plan.interaction_times import interaction_plans, without_taken
 from loka.plan.measured import open_measurements
 from loka.plan.modded_sites import known_of
 from loka.plan.mods import forwards_made, mod_plans
@@ -197,6 +198,8 @@ def plan_of(
     if rewrites.refused:
         plans = resolve(sites, settings, situation, rewrites.refused, traced)
     plans = with_regions(plans, rewrites)
+    interactions = interaction_plans(rewrites.interactions.fused, plans, policy.model.batch_size, costs)
+    plans = without_taken(plans, interactions)
     check_interactions(policy, model, rewrites.interactions)
     streams = checked_streams(trace, rewrites.forwards, rewrites.streamless, model)
     return Plan(
@@ -212,6 +215,7 @@ def plan_of(
         profile=(known.name, known.sha256) if known is not None else None,
         measurements=(costs.name, costs.sha256) if costs is not None else None,
         mods=mod_plans(policy, examined.adapted, {**forwards_made(policy, modded, rewrites.interactions), **streams}),
+        interactions=interactions,
     )
 
 

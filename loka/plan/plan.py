@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from loka.kernels.parts import Source
+from loka.kernels.parts import Source, Work
 from loka.mods.adaptation import Adaptation, Setting, Unchanged
 from loka.mods.rewritten import Rewritten
 from loka.numerics.names import Accumulation, Gemm
@@ -148,6 +148,32 @@ class SitePlan:
         return any(gemm.fp8 for gemm in self.gemms)
 
 
+@dataclass(frozen=True, slots=True)
+class InteractionPlan:
+    """An interaction that kernels of its own compute, for the mod `fuse_interaction`."""
+
+    work: Work  # MIX, JOIN or CROSS
+    owner: str  # the module whose forward writes it
+    what: str  # for people: "a mixing layer of 64 embeddings of 128, rank 32, 32 weighted sums"
+    form: str  # of its gradients' part, in the words of `loka.kernels.interactions`
+    samples: int  # of one call: of a cross layer, rows
+    columns: int
+    calls: int  # in a training step
+    sites: tuple[str, ...]  # that a mixing layer takes along; of a cross layer the GEMM before it
+    chosen: StepTime | None = None  # one call by our kernels; None where no measurement decides
+    as_is: StepTime | None = None  # one call by torch.compile; None where that was never measured
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """The sites whose GEMMs it computes."""
+        return self.sites if self.work is Work.MIX else ()
+
+    @property
+    def speedup(self) -> float | None:
+        """Over torch.compile; None where either time is not known."""
+        return self.as_is.us / self.chosen.us if self.chosen is not None and self.as_is is not None else None
+
+
 class BindingKind(StrEnum):
     """How a module gets its new forward."""
 
@@ -218,6 +244,7 @@ class Plan:
     profile: tuple[str, str] | None = None  # (file from the policy's directory, sha256)
     measurements: tuple[str, str] | None = None  # (the set's name, sha256)
     mods: tuple[ModPlan, ...] = ()  # as the policy has them
+    interactions: tuple[InteractionPlan, ...] = ()  # that kernels of their own compute
 
     @property
     def adaptations(self) -> tuple[Adaptation, ...]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from math import hypot, sqrt
 from typing import Protocol, runtime_checkable
 
-from loka.kernels.part_bounds import bound_us
-from loka.kernels.parts import Costs, Part, Source, Timed, Work
+from loka.kernels.part_bounds import bound_us, interaction_us
+from loka.kernels.parts import INTERACTIONS, Costs, Part, Source, Timed, Work
 from loka.kernels.rendered_specs import NORMS
 from loka.numerics.names import Format
 from loka.plan.costs import COMPILED, KNOWN, KNOWN_TILES, RENDERED
@@ -54,6 +54,10 @@ COMPILED_NORMS = 1.5
 # (1.19 and 1.30), on an H100.
 _OVER_RENDERED = {COMPILED: COMPILED_NORMS, KNOWN: 1.03, KNOWN_TILES: 1.25}
 
+# The noise of an interaction's time by its bytes: eight measured kernels (docs/results/LOG.md, "where Wukong small's
+# step went") are from 10 % below it to 15 % above.
+BY_BYTES = 0.1
+
 NOTHING = Price(0.0, 0.0, Source.MEASURED)
 
 
@@ -68,7 +72,8 @@ class Pricer:
     A part other than a GEMM that was not measured takes the time of its stand-in, scaled by the bytes of both: its own
     norm with another activation or without one, a LayerNorm for another norm, e4m3 rowwise for another recipe, a
     quantiser for another kind of work. It counts as estimated. A GEMM that was not measured has no time. What the
-    compiler writes takes `COMPILED_NORMS` times what is rendered, estimated too, as what runs under known scales.
+    compiler writes takes `COMPILED_NORMS` times what is rendered, estimated too, as what runs under known scales. An
+    interaction of which nothing was measured is estimated by its bytes on our kernels, and has no time compiled.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -101,6 +106,8 @@ class Pricer:
         return self._judges.why_wrong(part) if self._judges is not None else ""
 
     def _look_up(self, part: Part) -> Price | None:
+        if part.work in INTERACTIONS:
+            return self._interaction(part)
         if part.kernel in _OVER_RENDERED:
             rendered, factor = self.part(replace(part, kernel=RENDERED)), _OVER_RENDERED[part.kernel]
             return None if rendered is None else Price(rendered.us * factor, rendered.noise * factor, Source.ESTIMATED)
@@ -116,6 +123,15 @@ class Pricer:
                 scale = bound_us(part) / bound_us(other)
                 return Price(price.us * scale, price.noise * scale, Source.ESTIMATED)
         return None
+
+    def _interaction(self, part: Part) -> Price | None:
+        timed = self._costs.time(part)
+        if timed is not None:
+            return _price(timed)
+        if part.kernel != RENDERED:
+            return None
+        us = interaction_us(part)
+        return Price(us, us * BY_BYTES, Source.ESTIMATED)
 
 
 def _price(timed: Timed) -> Price:

@@ -18,13 +18,25 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from loka.errors import InputError
-from loka.plan.plan import Binding, Candidate, GemmPlan, ModPlan, Plan, SitePlan, SiteTiming, Skipped, Target
+from loka.plan.plan import (
+    Binding,
+    Candidate,
+    GemmPlan,
+    InteractionPlan,
+    ModPlan,
+    Plan,
+    SitePlan,
+    SiteTiming,
+    Skipped,
+    Target,
+)
 from loka.policy.settings import Assignment
 from loka.sites.site import Site
 
 FORMAT = "loka.plan"
-# 2: measurements, and kernels by rows; 3: mods. A plan is written in the first version that has all it says.
-VERSION = 3
+# 2: measurements, and kernels by rows; 3: mods; 4: interactions. A plan is written in the first version that has all
+# it says.
+VERSION = 4
 
 Row = TypeVar("Row", bound=Hashable)
 
@@ -55,7 +67,7 @@ class _PlanFile:
     """The layout of plan.json."""
 
     format: Literal["loka.plan"]
-    version: Literal[1, 2, 3]
+    version: Literal[1, 2, 3, 4]
     name: str
     target: Target
     batch_size: int
@@ -72,6 +84,7 @@ class _PlanFile:
     measurements: tuple[str, str] | None = None
     timings: tuple[_TimingRow, ...] = ()
     mods: tuple[ModPlan, ...] = ()
+    interactions: tuple[InteractionPlan, ...] = ()
 
 
 class _Table(Generic[Row]):
@@ -124,6 +137,7 @@ def to_json(plan: Plan) -> str:
         ("measurements", plan.measurements is not None),
         ("timings", bool(data["timings"])),
         ("mods", bool(plan.mods)),
+        ("interactions", bool(plan.interactions)),
     ):
         if not there:
             del data[name]
@@ -197,10 +211,11 @@ def _refuse_nonsense(file: _PlanFile, name: str) -> None:
     for site, count in counts.items():
         if count > 1:
             wrong = f"site {site!r} is there {count} times"
-    for row in file.timings:
-        times = (row.timing.chosen, row.timing.as_is, *(each.time for each in row.candidates))
-        if not all(isfinite(time.us) and min(time.forward, time.backward) >= 0 and time.us > 0 for time in times):
-            wrong = "a time is zero, negative or not finite"
+    times = [each.time for row in file.timings for each in row.candidates]
+    times += [time for row in file.timings for time in (row.timing.chosen, row.timing.as_is)]
+    times += [time for each in file.interactions for time in (each.chosen, each.as_is) if time is not None]
+    if not all(isfinite(time.us) and min(time.forward, time.backward) >= 0 and time.us > 0 for time in times):
+        wrong = "a time is zero, negative or not finite"
     if wrong:
         raise InputError(f"{name}: damaged: {wrong}; make the plan again with `loka generate`")
 
@@ -240,10 +255,13 @@ def _to_file(plan: Plan) -> _PlanFile:
         measurements=plan.measurements,
         timings=tuple(timings.table.rows),
         mods=plan.mods,
+        interactions=plan.interactions,
     )
 
 
-def _version(plan: Plan, decisions: Iterable[GemmPlan]) -> Literal[1, 2, 3]:
+def _version(plan: Plan, decisions: Iterable[GemmPlan]) -> Literal[1, 2, 3, 4]:
+    if plan.interactions:
+        return 4
     if plan.mods:
         return 3
     return 2 if plan.measurements or any(decision.by_rows for decision in decisions) else 1
@@ -267,6 +285,7 @@ def _from_file(file: _PlanFile) -> Plan:
         profile=file.profile,
         measurements=file.measurements,
         mods=file.mods,
+        interactions=file.interactions,
     )
 
 

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from loka.kernels.parts import Source
 from loka.numerics.names import Gemm
-from loka.plan.plan import Evidence, GemmPlan, Plan, SitePlan
-from loka.plan.words import decision_words, figure_words, mere_words, reason_words, speedup_words, sqnr_words
+from loka.plan.interaction_times import step_times, taken_by, taken_words
+from loka.plan.plan import Evidence, GemmPlan, InteractionPlan, Plan, SitePlan
+from loka.plan.words import (
+    decision_words,
+    figure_words,
+    mere_words,
+    reason_words,
+    speedup_words,
+    sqnr_words,
+    time_words,
+)
 from loka.policy.settings import OperandRecipe
 from loka.probe.profile import Verdict
 
 Pair = tuple[OperandRecipe, OperandRecipe]
 
+NOT_KNOWN = "-"
 _NUMBER = re.compile(r"(?<![^.#])\d+(?![^.#])")  # a part of a name that is a number: the 3 in "layers.3.fmb"
 _PARTS = re.compile(r"([.#])")
 
@@ -44,6 +54,7 @@ class Row:
 def group_sites(plan: Plan, alike: bool) -> tuple[Row, ...]:
     """The rows of a plan in model order; `alike`: sites that differ only in the numbers of their names share one."""
     groups: dict[tuple[object, ...], list[SitePlan]] = {}
+    taken = {name: taken_words(each) for name, each in taken_by(plan).items()}
     for number, found in enumerate(plan.sites):
         site = found.site
         key: tuple[object, ...] = (number,)
@@ -52,9 +63,9 @@ def group_sites(plan: Plan, alike: bool) -> tuple[Row, ...]:
             # With a profile each site has its own evidence: then it is what was decided that counts.
             decided = id(found.gemms) if plan.profile is None else tuple(map(_decided, found.gemms))
             key = (pattern_of(site.name), site.kind, site.rows, site.k, site.n, site.calls, decided)
-            key = (*key, found.region, found.region_note, found.timing)
+            key = (*key, found.region, found.region_note, found.timing, site.name in taken)
         groups.setdefault(key, []).append(found)
-    return tuple(_row(plan, group) for group in groups.values())
+    return tuple(_row(plan, group, taken) for group in groups.values())
 
 
 def pattern_of(name: str) -> str:
@@ -84,8 +95,9 @@ def _plain(pair: Pair) -> Pair:
     return replace(pair[0], amax=None), replace(pair[1], amax=None)
 
 
-def _row(plan: Plan, group: list[SitePlan]) -> Row:
+def _row(plan: Plan, group: list[SitePlan], taken: Mapping[str, str]) -> Row:
     first = _worst(group)
+    inside = list(dict.fromkeys(taken[each.site.name] for each in group if each.site.name in taken))
     site = first.site
     m = site.rows.at(plan.batch_size)
     evidence = [(gemm.gemm, gemm.evidence) for each in group for gemm in each.gemms if gemm.evidence is not None]
@@ -105,7 +117,7 @@ def _row(plan: Plan, group: list[SitePlan]) -> Row:
             _runs_in(group, Gemm.WGRAD),
         ),
         region=first.region,
-        reason=reason_words(first),
+        reason="; ".join([reason_words(first), *([common_pattern(inside)] if inside else [])]),
         mere=mere,
         sqnr_db=sqnr_db,
         steps=steps,
@@ -125,11 +137,13 @@ def _times(plan: SitePlan) -> tuple[str, str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """The times of all sites that measurements decided, in one training step, and where they come from."""
+    """The times of all sites that measurements decided, and of interactions, in one training step; their sources."""
 
     us: float
     as_is_us: float
     sites: tuple[tuple[Source, int], ...]  # how many sites' times are measured, interpolated, estimated
+    interactions: tuple[tuple[Source, int], ...] = ()  # the same of interactions
+    left_out: int = 0  # interactions that are not in it: torch.compile's time for them is not known
 
     @property
     def speedup(self) -> float:
@@ -138,15 +152,90 @@ class Total:
 
 
 def total_time(plan: Plan) -> Total | None:
-    """The sum over the sites; None where no measurement decided any, or none is called."""
+    """The sum over sites and interactions; None where no measurement decided any site, or none is called."""
     timed = [(site.timing, site.site.calls) for site in plan.sites if site.timing is not None and site.site.calls]
     if not timed:
         return None
-    sources = [timing.chosen.source for timing, _ in timed]
+    fused = [(chosen, as_is, each.calls) for each, chosen, as_is in step_times(plan.interactions)]
+    times = [*((timing.chosen, timing.as_is, calls) for timing, calls in timed), *fused]
     return Total(
-        us=round(sum(timing.chosen.us * calls for timing, calls in timed), 3),
-        as_is_us=round(sum(timing.as_is.us * calls for timing, calls in timed), 3),
-        sites=tuple((source, sources.count(source)) for source in Source if source in sources),
+        us=round(sum(chosen.us * calls for chosen, _, calls in times), 3),
+        as_is_us=round(sum(as_is.us * calls for _, as_is, calls in times), 3),
+        sites=_counted([timing.chosen.source for timing, _ in timed]),
+        interactions=_counted([chosen.source for chosen, _, _ in fused]),
+        left_out=len(plan.interactions) - len(fused),
+    )
+
+
+def _counted(sources: Sequence[Source]) -> tuple[tuple[Source, int], ...]:
+    return tuple((source, sources.count(source)) for source in Source if source in sources)
+
+
+def total_words(total: Total) -> str:
+    """`GEMMs with their norms and interactions: 14213 us a training step, 33695 us in BF16, 2.37x`."""
+    return (
+        f"{counted_words(total)}: {time_words(total.us)} a training step, {time_words(total.as_is_us)} in BF16, "
+        f"{speedup_words(total.speedup)}"
+    )
+
+
+def counted_words(total: Total) -> str:
+    """What a total is the sum of: `GEMMs with their norms and interactions`."""
+    what = "GEMMs with their norms"
+    if total.interactions:
+        what += " and interactions"
+    if total.left_out:
+        left = f"{total.left_out} interaction{'s' if total.left_out > 1 else ''}"
+        what += f" (without {left}, never measured by torch.compile)"
+    return what
+
+
+def source_words(total: Total) -> str:
+    """`sites: 11 measured, 5 estimated; interactions: 8 measured`."""
+    words = []
+    for name, counts in (("sites", total.sites), ("interactions", total.interactions)):
+        if counts:
+            words.append(f"{name}: {', '.join(f'{count} {source.value}' for source, count in counts)}")
+    return "; ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class InteractionRow:
+    """Interactions that are alike but for the numbers in their owners' names."""
+
+    what: str
+    owner: str  # a glob where they are several
+    count: int
+    samples: int  # of one call
+    us: str  # of all calls of one in a training step; `-` where it is not known
+    as_is_us: str  # the same by torch.compile
+    speedup: str
+    source: str  # of the time by our kernels
+
+
+def group_interactions(plan: Plan) -> tuple[InteractionRow, ...]:
+    """The interactions that kernels of their own compute, in the model's order."""
+    groups: dict[tuple[object, ...], list[InteractionPlan]] = {}
+    for each in plan.interactions:
+        key = (pattern_of(each.owner), each.what, each.samples, each.calls, each.chosen, each.as_is)
+        groups.setdefault(key, []).append(each)
+    return tuple(_interaction_row(group) for group in groups.values())
+
+
+def _interaction_row(group: Sequence[InteractionPlan]) -> InteractionRow:
+    first = group[0]
+    us, as_is = (
+        NOT_KNOWN if time is None else figure_words(time.us * first.calls) for time in (first.chosen, first.as_is)
+    )
+    return InteractionRow(
+        what=first.what,
+        owner=common_pattern([each.owner for each in group]) or "the model itself",
+        count=len(group),
+        samples=first.samples,
+        us=us,
+        as_is_us=as_is,
+        speedup=NOT_KNOWN if first.speedup is None else speedup_words(first.speedup),
+        source=first.chosen.source.value if first.chosen is not None else NOT_KNOWN,
     )
 
 

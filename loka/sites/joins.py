@@ -63,7 +63,8 @@ def _found(forward: StraightForward, shapes: Mapping[str, Shape]) -> Iterator[Jo
                 parts, residual = (first,), second
         read = (*parts, residual) if residual is not None else parts
         if parts and all(_is_rows(ref, shapes, run.norm.width) for ref in read) and _fits(parts, residual, shapes):
-            yield Join(place, (*skipped, *inner), parts, residual)
+            rows = tuple(shapes[part.text][1] or 0 for part in parts)
+            yield Join(place, (*skipped, *inner), parts, residual, rows)
 
 
 def joined_norm(forward: StraightForward, join: Join) -> ChainNorm | None:

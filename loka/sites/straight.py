@@ -108,6 +108,7 @@ class Join:
     skipped: tuple[int, ...]  # the concatenation and the sum, those that there are, and views before the norm's last
     parts: tuple[Ref, ...]  # (B, n_i, d) each
     residual: Ref | None  # (B, n, d), n the sum of the n_i
+    rows: tuple[int, ...] = ()  # the n_i; plans of LoKA before version 4 do not have them
 
     @property
     def places(self) -> tuple[int, ...]:

@@ -17,11 +17,13 @@ from loka.bench.record_check import Check
 from loka.bench.record_clock import GraphClock
 from loka.bench.record_gemms import TRITON, Gemms
 from loka.bench.record_grid import POWERS, WIDE, WIDTHS, gemm_sizes, grid, kinds
+from loka.bench.record_interactions import Interactions
+from loka.bench.record_interactions import specs_of as interaction_specs
 from loka.bench.record_kernels import PACKAGE, TILINGS, Kernels, product_of
 from loka.bench.record_producers import Producers
 from loka.bench.record_specs import parse_around, parse_written, specs_of
 from loka.errors import InputError
-from loka.kernels.parts import Part, Work
+from loka.kernels.parts import INTERACTIONS, Part, Work
 
 WIDTH = 256
 SIZES = ((512, 512, 512), (2048, 512, 512))  # the second is one of our own products, too
@@ -115,7 +117,9 @@ def test_every_part_of_the_grid_can_be_prepared_for() -> None:
     parts = grid()
     assert len(set(parts)) == len(parts)
     for part in parts:
-        if part.work is not Work.GEMM:
+        if part.work in INTERACTIONS:
+            assert interaction_specs(part)
+        elif part.work is not Work.GEMM:
             assert specs_of(part) or part.work is Work.COPY
         elif part.kernel == TRITON:
             assert product_of(part).k == part.contraction
@@ -146,7 +150,7 @@ def test_products_are_rendered_in_several_tilings(tmp_path: Path) -> None:
 def test_parts_are_measured_on_a_gpu(tmp_path: Path) -> None:
     parts = [*PARTS, *(part for part in grid(("gemm",)) if (part.rows, part.columns, part.contraction) in SIZES)]
     kernels = Kernels(parts, tmp_path)
-    bench = AllParts(Gemms(rendered=kernels.products), Producers(kernels.module))
+    bench = AllParts(Gemms(rendered=kernels.products), Producers(kernels.module), Interactions(kernels.module))
     clock = GraphClock()
     for part in parts:
         span, check = measure(part, bench, clock)

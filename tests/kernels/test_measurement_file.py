@@ -17,7 +17,7 @@ import pytest
 from loka.errors import InputError
 from loka.kernels.measurement_file import APPLICATION_ID, SCHEMA
 from loka.kernels.measurements import Measurements, Recording, Versions
-from loka.kernels.parts import Source
+from loka.kernels.parts import Part, Source, Work
 
 sys.path.insert(0, str(Path(__file__).parent))
 from measured_cases import HOPPER, LATER, gemm, grid, measurement, passes, quantise, record
@@ -237,6 +237,14 @@ def test_nor_does_one_that_lacks_a_kind_of_work(tmp_path):
     record(path, [measurement(gemm(64, 64, each)) for each in (64, 128, 256)], LATER)
     assert Measurements.open(path, "h100").machine == HOPPER
     record(path, [measurement(quantise(64, 64))], LATER)
+    assert Measurements.open(path, "h100").machine == LATER
+
+
+def test_a_recording_without_interactions_is_complete(tmp_path):
+    mix = Part(Work.MIX, "rendered", 4096, 128, around="64 embeddings, rank 32")
+    path = record(tmp_path / "m.sqlite", [measurement(gemm(64, 64, 64)), measurement(mix)])
+    stamped(path, HOPPER, "2026-01-05T00:00:00Z")
+    record(path, [measurement(gemm(64, 64, 64))], LATER)
     assert Measurements.open(path, "h100").machine == LATER
 
 

@@ -1,0 +1,153 @@
+"""Parts of interactions: what is measured, that it is right, and that a step counts without its forward."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from loka.bench.machine import HOPPER
+from loka.bench.record import AllParts, in_order, measure
+from loka.bench.record_check import Check
+from loka.bench.record_clock import GraphClock, Span
+from loka.bench.record_gemms import Gemms
+from loka.bench.record_grid import grid
+from loka.bench.record_interaction_grid import interaction_parts
+from loka.bench.record_interactions import Interactions, specs_of
+from loka.bench.record_kernels import PACKAGE, Kernels
+from loka.bench.record_producers import Producers
+from loka.errors import InputError
+from loka.kernels.interactions import BACKWARDS, Crossing, Form, Joining, Mixing, parts_of
+from loka.kernels.parts import COMPILED, RENDERED, Part, Work
+
+FORMS: tuple[tuple[Form, int], ...] = (
+    (Mixing(16, 8, 6, passing=True), 32),
+    (Mixing(16, 8, 0), 32),
+    (Joining((6, 10), True, "layer_norm", True, True), 32),
+    (Joining((5, 3, 1), False, "rms_norm", False, False), 24),
+    (Joining((7,), True, "rms_norm", True, True), 24),
+    (Crossing(True, True, True), 48),
+    (Crossing(True, False), 48),
+    (Crossing(False, False, True), 48),
+)
+PARTS = tuple(part for form, columns in FORMS for part in parts_of(form, 40, columns, RENDERED))
+COMPILED_PARTS = tuple(replace(part, kernel=COMPILED) for part in PARTS)
+
+
+@pytest.fixture
+def interactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Interactions:
+    """The parts' kernels as operators, which run their references on the CPU; nothing is compiled there."""
+    Kernels(PARTS, tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    for name in [name for name in sys.modules if name.startswith(PACKAGE)]:
+        monkeypatch.delitem(sys.modules, name)
+
+    def operators() -> ModuleType:
+        return importlib.import_module(f"{PACKAGE}.fused")
+
+    return Interactions(operators, "cpu")
+
+
+@pytest.mark.parametrize("part", [*PARTS, *COMPILED_PARTS], ids=str)
+def test_every_form_can_be_run_and_agrees_with_float64(interactions: Interactions, part: Part) -> None:
+    (prepared,) = interactions.prepare(part)
+    assert prepared.check(prepared.call(*prepared.arguments)) == Check()
+    assert (prepared.less is not None) == (part.kernel == COMPILED and part.work in BACKWARDS)
+
+
+@pytest.mark.parametrize("part", [*PARTS, *COMPILED_PARTS], ids=str)
+def test_wrong_samples_are_found(interactions: Interactions, part: Part) -> None:
+    (prepared,) = interactions.prepare(part)
+    made = prepared.call(*prepared.arguments)
+    first = (made[0] if isinstance(made, tuple | list) else made).detach()
+    first.copy_(first.roll(1, 0))
+    assert "dB against its reference" in prepared.check(made).wrong
+
+
+def test_wrong_sums_are_found_where_all_samples_are_looked_at(interactions: Interactions) -> None:
+    part = next(part for part in PARTS if part.work is Work.MIX_BACKWARD)
+    (prepared,) = interactions.prepare(part)
+    made = prepared.call(*prepared.arguments)
+    made[1].mul_(1.5)
+    assert prepared.check(made).wrong.startswith("drank")
+
+
+def test_gradients_are_measured_with_the_reduction_of_their_sums() -> None:
+    backwards = {part.around: part for part in PARTS if part.work in BACKWARDS}
+    names = {around: [spec.function for spec in specs_of(part)] for around, part in backwards.items()}
+    assert names["16 embeddings, rank 8, 6 sums, passing"] == ["mix_backward_16x32_to_8_6_passed", "reduce_2"]
+    assert names["5 + 3 + 1 rows, rms_norm"] == ["join_3_rms_norm_unweighted_backward_24"]
+    assert names["bias, itself, passing"] == ["cross_bias_itself_passed_backward_48", "reduce_1"]
+
+
+@dataclass
+class StepClock:
+    """A forward takes 3 us and a step 10; what was called is noted."""
+
+    called: list[str] = field(default_factory=list)
+
+    def time(self, call: Any, arguments: Any) -> Span:
+        self.called.append(call.__name__)
+        return Span({"forward": 3.0, "step": 10.0}[call.__name__], 0.02, 5)
+
+
+def test_a_compiled_backward_is_its_step_less_its_forward(interactions: Interactions) -> None:
+    part = next(part for part in COMPILED_PARTS if part.work is Work.JOIN_BACKWARD)
+    clock = StepClock()
+    span, check = measure(part, interactions, clock)
+    assert (span.us, check) == (7.0, Check())
+    assert span.spread == pytest.approx((0.2**2 + 0.06**2) ** 0.5 / 7)
+    assert clock.called == ["step", "forward"]
+
+
+def test_a_forward_and_its_step_are_compiled_once(interactions: Interactions, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[object] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
+    form, columns = FORMS[3]
+    for part in in_order(parts_of(form, 8, columns, COMPILED)):
+        interactions.prepare(part)
+    assert len(compiled) == 1
+    interactions.prepare(COMPILED_PARTS[0])
+    assert len(compiled) == 2
+
+
+def test_another_kernel_is_refused(interactions: Interactions) -> None:
+    with pytest.raises(InputError, match="rendered or compiled, not on a kernel"):
+        interactions.prepare(replace(PARTS[0], kernel="torch.scaled_mm"))
+
+
+def test_the_grid_holds_the_interactions_of_the_shipped_policies() -> None:
+    wanted = [parts_of(Mixing(64, 32, 32, True), 16384, 128, kernel) for kernel in (RENDERED, COMPILED)]
+    wanted += [parts_of(Joining((32, 32), True, "rms_norm", False, False), 16384, 128, COMPILED)]
+    wanted += [
+        parts_of(Mixing(12, 8, 6, True), 256, 32, COMPILED),
+        parts_of(Mixing(16, 8, 8, True), 4096, 32, COMPILED),
+    ]
+    known = set(interaction_parts())
+    assert {part for pair in wanted for part in pair} <= known
+    assert all(specs_of(part) for part in known)
+    assert {part.work for part in grid(("mix", "mix-backward"))} == {Work.MIX, Work.MIX_BACKWARD}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != HOPPER, reason="needs a Hopper GPU"
+)
+def test_interactions_are_measured_on_a_gpu(tmp_path: Path) -> None:
+    forms = (FORMS[0], FORMS[2], FORMS[5])
+    parts = [part for form, d in forms for kernel in (RENDERED, COMPILED) for part in parts_of(form, 4096, d, kernel)]
+    kernels = Kernels(parts, tmp_path)
+    kernels.compile(2, print)
+    bench = AllParts(Gemms(), Producers(kernels.module), Interactions(kernels.module))
+    clock = GraphClock()
+    for part in in_order(parts):
+        span, check = measure(part, bench, clock)
+        assert check.wrong == "", part
+        assert 0.5 < span.us < 2000, part

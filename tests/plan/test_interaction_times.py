@@ -1,0 +1,299 @@
+"""What interactions cost in a plan: forms, prices, look-ups, the total, the mod's gain, the file and the words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from plan_costs import HOPPER, MadeUp
+
+from loka.bench.record_policy import parts_of_policy
+from loka.cli.diff import show as show_diff
+from loka.cli.explain import show as show_site
+from loka.cli.plan import show
+from loka.errors import InputError
+from loka.kernels.interactions import Crossing, Form, Joining, Mixing, form_of, moved, parts_of
+from loka.kernels.measurements import Measurement, Measurements
+from loka.kernels.part_bounds import bound_us, interaction_us
+from loka.kernels.parts import COMPILED, INTERACTIONS, RENDERED, Part, Source, Work
+from loka.plan import make
+from loka.plan.diff import diff
+from loka.plan.explain import explain
+from loka.plan.make import make_plan, planned
+from loka.plan.plan import Gain, Plan
+from loka.plan.pricing import Pricer
+from loka.plan.serial import from_json, to_json
+from loka.plan.summary import group_interactions, group_sites, total_time, total_words
+
+BATCH = 4096
+FORMS: tuple[Form, ...] = (
+    Mixing(64, 32, 32, passing=True),
+    Mixing(26, 16, 0),
+    Joining((32, 32), True, "layer_norm", True, True),
+    Joining((64,), True, "rms_norm", False, False),
+    Crossing(True, True, True),
+    Crossing(False, False),
+)
+WUKONG = Mixing(64, 32, 32, passing=True)
+Write = Callable[..., Path]
+
+
+def slow_compiler(part: Part) -> float | None:
+    """torch.compile takes three times what our kernels take."""
+    return 3.0 if part.work in INTERACTIONS and part.kernel == COMPILED else 1.0
+
+
+def measured(*parts: Part, us: Callable[[Part], float] = lambda part: 2 * bound_us(part)) -> Measurements:
+    return Measurements.of([Measurement(part, us(part), 0.01, 9, None, None) for part in parts], HOPPER)
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes a policy for a small Wukong with mods; `costs` take the place of measurements."""
+    monkeypatch.chdir(tmp_path)
+
+    def put(*mods: str, costs: object = None, model: str = "ranker", name: str = "a.yaml") -> Path:
+        text = f'version: 1\nname: a\nmodel: {{factory: "loka.zoo:{model}", inputs: "loka.zoo:{model}_inputs", '
+        text += f"batch_size: {BATCH}}}\ndefaults: {{compute: keep}}\n"
+        text += f"mods: [{', '.join(mods)}]\n" if mods else ""
+        monkeypatch.setattr(make, "open_measurements", lambda policy: costs)
+        Path(name).write_text(text)
+        return Path(name)
+
+    return put
+
+
+@pytest.fixture(scope="module")
+def plans() -> dict[str, Plan]:
+    """Plans are the same for all tests that only look at them."""
+    return {}
+
+
+def wukong(write: Write, plans: dict[str, Plan], costs: MadeUp | None = None) -> Plan:
+    """The small Wukong with its interactions fused, by costs with a slow compiler unless others are given."""
+    if costs is not None:
+        return make_plan(write("{use: fuse_interaction}", costs=costs))
+    if "wukong" not in plans:
+        plans["wukong"] = make_plan(write("{use: fuse_interaction}", costs=MadeUp(factor=slow_compiler)))
+    return plans["wukong"]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_form_is_read_back_from_its_words(form: Form) -> None:
+    forward, backward = parts_of(form, BATCH, 128, RENDERED)
+    assert form_of(backward.work, backward.around) == form
+    assert form_of(forward.work, forward.around).words == forward.around
+    assert "passing" not in forward.around
+
+
+@pytest.mark.parametrize(
+    ("work", "around"),
+    [
+        (Work.MIX, ""),
+        (Work.MIX, "64 embeddings, rank x"),
+        (Work.JOIN, "32 rows, residual"),
+        (Work.JOIN, "32 rows, layer_norm, itself"),
+        (Work.CROSS_BACKWARD, "residual"),
+    ],
+)
+def test_other_words_are_no_form(work: Work, around: str) -> None:
+    with pytest.raises(InputError, match="has the form"):
+        form_of(work, around)
+
+
+def test_bytes_are_those_of_every_tensor_once() -> None:
+    n, d, r, c = 64, 128, 32, 32
+    mix, mix_backward = parts_of(WUKONG, 1, d, RENDERED)
+    assert moved(mix) == n * d + n * r + c * d
+    assert moved(mix_backward) == 3 * n * d + n * r + c * d
+    join, join_backward = parts_of(FORMS[2], 1, d, RENDERED)
+    assert (moved(join), moved(join_backward)) == (3 * n * d, 4 * n * d)
+    cross, cross_backward = parts_of(FORMS[4], 1, d, RENDERED)
+    assert (moved(cross), moved(cross_backward)) == (3 * d, 6 * d)
+
+
+def test_what_was_measured_is_looked_up_between_and_beside() -> None:
+    sizes = [part for rows in (1024, 16384) for part in parts_of(WUKONG, rows, 128, COMPILED)]
+    found = measured(*sizes)
+    assert found.time(sizes[0]).source is Source.MEASURED  # type: ignore[union-attr]
+    between = found.time(parts_of(WUKONG, 4096, 128, COMPILED)[0])
+    assert between is not None
+    assert between.source is Source.INTERPOLATED
+    assert between.us == pytest.approx(2 * bound_us(parts_of(WUKONG, 4096, 128, COMPILED)[0]), rel=0.02)
+
+
+def test_the_nearest_form_stands_in_by_its_bytes() -> None:
+    near, far = Mixing(48, 24, 24, passing=True), Mixing(64, 32, 0)
+    parts = (parts_of(near, BATCH, 128, RENDERED)[1], parts_of(far, BATCH, 128, RENDERED)[1])
+    found = measured(*parts, us=lambda part: (2 if part is parts[0] else 7) * bound_us(part))
+    wanted = parts_of(WUKONG, BATCH, 128, RENDERED)[1]
+    timed = found.time(wanted)
+    assert timed is not None
+    assert timed.source is Source.ESTIMATED
+    assert timed.us == pytest.approx(2 * bound_us(wanted), rel=1e-4)
+    assert found.time(replace(wanted, kernel=COMPILED)) is None
+    assert found.time(replace(wanted, dtype="float32")) is None
+
+
+def test_wrong_numbers_stand_in_for_nothing() -> None:
+    wanted = parts_of(WUKONG, BATCH, 128, RENDERED)[0]
+    wrong = Measurement(wanted, 9.0, 0.01, 9, None, None, "3 dB")
+    assert Measurements.of([wrong], HOPPER).time(wanted) is None
+    other = parts_of(Mixing(48, 24, 24), BATCH, 128, RENDERED)[0]
+    assert Measurements.of([wrong], HOPPER).time(other) is None
+
+
+def test_without_measurements_our_kernels_are_estimated_by_bytes_and_the_compiler_is_not() -> None:
+    pricer = Pricer(measured(Part(Work.GEMM, "as-is", 64, 64, 64)))
+    forward, _ = parts_of(WUKONG, 16384, 128, RENDERED)
+    price = pricer.part(forward)
+    assert price is not None
+    assert (price.us, price.source) == (interaction_us(forward), Source.ESTIMATED)
+    assert price.us == pytest.approx(169, rel=0.05), "as it was measured: docs/results/LOG.md"
+    assert pricer.part(replace(forward, kernel=COMPILED)) is None
+
+
+def test_a_plan_holds_its_interactions_with_their_sites(write: Write, plans: dict[str, Plan]) -> None:
+    plan = wukong(write, plans)
+    mix, *_ = (each for each in plan.interactions if each.work is Work.MIX)
+    assert (mix.owner, mix.samples, mix.columns, mix.calls) == ("layers.0", BATCH, 32, 1)
+    assert mix.form == "16 embeddings, rank 8, 8 sums, passing"
+    assert mix.takes == ("layers.0.rank", "layers.0.compress", "layers.0#0")
+    join = next(each for each in plan.interactions if each.work is Work.JOIN)
+    assert (join.form, join.takes) == ("8 + 8 rows, residual, layer_norm, weight, bias", ())
+    assert mix.speedup == pytest.approx(3.0, rel=1e-3)
+    forward, backward = parts_of(form_of(Work.MIX, mix.form), BATCH, 32, RENDERED)
+    assert mix.chosen is not None
+    assert mix.chosen.forward == pytest.approx(bound_us(forward), abs=1e-3)
+    assert mix.chosen.backward == pytest.approx(bound_us(backward), abs=1e-3)
+
+
+def test_what_is_taken_along_is_no_gemm_of_its_own(write: Write, plans: dict[str, Plan]) -> None:
+    plan = wukong(write, plans)
+    timings = {site.site.name: site.timing for site in plan.sites}
+    assert timings["layers.1.rank"] is timings["layers.1.compress"] is None
+    assert timings["layers.1.fmb.0"] is not None
+    rows = {row.pattern: row for row in group_sites(plan, alike=False)}
+    assert rows["layers.1.rank"].us == "-"
+    assert rows["layers.1.rank"].reason.endswith("; in the mixing layer of layers.1")
+    assert rows["layers.1#0"].reason.endswith("; in the mixing layer of layers.1")
+    grouped = {row.pattern: row.reason for row in group_sites(plan, alike=True)}
+    assert grouped["layers.*.rank"].endswith("; in the mixing layer of layers.*")
+    explained = explain(plan, "layers.1.compress")
+    assert explained.untimed == "it is in the mixing layer of layers.1"
+    assert explained.inside is not None
+    assert explained.inside.kernels == ("mix_16x32_to_8_8", "mix_backward_16x32_to_8_8_passed")
+
+
+def test_the_total_counts_interactions(write: Write, plans: dict[str, Plan]) -> None:
+    plan = wukong(write, plans)
+    total, bare = total_time(plan), total_time(replace(plan, interactions=()))
+    assert total is not None
+    assert bare is not None
+    chosen = sum(each.chosen.us for each in plan.interactions if each.chosen is not None)
+    assert total.us == pytest.approx(bare.us + chosen)
+    assert total.as_is_us == pytest.approx(bare.as_is_us + 3 * chosen, rel=1e-4)
+    assert total.interactions == ((Source.MEASURED, 6),)
+    assert total_words(total).startswith("GEMMs with their norms and interactions: ")
+
+
+def test_without_the_compilers_time_they_are_left_out_and_this_is_said(write: Write, plans: dict[str, Plan]) -> None:
+    unknown = MadeUp(factor=lambda part: None if part.kernel == COMPILED and part.work in INTERACTIONS else 1.0)
+    plan = wukong(write, plans, unknown)
+    total = total_time(plan)
+    assert total == replace(total_time(replace(plan, interactions=())), left_out=6)  # type: ignore[type-var]
+    assert total is not None
+    assert "without 6 interactions, never measured by torch.compile" in total_words(total)
+    assert {(row.us == "-", row.as_is_us, row.speedup) for row in group_interactions(plan)} == {(False, "-", "-")}
+
+
+def test_the_mods_gain_is_what_its_interactions_gain(write: Write) -> None:
+    path = write("{use: no_bias}", "{use: fuse_interaction}", costs=MadeUp(factor=slow_compiler))
+    plan = planned(path, gains=True).plan
+    bias, fuse = (mod.gain for mod in plan.mods)
+    chosen = sum(each.chosen.us for each in plan.interactions if each.chosen is not None)
+    total = total_time(plan)
+    assert total is not None
+    assert fuse is not None
+    assert fuse.us == pytest.approx(2 * chosen, abs=0.1)
+    assert fuse.share == pytest.approx(2 * chosen / (total.us + 2 * chosen), abs=1e-3)
+    assert bias == Gain(0.0, 0.0)
+
+
+def test_another_mods_gain_counts_the_joins_that_it_changes(write: Write) -> None:
+    def dear_norms(part: Part) -> float:
+        return 2.0 if "layer_norm" in part.around and part.work in INTERACTIONS else 1.0
+
+    path = write("{use: block_norm, match: 'layers.*.norm', block: 32}", "{use: fuse_interaction}",
+                 costs=MadeUp(factor=dear_norms))  # fmt: skip
+    plan = planned(path, gains=True).plan
+    joins = [each.chosen.us for each in plan.interactions if each.work is Work.JOIN and each.chosen is not None]
+    assert len(joins) == 3
+    assert plan.mods[0].gain is not None
+    assert plan.mods[0].gain.us == pytest.approx(sum(joins), rel=1e-3)
+
+
+def test_a_cross_layers_gemm_stays_one(write: Write) -> None:
+    plan = make_plan(write("{use: fuse_interaction}", costs=MadeUp(factor=slow_compiler), model="dlrm"))
+    crosses = [each for each in plan.interactions if each.work is Work.CROSS]
+    assert [each.form for each in crosses] == ["bias, itself, passing", "bias, passing", "bias"]
+    assert {each.takes for each in crosses} == {()}
+    assert all(site.timing is not None for site in plan.sites if site.site.name in crosses[0].sites)
+    inside = explain(plan, crosses[1].sites[0]).inside
+    assert inside is not None
+    assert not inside.takes
+    assert inside.kernels == ("add_times_residual_512", "cross_bias_passed_backward_512")
+
+
+def test_plan_json_holds_them_and_older_files_have_none(write: Write, plans: dict[str, Plan]) -> None:
+    plan = wukong(write, plans)
+    text = to_json(plan)
+    assert from_json(text) == plan
+    assert to_json(from_json(text)) == text
+    data = json.loads(text)
+    assert data["version"] == 4
+    del data["interactions"]
+    for binding in data["bindings"]:
+        for join in (binding["forward"] or {}).get("joins", ()):
+            del join["rows"]
+    data["version"] = 3
+    old = from_json(json.dumps(data))
+    assert old.interactions == ()
+    assert old.sites == plan.sites
+    damaged = text.replace('"calls": 1, "chosen": {"backward": ', '"calls": 1, "chosen": {"backward": -', 1)
+    with pytest.raises(InputError, match="a time is zero, negative or not finite"):
+        from_json(damaged)
+
+
+def test_a_plan_without_measurements_has_them_without_times(write: Write) -> None:
+    plan = make_plan(write("{use: fuse_interaction}"))
+    assert {(each.chosen, each.as_is) for each in plan.interactions} == {(None, None)}
+    assert group_interactions(plan)[0].us == "-"
+
+
+def test_everything_is_shown(write: Write, plans: dict[str, Plan], capsys: pytest.CaptureFixture[str]) -> None:
+    plan = wukong(write, plans)
+    show(plan, all_sites=True)
+    out = capsys.readouterr().out
+    assert "a mixing layer of 16 embeddings of 32, rank 8, 8 weighted sums" in out
+    assert "3.00x" in out
+    assert out.splitlines()[-1].startswith("GEMMs with their norms and interactions: ")
+    show_site(explain(plan, "layers.1.rank"))
+    out = capsys.readouterr().out
+    assert "computed in a mixing layer" in out
+    assert "by mix_16x32_to_8_8 and mix_backward_16x32_to_8_8_passed" in out
+    without = make_plan(write(costs=MadeUp(factor=slow_compiler)))
+    show_diff(diff(without, plan))
+    out = capsys.readouterr().out
+    assert "in layers.*: 0 -> 3 of them, - -> " in out
+    assert "This is not the same work" in out
+
+
+def test_recording_for_a_policy_asks_for_both_kernels(write: Write) -> None:
+    parts = parts_of_policy(write("{use: fuse_interaction}"))
+    forward, backward = parts_of(Mixing(16, 8, 8, passing=True), BATCH, 32, COMPILED)
+    wanted = {forward, backward, replace(forward, kernel=RENDERED), replace(backward, kernel=RENDERED)}
+    assert wanted <= set(parts)
