@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from loka.bench.results import NOTHING, Table, markdown_table
 from loka.plan.evidence import Known, over_budget
 from loka.plan.make import Planned
-from loka.plan.mods import gain_words, left_words, mod_words
+from loka.plan.mods import gained_words, left_words, mod_words
 from loka.plan.plan import AS_IS, Plan
 from loka.plan.seen import budgets
 from loka.plan.summary import (
@@ -97,7 +97,7 @@ def _decisions(rows: Sequence[Row]) -> Table:
 def _mods(plan: Plan) -> str:
     lines = []
     for mod in plan.mods:
-        gain = gain_words(mod)
+        gain = gained_words(plan, mod)
         lines.append(f"- {mod_words(mod)}{f'; {gain}' if gain else ''}")
         lines += [f"  - left {line}" for line in left_words(mod.unchanged)]
     return "\n".join(lines)

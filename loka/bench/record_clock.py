@@ -8,8 +8,10 @@ each time, which costs more than the measurement.
 
 from __future__ import annotations
 
+import gc
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -70,7 +72,7 @@ class GraphClock:
         graph = torch.cuda.CUDAGraph()
         kept: list[Any] = []  # results, so that each launch writes to memory of its own
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), _garbage_later():
             for index in range(WARM_UPS):
                 call(*sets[index % len(sets)])
             torch.cuda.synchronize()
@@ -97,6 +99,18 @@ class GraphClock:
             end.record()
         torch.cuda.synchronize()
         return [1e3 * start.elapsed_time(end) for start, end in events]
+
+
+@contextmanager
+def _garbage_later() -> Iterator[None]:
+    """Without garbage collection: what it frees of other graphs and compiled kernels may end a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def counts(moved: int) -> tuple[int, int]:

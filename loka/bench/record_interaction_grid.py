@@ -23,11 +23,11 @@ MIXES = (
     (32, 64, 16, 16), (32, 128, 16, 16), (96, 64, 24, 24), (64, 128, 32, 0), (26, 64, 16, 0),
 )  # fmt: skip
 # Rows of each part, their width: of the same models, then a norm of one tensor and a residual.
-JOINS = (((32, 32), 128), ((64, 64), 256), ((8, 8), 32), ((6, 6), 32), ((16, 16), 64), ((64,), 128), ((32,), 64))
+JOINS = (((32, 32), 128), ((64, 64), 256), ((8, 8), 32), ((6, 6), 32), ((16, 16), 64), ((64,), 128))
 # A layer_norm with both parameters; a norm of blocks that is over the whole row has none.
 NORMS = (("layer_norm", True), ("rms_norm", False))
 WIDTHS = (256, 479, 512, 1024, 3456)  # of cross layers
-COMPILED_WIDTHS = (256, 1024, 3456)
+COMPILED_WIDTHS = (512, 3456)
 # The first of several layers, those behind it, and the last.
 CROSSES = (Crossing(True, True, True), Crossing(True, False, True), Crossing(True, False))
 

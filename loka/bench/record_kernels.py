@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch._inductor import config as inductor
 
 from loka.bench.comparison import Progress, describe
 from loka.bench.record_gemms import TRITON, Gemms, Prepared, parse_recipe
@@ -128,13 +129,14 @@ def compile_parts(folder: str, parts: Sequence[Part]) -> list[str]:
         bench = gemms if part.work is Work.GEMM else producers
         return bench.prepare(replace(part, rows=FEW_ROWS))
 
-    torch._inductor.config.compile_threads = 1  # these processes are many already
+    inductor.compile_threads = 1  # these processes are many already
     failures = []
     for part in parts:
         try:
             for prepared in prepare(part):
                 prepared.call(*prepared.arguments)
             torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # for the other processes
         except Exception as error:  # noqa: BLE001  (a compiler's or a driver's: it is told, and the others are compiled)
             failures.append(f"{part}: {describe(error)}")
     return failures

@@ -12,13 +12,13 @@ _SHOWN = 5  # reasons of one mod
 
 def print_mods(plan: Plan) -> None:
     """A line for each mod, and one for each reason why something was left as it is."""
-    from loka.plan.mods import gain_words, left_words, mod_words
+    from loka.plan.mods import gained_words, left_words, mod_words
 
     if not plan.mods:
         return
     print("Mods:")
     for mod in plan.mods:
-        gain = gain_words(mod)
+        gain = gained_words(plan, mod)
         print(f"  {mod_words(mod)}{f'; {gain}' if gain else ''}")
         left = left_words(mod.unchanged)
         for line in left[:_SHOWN]:

@@ -118,6 +118,14 @@ def gain_words(mod: ModPlan) -> str:
     return f"{word} {abs(mod.gain.us):.1f} us of a training step, {100 * abs(mod.gain.share):.1f} % (estimated)"
 
 
+def gained_words(plan: Plan, mod: ModPlan) -> str:
+    """What a mod of a plan gains; of one whose interactions torch.compile was never measured with, that."""
+    untimed = [each for each in plan.interactions if each.chosen is not None and each.as_is is None]
+    if mod.gain is None and mod.use == fuse_interaction.NAME and len(untimed) == len(plan.interactions) > 0:
+        return "its gain is not known: never measured by torch.compile"
+    return gain_words(mod)
+
+
 def left_words(unchanged: Sequence[Unchanged]) -> list[str]:
     """What a mod left, a line for each reason: `layers.*.norm (4): 100 is no multiple of 16`."""
     groups = _alike((each.name, each.reason) for each in unchanged)

@@ -23,6 +23,7 @@ from loka.plan import make
 from loka.plan.diff import diff
 from loka.plan.explain import explain
 from loka.plan.make import make_plan, planned
+from loka.plan.mods import gained_words
 from loka.plan.plan import Gain, Plan
 from loka.plan.pricing import Pricer
 from loka.plan.serial import from_json, to_json
@@ -207,6 +208,9 @@ def test_without_the_compilers_time_they_are_left_out_and_this_is_said(write: Wr
     assert total == replace(total_time(replace(plan, interactions=())), left_out=6)  # type: ignore[type-var]
     assert total is not None
     assert "without 6 interactions, never measured by torch.compile" in total_words(total)
+    (mod,) = plan.mods
+    assert gained_words(plan, mod) == "its gain is not known: never measured by torch.compile"
+    assert gained_words(plan, replace(mod, use="no_bias")) == ""
     assert {(row.us == "-", row.as_is_us, row.speedup) for row in group_interactions(plan)} == {(False, "-", "-")}
 
 
