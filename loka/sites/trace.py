@@ -24,6 +24,7 @@ from loka.sites.gate import difference
 from loka.sites.joins import find_joins
 from loka.sites.lint import lint
 from loka.sites.mixes import find_mixes
+from loka.sites.out_of_place import out_of_place
 from loka.sites.printer import (
     HIDING,
     INFIX,
@@ -39,7 +40,7 @@ from loka.sites.printer import (
 )
 from loka.sites.refused import CannotTraceError, Refused
 from loka.sites.shapes import Shape, observed_shapes, with_even_statements
-from loka.sites.source import forward_source_hash, qualified
+from loka.sites.source import forward_source_hash, has_hooks, qualified
 from loka.sites.straight import Ref, RefKind, Statement, StraightForward
 
 _PURE_METHODS = {"size", "dim", "numel"}
@@ -69,7 +70,7 @@ def trace_forward(
         if blocked is not None:
             raise CannotTraceError(f"its forward cannot be checked: {blocked}")
         _check_source(module, expand)
-        forward = _convert(module, owner, expand, sites)
+        forward = out_of_place(_convert(module, owner, expand, sites))
         found = difference(module, forward, examples, lambda: copy_owner(module, expand))
         if found is not None:
             raise CannotTraceError(found)
@@ -180,12 +181,6 @@ def _convert(module: nn.Module, owner: str, expand: frozenset[str], sites: Colle
         inlined=recording.called,
         source_hash=_hash(module, recording.called),
     )
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether calling the module does more than its forward."""
-    kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(kinds)
 
 
 def _site_parameter(module: nn.Module, site: str) -> nn.Parameter:
