@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from loka.mods.adaptation import Unchanged
 from loka.mods.mod import Asked
@@ -80,7 +80,13 @@ def _nothing(rule: ModRule) -> str:
 
 
 def _reasons(unchanged: Sequence[Unchanged]) -> str:
-    reasons: Mapping[str, str] = {each.name: each.reason for each in unchanged}
-    told = [f"{repr(name) if name else 'the model itself'}: {reason}" for name, reason in reasons.items()]
-    shown = "; ".join(told[:_SHOWN])
-    return shown + (f"; and {len(told) - _SHOWN} more" if len(told) > _SHOWN else "")
+    """Each reason once, what most things have first: `'a.0' and 3 more: it is larger than ...; 'b': ...`."""
+    reasons: dict[str, list[str]] = {}
+    for each in unchanged:
+        reasons.setdefault(each.reason, []).append(each.name)
+    told = []
+    for reason, names in sorted(reasons.items(), key=lambda item: -len(item[1])):
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        told.append(f"{repr(names[0]) if names[0] else 'the model itself'}{more}: {reason}")
+    rest = len(told) - _SHOWN
+    return "; ".join(told[:_SHOWN]) + (f"; and {rest} more reason{'s' if rest > 1 else ''}" if rest > 0 else "")

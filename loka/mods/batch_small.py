@@ -114,7 +114,8 @@ def _why_not(forward: StraightForward, group: Sequence[PlainLinear]) -> str | No
     steps = (forward.statements[place] for place in sorted(moved))
     stuck = next((step for step in steps if step.op not in rewriting.PURE), None)
     if stuck is not None:
-        return f"between the linears stands {stuck.op!r}, which cannot be moved behind them"
+        what = stuck.text().partition(" = ")[2] if stuck.op == "module" else stuck.op
+        return f"between the linears stands {what!r}, which cannot be moved behind them"
     return None
 
 

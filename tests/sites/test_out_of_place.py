@@ -38,6 +38,30 @@ class OfActivation(Body):
         return out
 
 
+class OfChild(Body):
+    """The linear is not inlined."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(self.act(self.other(x)))
+        return out
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(8, 8)
+
+
+class OfIdentity(Body):
+    """What a child gives may be what it was called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x).detach()
+        return self.act(self.other(y)) + y
+
+
 class OfView(Body):
     """What is changed is a part of a tensor that is read later."""
 
@@ -62,7 +86,7 @@ class ReadAgain(Body):
 def traced(body: nn.Module) -> StraightForward:
     batches = {batch: ModelInputs((torch.randn(batch, 8),)) for batch in (4, 7)}
     examples = capture_examples(body, [""], batches)[""]
-    inline = [name for name, _ in body.named_modules() if name]
+    inline = [name for name, _ in body.named_modules() if name not in ("", "other")]
     forward = trace_forward(body, "", examples, inline=inline, sites=["linear"])
     assert isinstance(forward, StraightForward), forward
     return forward
@@ -70,7 +94,16 @@ def traced(body: nn.Module) -> StraightForward:
 
 @pytest.mark.parametrize(
     ("body", "count"),
-    [(Body(), 0), (OfNorm(), 0), (OfActivation(), 0), (OfView(), 1), (OfArgument(), 1), (ReadAgain(), 1)],
+    [
+        (Body(), 0),
+        (OfNorm(), 0),
+        (OfActivation(), 0),
+        (OfChild(), 0),
+        (OfIdentity(), 1),
+        (OfView(), 1),
+        (OfArgument(), 1),
+        (ReadAgain(), 1),
+    ],
 )
 def test_what_stays_in_place(body: nn.Module, count: int) -> None:
     forward = traced(body)
