@@ -9,9 +9,11 @@ from io import StringIO
 
 import pytest
 
+from loka.cli.diff import region_lines
 from loka.cli.output import print_wrapped
 from loka.mods.adaptation import Unchanged
 from loka.mods.asked import idle_problems
+from loka.plan.diff import RegionChange
 from loka.policy.load import load_policy
 
 LINE = "  " + "nine eight " * 20 + "end"
@@ -37,6 +39,15 @@ def test_a_long_line_is_one_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", StringIO())
     print_wrapped(LINE)
     assert sys.stdout.getvalue() == LINE + "\n"
+
+
+def test_regions_of_layers_that_change_alike_are_told_once() -> None:
+    old, new = ("linear",), ("linear", "silu")
+    changed = [RegionChange(f"layers.{i}.fmb.0", old, new) for i in range(3)] + [RegionChange("head", (), new)]
+    assert region_lines(changed) == [
+        "region of layers.*.fmb.0 (3): linear; now linear -> silu",
+        "region of head: none; now linear -> silu",
+    ]
 
 
 def test_reasons_that_many_things_share_are_told_once_and_first(tmp_path) -> None:
