@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, percent, print_json, print_table
+from loka.cli.output import Json, percent, print_json, print_table, print_wrapped
 
 if TYPE_CHECKING:
-    from loka.plan.diff import ModChange, PlanDiff, TimeChange
+    from loka.plan.diff import ModChange, PlanDiff, RegionChange, TimeChange
 
 NAME = "diff"
 _HELP = "A policy (.yaml) or a plan.json."
@@ -42,7 +43,7 @@ def show(change: PlanDiff) -> None:
     if change.batch_size[0] != change.batch_size[1]:
         print(f"batch size: {change.batch_size[0]} -> {change.batch_size[1]}")
     for mod in change.mods:
-        print(f"mod {mod.mod}: {mod.before}; now {mod.after}{_moved(mod)}")
+        print_wrapped(f"mod {mod.mod}: {mod.before}; now {mod.after}{_moved(mod)}")
     for label, names in (("added", change.added), ("removed", change.removed), ("resized", change.resized)):
         for name in names:
             print(f"{label}: {name}")
@@ -60,12 +61,26 @@ def show(change: PlanDiff) -> None:
         ]
         shown = [place for place in range(len(columns)) if place < 5 or any(row[place] for row in rows)]
         print_table([columns[place] for place in shown], [[row[place] for place in shown] for row in rows], ("FLOPs",))
-    for region in change.regions:
-        before, after = (" -> ".join(ops) or "none" for ops in (region.before, region.after))
-        print(f"region of {region.site}: {before}; now {after}")
+    for line in region_lines(change.regions):
+        print_wrapped(line)
     before_share, after_share = change.share_fp8
     print(f"FLOPs in FP8: {percent(before_share)} -> {percent(after_share)}")
     _show_times(change)
+
+
+def region_lines(regions: Sequence[RegionChange]) -> list[str]:
+    """`region of layers.*.up (3): linear; now linear -> silu`: sites that differ in numbers alone have one line."""
+    from loka.plan.summary import common_pattern, pattern_of
+
+    groups: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for each in regions:
+        groups.setdefault((pattern_of(each.site), each.before, each.after), []).append(each.site)
+    lines = []
+    for (_, *both), sites in groups.items():
+        name = sites[0] if len(sites) == 1 else f"{common_pattern(sites)} ({len(sites)})"
+        before, after = (" -> ".join(ops) or "none" for ops in both)
+        lines.append(f"region of {name}: {before}; now {after}")
+    return lines
 
 
 def _moved(mod: ModChange) -> str:

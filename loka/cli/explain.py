@@ -103,5 +103,6 @@ def _facts(site: Explanation) -> list[tuple[str, str]]:
         ("generated class", site.bound_in),
         ("not timed", site.untimed),
     )
-    mods = [("mod", f"{each.mod} ({each.place}): {each.what}") for each in site.mods]
+    numbered = [(each.mod.partition(": "), each) for each in site.mods]  # "mod 2: block_norm"
+    mods = [(number, f"{use} ({each.place}): {each.what}") for (number, _, use), each in numbered]
     return facts + [(label, text) for label, text in optional if text] + mods

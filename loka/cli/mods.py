@@ -12,6 +12,7 @@ _SHOWN = 5  # reasons of one mod
 
 def print_mods(plan: Plan) -> None:
     """A line for each mod, and one for each reason why something was left as it is."""
+    from loka.cli.output import print_wrapped
     from loka.plan.mods import gained_words, left_words, mod_words
 
     if not plan.mods:
@@ -19,9 +20,10 @@ def print_mods(plan: Plan) -> None:
     print("Mods:")
     for mod in plan.mods:
         gain = gained_words(plan, mod)
-        print(f"  {mod_words(mod)}{f'; {gain}' if gain else ''}")
+        print_wrapped(f"  {mod_words(mod)}{f'; {gain}' if gain else ''}")
         left = left_words(mod.unchanged)
         for line in left[:_SHOWN]:
-            print(f"    left {line}")
-        if left[_SHOWN:]:
-            print(f"    and {len(left) - _SHOWN} more reasons; --json has all of them")
+            print_wrapped(f"    left {line}")
+        rest = len(left) - _SHOWN
+        if rest > 0:
+            print(f"    and {rest} more reason{'s' if rest > 1 else ''}; --json has all of them")

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from pathlib import Path
@@ -68,6 +69,15 @@ def print_table(
 def terminal_width() -> int | None:
     """Columns of the terminal that stdout is; None for a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def print_wrapped(line: str) -> None:
+    """A line on stdout; in a terminal that is narrower, broken between words and indented by four more below."""
+    width = terminal_width()
+    if width is not None and len(line) > width:
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        line = textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    print(line)
 
 
 def note(text: str) -> None:

@@ -26,7 +26,8 @@ def source_problems(module: nn.Module, inlined: tuple[str, ...], planned: str) -
     if type(view).__module__ == "__main__":
         yield "its class is defined in the script that runs (__main__): import it from a module of its own"
     else:
-        yield "the source of its forward, or of an inlined child's, has changed since: run loka generate again"
+        what = "the source of its forward, or of an inlined child's, or an int, bool or str attribute that it may read,"
+        yield f"{what} has changed since: run loka generate again"
 
 
 def _unparallel(module: nn.Module) -> nn.Module:

@@ -80,13 +80,14 @@ def _nothing(rule: ModRule) -> str:
 
 
 def _reasons(unchanged: Sequence[Unchanged]) -> str:
-    """Each reason once, with what it is of: `'layers.0', 'layers.1' and 3 more: it calls F.silu at models.py:44`."""
+    """Each reason once, what most things have first: `'a.0', 'a.1' and 3 more: it is larger than ...; 'b': ...`."""
     names: dict[str, dict[str, None]] = {}
     for each in unchanged:
         names.setdefault(each.reason, {})[repr(each.name) if each.name else "the model itself"] = None
-    told = [f"{_listed(tuple(found))}: {reason}" for reason, found in names.items()]
-    shown = "; ".join(told[:_SHOWN])
-    return shown + (f"; and {len(told) - _SHOWN} more reasons" if len(told) > _SHOWN else "")
+    ordered = sorted(names.items(), key=lambda item: -len(item[1]))
+    told = [f"{_listed(tuple(found))}: {reason}" for reason, found in ordered]
+    rest = len(told) - _SHOWN
+    return "; ".join(told[:_SHOWN]) + (f"; and {rest} more reason{'s' if rest > 1 else ''}" if rest > 0 else "")
 
 
 def _listed(names: Sequence[str]) -> str:

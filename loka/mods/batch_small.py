@@ -107,13 +107,15 @@ def _levels(forward: StraightForward, group: Sequence[PlainLinear]) -> list[list
 def _why_not(forward: StraightForward, group: Sequence[PlainLinear]) -> str | None:
     if len(group) < FEWEST:
         return FEW
-    if rewriting.in_place(forward, rewriting.common_activation(forward, group) or ()):
-        return rewriting.IN_PLACE
+    in_place = rewriting.why_in_place(forward, rewriting.common_activation(forward, group) or ())
+    if in_place is not None:
+        return in_place
     moved = _dependent(forward, {linear.place for linear in group})
     steps = (forward.statements[place] for place in sorted(moved))
     stuck = next((step for step in steps if step.op not in rewriting.PURE), None)
     if stuck is not None:
-        return f"between the linears stands {stuck.op!r}, which cannot be moved behind them"
+        what = stuck.text().partition(" = ")[2] if stuck.op == "module" else stuck.op
+        return f"between the linears stands {what!r}, which cannot be moved behind them"
     return None
 
 

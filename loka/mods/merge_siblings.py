@@ -63,11 +63,11 @@ def find(
     found = []
     for group in groups.values():
         names = tuple(linear.site for linear in group)
-        followers = rewriting.common_activation(forward, group) or ()
+        in_place = rewriting.why_in_place(forward, rewriting.common_activation(forward, group) or ())
         if len(group) < 2:
             reasons[names[0]] = ALONE
-        elif rewriting.in_place(forward, followers):
-            reasons |= dict.fromkeys(names, rewriting.IN_PLACE)
+        elif in_place is not None:
+            reasons |= dict.fromkeys(names, in_place)
         else:
             sizes = tuple(sites[name].n for name in names)
             found.append(Siblings(rewriting.joined_name(owner, names), names, sizes, sites[names[0]].k))

@@ -166,7 +166,7 @@ def _why_not(
         return "the nn.Sequential around it is not called as a whole with the example inputs"
     width = int(getattr(site, "in_features", 0))
     if width < _NARROWEST:
-        return f"its input has {width} features, too few for a norm"
+        return f"its input has {width} feature{'s' if width != 1 else ''}, too few for a norm"
     if isinstance(norm_module, BlockNorm) and block_of(width, norm_module.block) is None:
         return f"its norm is of blocks, and for its input {why_no_block(width)}"
     reason = why_not_exchanged(norm_module, held)

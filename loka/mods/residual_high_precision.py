@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from loka.sites.chains import readers_of
-from loka.sites.mixes import changes_in_place
+from loka.sites.mixes import why_in_place
 from loka.sites.norms import NormRun, norm_starting_at
 from loka.sites.printer import names_in, variable
 from loka.sites.straight import DTYPE, Ref, RefKind, Statement, StraightForward
@@ -62,9 +62,9 @@ def carry(forward: StraightForward, dtype: str, wants: Callable[[str], bool]) ->
     `wants` says of a module, by its name in the model, whether the sums that its forward writes are meant. Statements
     say by `even` which sums are of equal shapes. What was found in the forward by statements' numbers is left out.
     """
-    odd = next((step for step in forward.statements if changes_in_place([step])), None)
-    if odd is not None:
-        return f"its forward changes a tensor in place: {odd.text()}"
+    in_place = why_in_place(forward.statements)
+    if in_place is not None:
+        return in_place
     repeated = _set_twice(forward)
     if repeated is not None:
         return f"its forward sets {repeated!r} twice"

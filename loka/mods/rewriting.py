@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from string import Formatter
 
 from loka.errors import LokaError
+from loka.sites import mixes
 from loka.sites.chains import readers_of
-from loka.sites.mixes import changes_in_place
 from loka.sites.printer import literal, variable
 from loka.sites.regions import ACTIVATIONS, ELEMENTWISE, NORMS
 from loka.sites.straight import Ref, RefKind, SiteCall, Statement, StraightForward
@@ -19,7 +19,6 @@ PURE = (
     | {"transpose", "permute", "view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"}
     | {"linear", "cat", "stack"}
 )  # fmt: skip  # operations without an effect but their result; in place or not is said by their arguments
-IN_PLACE = "its forward changes a tensor in place"
 SEVERAL_CALLS = "its forward calls it several times"
 NOT_PLAIN = "it is not written as a linear over one local of the forward"
 
@@ -141,11 +140,11 @@ def without_dead(forward: StraightForward, pure: Container[str]) -> StraightForw
         forward = with_statements(forward, kept)
 
 
-def in_place(forward: StraightForward, except_places: Container[int] = ()) -> bool:
-    """Whether a statement, but for those at some places, may change a tensor that another one reads."""
+def why_in_place(forward: StraightForward, except_places: Container[int] = ()) -> str | None:
+    """Which statement, but for those at some places, may change a tensor that another one reads; None where none."""
     steps = [step for place, step in enumerate(forward.statements) if place not in except_places]
     unread = [step for step in steps if step.target == "_" and step.op in PURE and "inplace=True" not in step.template]
-    return changes_in_place([step for step in steps if step not in unread])
+    return mixes.why_in_place([step for step in steps if step not in unread])
 
 
 def common_activation(forward: StraightForward, group: Sequence[PlainLinear]) -> tuple[int, ...] | None:

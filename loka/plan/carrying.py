@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -12,8 +11,9 @@ from loka.mods.adaptation import Unchanged
 from loka.mods.residual_high_precision import NAME, NO_SUM, Carried, carry
 from loka.mods.rewritten import Rewritten
 from loka.mods.streams import Stream, is_under, streams
-from loka.plan.owner_rules import check_apart, owner_problems, rules_of, shown
-from loka.plan.rewriting import RewritingTracer
+from loka.plan.owner_rules import check_apart, owner_problems, rules_of
+from loka.plan.rewriting import RewritingTracer, relative
+from loka.plan.summary import common_pattern, pattern_of
 from loka.policy.policy import ModRule, Policy
 from loka.policy.problems import PolicyError, Problem
 from loka.sites.gate import rounding_difference
@@ -160,9 +160,7 @@ def carried_streams(
         writers = [writer for writer in tracer.sums.get(owner, ()) if asked.means(writer)]
         if writers:
             done.update(writers)
-            what = f"{len(writers)} residual sum{'s' if len(writers) > 1 else ''} in {asked.dtype}"
-            places = ", ".join(f"{shown(name)}{f' ({n})' if n > 1 else ''}" for name, n in Counter(writers).items())
-            rewritten.append(Rewritten(NAME, owner, (), "", f"{what}: of {places}"))
+            rewritten.append(Rewritten(NAME, owner, (), "", _what(owner, writers, asked.dtype)))
     reasons = {**tracer.reasons, **refused}
     left = [
         Unchanged(stream.owner, reasons.get(stream.owner, NO_SUM))
@@ -170,6 +168,19 @@ def carried_streams(
         if stream.owner in reasons or not any(is_under(writer, stream.owner) for writer in done)
     ]
     return CarriedStreams(tuple(rewritten), tuple(left), frozenset(done))
+
+
+def _what(owner: str, writers: Collection[str], dtype: str) -> str:
+    """What is carried, without the owner's name: `9 residual sums in float32: of layers.* (8), of its own forward`."""
+    groups: dict[str, list[str]] = {}
+    for name in writers:
+        inner = relative(name, owner) if name != owner else ""
+        groups.setdefault(pattern_of(inner), []).append(inner)
+    what = f"{len(writers)} residual sum{'s' if len(writers) > 1 else ''} in {dtype}"
+    if set(groups) == {""}:
+        return what
+    told = [(common_pattern(names) or "its own forward", len(names)) for names in groups.values()]
+    return f"{what}: of " + ", of ".join(f"{name} ({count})" if count > 1 else name for name, count in told)
 
 
 def _writer(forward: StraightForward, place: int) -> str:

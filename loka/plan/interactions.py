@@ -11,7 +11,7 @@ from loka.kernels.join_specs import why_not as why_not_joined
 from loka.kernels.mix_specs import why_not as why_not_mixed
 from loka.sites.chains import Chain
 from loka.sites.joins import joined_norm
-from loka.sites.mixes import changes_in_place
+from loka.sites.mixes import why_in_place
 from loka.sites.straight import Cross, Join, Mix, Region, StraightForward
 
 NOTHING = "its forward has no mixing layer, join or cross layer in a form that a kernel takes (docs/mods.md)"
@@ -80,8 +80,9 @@ def choose(
     `kept` names sites whose GEMMs stay in the model's dtype. A cross layer in one of the `chains` is computed there.
     `made` gets what was found, and why not.
     """
-    if changes_in_place(forward.statements):
-        made.refuse(_writers(forward, asked), _in_place(forward))
+    in_place = why_in_place(forward.statements)
+    if in_place is not None:
+        made.refuse(_writers(forward, asked), in_place)
         return Chosen()
     places = {place for chain in chains for place in range(chain.first, chain.last + 1)}
     mixed = tuple(_mixes(forward, asked, kept, made))
@@ -203,8 +204,3 @@ def _writers(forward: StraightForward, asked: Collection[str]) -> list[str]:
     """The owners asked for whose forward this is, or is inlined in this."""
     inside = {".".join(filter(None, (forward.owner, name))) for name in ("", *forward.inlined)}
     return sorted(owner for owner in asked if owner in inside)
-
-
-def _in_place(forward: StraightForward) -> str:
-    statement = next(step for step in forward.statements if changes_in_place([step]))
-    return f"its forward changes a tensor in place: {statement.text()}"

@@ -16,7 +16,7 @@ from loka.mods.rewritten import Rewritten
 from loka.plan.forward_mods import Modded
 from loka.plan.interactions import Interactions
 from loka.plan.plan import ModPlan, Plan
-from loka.plan.summary import pattern_of
+from loka.plan.summary import common_pattern, pattern_of
 from loka.policy.policy import Policy
 
 
@@ -137,10 +137,7 @@ def _alike(told: Iterable[tuple[str, str]]) -> list[tuple[str, str, int]]:
     groups: dict[tuple[str, str], list[str]] = {}
     for name, text in told:
         groups.setdefault((pattern_of(name), text), []).append(name)
-    return [
-        ((names[0] if len(names) == 1 else pattern) or "the model itself", text, len(names))
-        for (pattern, text), names in groups.items()
-    ]
+    return [(common_pattern(names) or "the model itself", text, len(names)) for (_, text), names in groups.items()]
 
 
 @dataclass(frozen=True, slots=True)

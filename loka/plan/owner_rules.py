@@ -76,8 +76,3 @@ def owner_problems(
     if not stay and rule.match:
         stay = [Unchanged(name, reason) for name in modules if rule.wants(name)][:1]
     return idle_problems(rule, stay, [each.name for each in stay])
-
-
-def shown(owner: str) -> str:
-    """A module's name for people."""
-    return repr(owner) if owner else "the model"

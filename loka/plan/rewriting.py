@@ -6,13 +6,15 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
+from torch import nn
+
 from loka.mods.batch_small import Batch
 from loka.mods.forwards import Change, mod_of, rewrite, under
 from loka.mods.merge_siblings import Siblings
 from loka.plan.tracing import Tracer
 from loka.sites.gate import rounding_difference
 from loka.sites.refused import CannotTraceError, Refused
-from loka.sites.regions import Scope
+from loka.sites.regions import Scope, scope_of
 from loka.sites.shapes import Shape, observed_shapes
 from loka.sites.straight import StraightForward
 from loka.sites.trace import copy_owner, expanded, with_findings
@@ -42,6 +44,7 @@ class RewritingTracer:
     _owned: dict[str, list[tuple[int, OwnedChange]]] = field(default_factory=dict)  # by owner, numbered in order
     _count: int = 0
     _made: dict[object, StraightForward | str] = field(default_factory=dict)  # or why it is not the same function
+    _modules: dict[str, nn.Module] = field(default_factory=dict)  # of the model, once they are asked for
 
     def add(self, owned: OwnedChange) -> None:
         """From now on every forward with that owner in it has the change, after those that were added before."""
@@ -65,7 +68,7 @@ class RewritingTracer:
         owners = [scope.owner, *(f"{scope.owner}.{path}".lstrip(".") for path in inside)]
         found = sorted(((n, owned) for owner in owners for n, owned in self._owned.get(owner, ())), key=itemgetter(0))
         changes = [owned.seen_from(scope.owner) for _, owned in found]
-        scope = replace(scope, sites=tuple(dict.fromkeys((*scope.sites, *_read_by(changes)))))
+        scope = self._with_sites(scope, _read_by(changes))
         traced = self.tracer(scope)
         if isinstance(traced, Refused) or not changes:
             return traced
@@ -74,6 +77,17 @@ class RewritingTracer:
             self._made[key] = self._rewritten(scope, traced, changes)
         made = self._made[key]
         return Refused(scope.owner, made) if isinstance(made, str) else replace(made, owner=scope.owner)
+
+    def _with_sites(self, scope: Scope, sites: Collection[str]) -> Scope:
+        """The scope with other sites of its owner too, and the activations beside these as they were when changed.
+
+        One that is called as a module may change, in place, what is a part of a merged product now.
+        """
+        names = [f"{scope.owner}.{name}".lstrip(".") for name in sites]
+        self._modules = self._modules or dict(self.tracer.model.named_modules())
+        beside = scope_of(scope.owner, names, self._modules)
+        inline = tuple(sorted({*scope.inline, *beside.inline}))
+        return replace(scope, inline=inline, sites=tuple(dict.fromkeys((*scope.sites, *sites))))
 
     def shapes(self, scope: Scope, forward: StraightForward) -> dict[str, Shape]:
         """The shapes of a forward's locals, as this traced it."""

@@ -16,6 +16,7 @@ from loka.sites.refused import CannotTraceError
 from loka.sites.source import functions_of, live_floats
 
 _SIZES = {"shape", "size", "dim", "ndim", "numel", "nelement"}
+_PARTS = {"unbind", "chunk", "split", "tensor_split"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ class _Tracer(fx.Tracer):
             return super().iter(obj)
         except fx.proxy.TraceError:
             where = self._place(traceback.extract_stack())
-            raise CannotTraceError(f"loop over {_kind(obj.node)} {where}".strip()) from None
+            raise CannotTraceError(f"loop over {_looped(obj.node)} {where}".strip()) from None
 
     def _place(self, frames: traceback.StackSummary) -> str:
         """The innermost line of the functions that are being traced."""
@@ -160,6 +161,14 @@ def _kind(node: fx.Node) -> str:
     if node.op == "get_attr":
         return f"attribute '{node.target}'"
     return "a tensor's value"
+
+
+def _looped(node: fx.Node) -> str:
+    """What a forward loops over; parts of a tensor can be had without a loop over them."""
+    name = str(getattr(node.target, "__name__", node.target))
+    if node.op in ("call_function", "call_method") and name in _PARTS:
+        return f"the parts that '{name}' makes (take each by its number, as in parts[i])"
+    return _kind(node)
 
 
 def _words(error: Exception) -> str:

@@ -30,7 +30,21 @@ def find_mixes(forward: StraightForward, shapes: Mapping[str, Shape]) -> tuple[M
 
 def changes_in_place(statements: Sequence[Statement]) -> bool:
     """Whether a statement may change a tensor that another one reads."""
-    return any(step.op.endswith("_") or step.target == "_" or "inplace=True" in step.template for step in statements)
+    return any(_writes(step) or step.target == "_" for step in statements)
+
+
+def why_in_place(statements: Sequence[Statement]) -> str | None:
+    """Which statement may change a tensor that another one reads, and what to do; None where there is none."""
+    odd = next((step for step in statements if changes_in_place([step])), None)
+    if odd is None:
+        return None
+    if _writes(odd):
+        return f"its forward changes a tensor in place: {odd.text()}; compute it out of place"
+    return f"its forward may change a tensor in place where nothing reads the result: {odd.text()}; leave that out"
+
+
+def _writes(step: Statement) -> bool:
+    return step.op.endswith("_") or "inplace=True" in step.template
 
 
 def _found(forward: StraightForward, shapes: Mapping[str, Shape]) -> Iterator[Mix]:

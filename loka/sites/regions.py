@@ -12,10 +12,9 @@ from torch import nn
 from loka.sites.chains import readers_of
 from loka.sites.norms import norm_ending_at, norm_starting_at
 from loka.sites.site import Kind, Site
-from loka.sites.source import functions_of, is_block_norm, is_swish_norm
+from loka.sites.source import functions_of, has_hooks, is_block_norm, is_swish_norm
 from loka.sites.source import names_in as names_in_code
 from loka.sites.straight import RefKind, Region, Statement, StraightForward
-from loka.sites.trace import has_hooks
 
 NORMS = frozenset({"layer_norm", "rms_norm"})  # over the last dimension
 ACTIVATIONS = frozenset(

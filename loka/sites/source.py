@@ -18,6 +18,12 @@ _INTERNAL = frozenset(vars(nn.Module()))  # what every module's __dict__ holds
 _SIMPLE = (int, str, bool, float, complex, type(None), torch.dtype, torch.device)
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether calling the module does more than its forward."""
+    kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(kinds)
+
+
 def functions_of(module: nn.Module) -> tuple[FunctionType, ...]:
     """The functions outside torch and the standard library that the module's forward may run through, forward first.
 

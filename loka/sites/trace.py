@@ -24,6 +24,7 @@ from loka.sites.gate import difference
 from loka.sites.joins import find_joins
 from loka.sites.lint import lint
 from loka.sites.mixes import find_mixes
+from loka.sites.out_of_place import makes_its_result, out_of_place
 from loka.sites.printer import (
     HIDING,
     INFIX,
@@ -39,7 +40,7 @@ from loka.sites.printer import (
 )
 from loka.sites.refused import CannotTraceError, Refused
 from loka.sites.shapes import Shape, observed_shapes, with_even_statements
-from loka.sites.source import forward_source_hash, qualified
+from loka.sites.source import forward_source_hash, has_hooks, qualified
 from loka.sites.straight import Ref, RefKind, Statement, StraightForward
 
 _PURE_METHODS = {"size", "dim", "numel"}
@@ -171,7 +172,7 @@ def _convert(module: nn.Module, owner: str, expand: frozenset[str], sites: Colle
     missing = [site for site in sites if not any(s.call and s.call.site == site for s in printed.statements)]
     if missing:
         raise CannotTraceError(f"'{missing[0]}' takes part in no GEMM of the forward")
-    return StraightForward(
+    forward = StraightForward(
         owner=owner,
         owner_type=qualified(type(module)),
         arguments=_arguments(module),
@@ -180,12 +181,7 @@ def _convert(module: nn.Module, owner: str, expand: frozenset[str], sites: Colle
         inlined=recording.called,
         source_hash=_hash(module, recording.called),
     )
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether calling the module does more than its forward."""
-    kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(kinds)
+    return out_of_place(forward, printed.made)
 
 
 def _site_parameter(module: nn.Module, site: str) -> nn.Parameter:
@@ -234,6 +230,7 @@ class _Printed:
         self.module, self.weights = module, weights
         self.refs: dict[fx.Node, Ref] = {}
         self.statements: list[Statement] = []
+        self.made: set[str] = set()  # locals that children give, and that are new tensors
         self.result = "None"
         ops = _without_dead(recording.ops, weights)
         self.used = {node for op in ops for node in _inputs(op)}
@@ -264,6 +261,8 @@ class _Printed:
         call = site_call(op, self.weights, template)
         target = variable(hint, self.taken) if op.node in self.used else "_"
         self.refs[op.node] = Ref(RefKind.LOCAL, target)
+        if op.node.op == "call_module" and makes_its_result(self.module.get_submodule(str(op.node.target))):
+            self.made.add(target)
         self.statements.append(Statement(target, name, text, tuple(template.operands), call, op.child))
 
     def _call(self, op: Op, template: Template) -> tuple[str, str, str]:

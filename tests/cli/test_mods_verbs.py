@@ -44,8 +44,8 @@ def test_plan_says_what_each_mod_changed(modded, loka):
 
 def test_explain_and_diff_name_the_mods(modded, loka):
     ran = loka("explain", modded.policy, "layers.0.up")
-    assert "mod: mod 1: no_bias (shop.yaml:16): layers.0.up: bias dropped\n" in ran.out
-    assert "mod: mod 2: block_norm (shop.yaml:17): layers.0.norm: LayerNorm -> BlockNorm 16\n" in ran.out
+    assert "  mod 1: no_bias (shop.yaml:16): layers.0.up: bias dropped\n" in ran.out
+    assert "  mod 2: block_norm (shop.yaml:17): layers.0.norm: LayerNorm -> BlockNorm 16\n" in ran.out
     assert "mod 1: no_bias: largest gain" in ran.out
     plain = modded.folder / "policies" / "plain.yaml"
     plain.write_text((modded.folder / modded.policy).read_text().replace(MODS, ""))

@@ -111,6 +111,30 @@ class Branching(nn.Module):
         return self.a(x) + self.b(x)
 
 
+class Towers(nn.Module):
+    """Experts with activations in place, a gate without one, and towers over what they make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Sequential(nn.Linear(32, 24), nn.ReLU(inplace=True)) for _ in range(3)])
+        self.gate = nn.Linear(32, 3)
+        self.towers = nn.ModuleList([nn.Linear(24, 16) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = torch.stack([expert(x) for expert in self.experts], 1)
+        mixed = (torch.softmax(self.gate(x), -1).unsqueeze(-1) * made).sum(1)
+        out: Tensor = self.towers[0](mixed) * self.towers[1](mixed)
+        return out
+
+
+def towers() -> nn.Module:
+    return Towers()
+
+
+def towers_inputs(batch: int) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 32),)
+
+
 def hidden() -> nn.Module:
     return Hidden()
 

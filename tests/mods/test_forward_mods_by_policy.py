@@ -158,6 +158,18 @@ def test_merged_sites_stand_in_the_plan_for_their_members(make: Make) -> None:
     assert explain(plan, "experts.2.0").site == "experts.0.0+3"
 
 
+@pytest.mark.parametrize("mods", ["{use: merge_siblings}", '{use: merge_siblings, match: ["experts.*", "towers.*"]}'])
+def test_experts_with_activations_in_place_are_merged_and_so_is_what_reads_them(make: Make, mods: str) -> None:
+    plan, _, package = make("towers", KEEP, mods=mods)
+    merged = [site.site.members for site in plan.sites if site.site.members]
+    experts = tuple(f"experts.{i}.0" for i in range(3)) + (("gate",) if "match" not in mods else ())
+    assert merged == [experts, ("towers.0", "towers.1")]
+    model, x = models("towers")
+    patched = copy.deepcopy(model)
+    with package.apply(patched):
+        assert error(gradients(patched, x), gradients(model, x)) < 2e-6
+
+
 def test_sites_that_the_policy_treats_otherwise_are_not_merged(make: Make) -> None:
     rules = '{match: "experts.1.0", compute: keep}, {match: "gates.*", compute: keep}'
     plan, _, _ = make("experts", FP8, rules=rules)

@@ -384,7 +384,7 @@ def test_norm_first_refuses(body, reason):
 
 def test_norm_first_refuses_an_input_of_one_feature():
     found = models.find("norm_first", nn.Sequential(nn.Linear(1, 8), nn.LayerNorm(8)), torch.randn(4, 1))
-    assert "1 features" in reasons(found)["0"]
+    assert "1 feature, too few" in reasons(found)["0"]
 
 
 def test_norm_first_is_chosen_by_the_linear():

@@ -266,7 +266,7 @@ class Other(Deep):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (InPlace, "its forward changes a tensor in place: relu = add.relu_()"),
+        (InPlace, "its forward changes a tensor in place: relu = add.relu_(); compute it out of place"),
         (NoSum, "its forward has no residual sum a + b of locals of one shape"),
         (Other, "its forward has no residual sum a + b of locals of one shape"),
     ],

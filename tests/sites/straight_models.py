@@ -215,6 +215,11 @@ class Iterates(Plain):
         return torch.stack([row @ self.w for row in x])
 
 
+class IteratesParts(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([part @ self.w for part in x.unsqueeze(1).unbind(1)])
+
+
 class SetItem(Plain):
     def forward(self, x: Tensor) -> Tensor:
         y = x @ self.w

@@ -39,6 +39,7 @@ REFUSED = {
     zoo.TypeTest: r"branch on a type \('isinstance'\) at straight_models.py:\d+ ",
     zoo.OptionalMask: r"branch on whether 'mask' is given at straight_models.py:\d+ ",
     zoo.Length: r"len of a tensor at straight_models.py:\d+ 'return x @ self.w / len\(x\)'",
+    zoo.IteratesParts: r"loop over the parts that 'unbind' makes \(take each by its number, .*\) at straight_models.py",
     zoo.Iterates: r"loop over argument 'x' at straight_models.py:\d+ ",
     zoo.SetItem: r"assignment into a tensor at straight_models.py:\d+ 'y\[:, 0\] = 0'",
     zoo.DataBranch: r"branch on a tensor's value at straight_models.py:\d+ 'if x.sum\(\) > 0'",

@@ -1,0 +1,61 @@
+"""What is said of mods fits a terminal, and is one line in a file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from io import StringIO
+
+import pytest
+
+from loka.cli.diff import region_lines
+from loka.cli.output import print_wrapped
+from loka.mods.adaptation import Unchanged
+from loka.mods.asked import idle_problems
+from loka.plan.diff import RegionChange
+from loka.policy.load import load_policy
+
+LINE = "  " + "nine eight " * 20 + "end"
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_long_line_goes_on_below_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((100, 40)))
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    print_wrapped(LINE)
+    first, *rest = sys.stdout.getvalue().splitlines()
+    assert all(len(line) <= 100 for line in (first, *rest))
+    assert first.startswith("  nine")
+    assert all(line.startswith("      ") and line[6] != " " for line in rest)
+    assert " ".join([first, *rest]).split() == LINE.split()
+
+
+def test_a_long_line_is_one_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", StringIO())
+    print_wrapped(LINE)
+    assert sys.stdout.getvalue() == LINE + "\n"
+
+
+def test_regions_of_layers_that_change_alike_are_told_once() -> None:
+    old, new = ("linear",), ("linear", "silu")
+    changed = [RegionChange(f"layers.{i}.fmb.0", old, new) for i in range(3)] + [RegionChange("head", (), new)]
+    assert region_lines(changed) == [
+        "region of layers.*.fmb.0 (3): linear; now linear -> silu",
+        "region of head: none; now linear -> silu",
+    ]
+
+
+def test_reasons_that_many_things_share_are_told_once_and_first(tmp_path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("version: 1\nname: p\nmodel: {factory: 'a:b'}\nmods: [{use: batch_small}]\n")
+    (rule,) = load_policy(path).mods
+    left = [Unchanged("odd", "it is odd"), *(Unchanged(f"many.{i}", "it is one of many") for i in range(3))]
+    left += [Unchanged("", "all of it"), Unchanged("last", "it is last"), Unchanged("x", "it is more")]
+    (wrong,) = idle_problems(rule, left, ["odd"])
+    told = "'many.0' and 2 more: it is one of many; 'odd': it is odd; the model itself: all of it; and 2 more reasons"
+    assert f"batch_small can change nothing of what it matches: {told}; remove the mod" in str(wrong)
