@@ -110,10 +110,14 @@ def products_in(folder: Path, part: Part) -> tuple[Callable[..., Any], ...]:
 
 
 def load(folder: Path, package: str = PACKAGE) -> ModuleType:
-    """A module of kernels in a folder."""
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()
+    """A module of kernels in a folder; one of that name that came from another folder gives way to it."""
+    loaded = sys.modules.get(package)
+    if loaded is None or Path(loaded.__file__ or "").parent.parent != folder:
+        for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+            del sys.modules[name]
+        if sys.path[0] != str(folder):
+            sys.path.insert(0, str(folder))
+        importlib.invalidate_caches()
     return importlib.import_module(f"{package}.{KERNELS_FILE.removesuffix('.py')}")
 
 

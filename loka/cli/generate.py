@@ -20,7 +20,9 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that were edited.")] = False,
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="DIR", help="The package's folder. Default: generated/NAME.", show_default=False),
+        typer.Option(
+            "-o", "--out", metavar="DIR", help="The package's folder. Default: generated/NAME.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Generate the package for a policy."""

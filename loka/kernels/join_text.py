@@ -23,11 +23,14 @@ class JoinConfiguration:
 
 
 def join_configuration(spec: JoinForward | JoinBackward) -> JoinConfiguration:
-    """The choice for a spec: so many rows at a step. Measured 128 and 256 wide (docs/results/LOG.md, "joins")."""
+    """The choice for a spec: so many rows at a step. Measured 64, 128 and 256 wide (docs/results/LOG.md, "joins").
+
+    A backward kernel with sums for a weight or a bias keeps them in registers: fewer rows, and fewer warps, then.
+    """
     padded = padded_width(spec.width)
     if padded > 2048:
         return JoinConfiguration(1, warps=min(16, padded // 512), programs=max(1, 16384 // padded))
-    if isinstance(spec, JoinForward):
+    if isinstance(spec, JoinForward) or not (spec.weight or spec.bias):
         return JoinConfiguration(4096 // padded, warps=8, programs=4)
     return JoinConfiguration(2048 // padded, warps=2, programs=16)
 

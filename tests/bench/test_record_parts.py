@@ -133,6 +133,18 @@ def test_kinds_of_parts_can_be_chosen() -> None:
         grid(("gemms",))
 
 
+def test_kernels_come_from_the_folder_that_is_asked_for(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    folders = [tmp_path / name for name in ("one", "two")]
+    parts = [replace(USUAL[0], columns=columns) for columns in (256, 512)]
+    made = []
+    for folder, part in zip(folders, parts, strict=True):
+        folder.mkdir()
+        made.append(Kernels([part], folder))
+    for kernels, part in ((made[0], parts[0]), (made[1], parts[1]), (made[0], parts[0])):
+        assert hasattr(kernels.module(), specs_of(part)[0].function)
+
+
 def test_products_are_rendered_in_several_tilings(tmp_path: Path) -> None:
     part = Part(Work.GEMM, TRITON, 64, 256, 512, recipe="e4m3 rowwise, e4m3 rowwise, fast")
     Kernels([part], tmp_path)
