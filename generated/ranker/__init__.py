@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "2e10b6d79329c0d2bf12cf2a861503b193c3980814d488111314d5f950f35814"
+STAMP = "6a8e283b1d945534e2679ec2f0272fc8090c870924a4ad113b31ecde1cf75c79"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

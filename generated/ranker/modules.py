@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "2e10b6d79329c0d2bf12cf2a861503b193c3980814d488111314d5f950f35814"
+STAMP = "6a8e283b1d945534e2679ec2f0272fc8090c870924a4ad113b31ecde1cf75c79"
 
 
 class EmbedDense(dispatch.Bound):

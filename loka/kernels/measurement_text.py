@@ -2,7 +2,8 @@
 
 Line 1 is about the file: format, version, command, and the sha256 of all other lines; line 2 about the machine. Then
 each kind of part has a line, and under it each measurement: rows, columns, contraction (0 but for a GEMM),
-microseconds, spread, runs, MERE, SQNR in dB, and why it is wrong where it is. Equal measurements make equal bytes.
+microseconds, spread, runs; of a GEMM also MERE, SQNR in dB, and why it is wrong where it is. Equal measurements make
+equal bytes. Version 1 wrote nulls where there is no error.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from loka.kernels.versions import Versions
 from loka.places import place_of
 
 FORMAT = "loka.measurements"
-VERSION = 1
+VERSION = 2
 DATA = Path(__file__).parent / "data"  # the sets that ship, one file a target
 _START = f'{{"format": "{FORMAT}"'
 _AGAIN = "take it from where it was kept, or export it again"
@@ -72,9 +73,10 @@ def lines_of(measured: MeasuredSet) -> Iterator[str]:
             kind = Kind.of(each.part)
             yield json.dumps(asdict(kind))
         part = each.part
-        figures = [each.us, each.spread, each.runs, _written(each.mere), _written(each.sqnr_db)]
-        wrong = [each.wrong] if each.wrong else []
-        yield json.dumps([part.rows, part.columns, part.contraction, *figures, *wrong], separators=(",", ":"))
+        figures = [part.rows, part.columns, part.contraction, each.us, each.spread, each.runs]
+        errors = [_written(each.mere), _written(each.sqnr_db), *([each.wrong] if each.wrong else [])]
+        line = figures if errors == [None, None] else [*figures, *errors]
+        yield json.dumps(line, separators=(",", ":"))
 
 
 def is_text(path: Path) -> bool:
@@ -154,7 +156,8 @@ def _set(rows: Sequence[Any]) -> MeasuredSet:
 
 
 def _measurement(kind: Kind, row: Sequence[Any]) -> Measurement:
-    rows, columns, contraction, us, spread, runs, mere, sqnr_db, *wrong = row
+    rows, columns, contraction, us, spread, runs, *errors = row
+    mere, sqnr_db, *wrong = errors or (None, None)
     part = Part(kind.work, kind.kernel, rows, columns, contraction, kind.dtype, kind.recipe, kind.around)
     measurement = Measurement(part, us, spread, runs, _read(mere), _read(sqnr_db), *wrong)
     measurement.check()

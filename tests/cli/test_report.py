@@ -41,7 +41,7 @@ def test_a_page_has_decisions_mods_evidence_and_times(shipped: Planned) -> None:
     decisions = found["Decisions"].strip().splitlines()
     assert len(decisions) == 2 + len(group_sites(shipped.plan, alike=True))
     assert any(line.startswith("| layers.*.fmb.0 | 2 | 256 | 96 | 128 |") for line in decisions)
-    assert "block_norm (movietweetings_mods.yaml:12), a new model to train" in found["Mods"]
+    assert "block_norm (movietweetings_mods.yaml:16), a new model to train" in found["Mods"]
     assert "; gains " in found["Mods"]  # the profile is of all three, and is no obstacle to planning with two of them
     assert "  - left head.out: a final prediction layer" in found["Mods"]
     assert "Budget of MERE 0.25" in found["Evidence"]

@@ -43,13 +43,17 @@ def test_these_ship():
     ]  # fmt: skip
 
 
+LEAST = {"movietweetings_mods.yaml": 0.74}  # keeps the layers whose rounding moves the logits most
+USUAL = 0.9
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_shipped_policy_plans_mostly_in_fp8_without_refusals(name):
     text = (FOLDER / name).read_text(encoding="utf-8")
     assert text.startswith("# yaml-language-server: $schema=schema.json\n")
     plan = planned(name)
     assert plan.name == name.removesuffix(".yaml")
-    assert plan.share_fp8 > 0.9
+    assert plan.share_fp8 > LEAST.get(name, USUAL)
     assert plan.skipped == ()
     assert not any(site.fp8 for site in plan.sites if site.site.n <= 16 or site.site.k <= 16)
     assert any(site.region for site in plan.sites)

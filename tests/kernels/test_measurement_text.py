@@ -57,7 +57,7 @@ def test_equal_measurements_make_equal_bytes_whatever_their_order(exported, tmp_
 
 def test_a_measurement_is_a_line_and_a_new_one_adds_a_line(exported, tmp_path):
     lines = exported.read_text().splitlines()
-    assert lines.count("[2048,256,0,2.65536,0.01,20,null,null]") == 1
+    assert lines.count("[2048,256,0,2.65536,0.01,20]") == 1
     assert json.loads(lines[0])["command"] == COMMAND
     assert len(lines) == 2 + 2 + 79, "two heads, two kinds of parts"
     path = record(tmp_path / "m.sqlite", [measurement(quantise(100, 64))])
@@ -86,13 +86,13 @@ def edit(old: str, new: str):
 BROKEN = {
     "cut short": (lambda text: text[: len(text) // 2], "cut short or edited"),
     "a time edited": (edit("[2048,256,0,2.65536", "[2048,256,0,1.65536"), "cut short or edited"),
-    "a line left out": (edit("[2048,256,0,2.65536,0.01,20,null,null]\n", ""), "cut short or edited"),
-    "a newer version": (edit('"version": 1', '"version": 2'), r"newer LoKA \(version 2, this one reads 1\)"),
+    "a line left out": (edit("[2048,256,0,2.65536,0.01,20]\n", ""), "cut short or edited"),
+    "a newer version": (edit('"version": 2', '"version": 3'), r"newer LoKA \(version 3, this one reads 2\)"),
     "no sha256": (edit('"sha256"', '"sha"'), "damaged in line 1: 'sha256'"),
     "the first line cut": (lambda text: text[:60], "damaged in line 1"),
-    "a version that is none": (edit('"version": 1', '"version": []'), "damaged in line 1"),
-    "a version that is infinite": (edit('"version": 1', '"version": Infinity'), "damaged in line 1: cannot convert"),
-    "a version that never was": (edit('"version": 1', '"version": -1'), "damaged in line 1: version -1 never was"),
+    "a version that is none": (edit('"version": 2', '"version": []'), "damaged in line 1"),
+    "a version that is infinite": (edit('"version": 2', '"version": Infinity'), "damaged in line 1: cannot convert"),
+    "a version that never was": (edit('"version": 2', '"version": -1'), "damaged in line 1: version -1 never was"),
     "no UTF-8": (lambda text: text.replace("loka bench", "\udcff"), "damaged: no UTF-8 at byte"),
 }
 
@@ -128,6 +128,16 @@ def test_lines_that_no_export_wrote_are_an_error(case, exported):
     exported.write_text("\n".join([json.dumps(head), *lines, ""]))
     with pytest.raises(InputError, match="damaged"):
         Measurements.open(exported, "h100")
+
+
+def test_a_text_of_version_1_reads_the_same(exported):
+    known = measurement_text.read_text(exported, "h100")
+    head, *lines = exported.read_text().splitlines()
+    lines = [f"{line[:-1]},null,null]" if line.startswith("[") and line.count(",") == 5 else line for line in lines]
+    assert "[2048,256,0,2.65536,0.01,20,null,null]" in lines
+    head = json.dumps({**json.loads(head), "version": 1, "sha256": measurement_text.digest(lines)})
+    exported.write_text("\n".join([head, *lines, ""]))
+    assert measurement_text.read_text(exported, "h100") == known
 
 
 def test_a_text_of_another_device_is_none_of_the_target(exported):
