@@ -50,7 +50,8 @@ def test_a_page_has_decisions_mods_evidence_and_times(shipped: Planned) -> None:
     assert any(
         line.startswith("- not in FP8: layers.*.rank, 3.0 % of the FLOPs: keep by ranker.yaml:") for line in short
     )
-    assert not any("embed.dense.3" in line or "head.out" in line or "evidence" in line for line in short)
+    assert "- not in FP8: embed.dense.3, 1.0 % of the FLOPs: keep by movietweetings_mods.yaml:11" in short
+    assert not any("embed.dense.0" in line or "head.out" in line or "evidence" in line for line in short)
     assert any(line.startswith("- in FP8 though BF16 is faster: head.mlp.*, 0.") for line in short)
     assert found["Times"].startswith("\nGEMMs with their norms")
     assert "| layers.*.fmb.6 | 2 | " in found["Times"]
