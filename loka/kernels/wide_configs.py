@@ -1,8 +1,9 @@
-"""How kernels of rows wider than `LARGEST_HELD` are launched on an H100; chosen by their registers, not measured yet.
+"""How kernels of rows wider than `LARGEST_HELD` are launched on an H100.
 
-A forward's program has a whole multiprocessor, so that the rows that all of them work on, 132 of 123200 elements in
-bfloat16 at most, fit the L2 cache of 50 MB together. A backward's programs are as many as find a place at once: they
-have the same work, and would wait for a second round of few.
+A forward reads its rows twice or three times, and waits for what it reads: two programs on a multiprocessor hide more
+of that than the L2 cache gives back where one keeps all rows that are worked on within it (measured on rows of 123200:
+docs/results/LOG.md). A backward's programs are as many as find a place at once, chosen by their registers: they have
+the same work, and would wait for a second round of few.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 from loka.kernels.rendered_specs import NormBackward, NormForward
 
-FORWARD_CHUNK = 8192
+FORWARD_CHUNK = 4096
 BACKWARD_TILE = (4, 1024)  # rows and columns, as those of a 1024 wide backward that is held
 
 
@@ -30,8 +31,8 @@ def wide_configuration(spec: NormForward | NormBackward) -> WideConfiguration:
     """The choice for a spec: chunks hold whole blocks of a block_norm."""
     block = spec.block if spec.norm == "block_norm" else 1
     if isinstance(spec, NormForward):
-        read = sum((1, spec.add, spec.times, spec.residual, spec.weight, spec.bias))  # at each step; 32 KB in float32
-        return WideConfiguration(max(FORWARD_CHUNK, block), 1, warps=16, programs=1, stages=3 if read <= 3 else 2)
+        read = sum((1, spec.add, spec.times, spec.residual, spec.weight, spec.bias))  # at each step; 16 KB in float32
+        return WideConfiguration(max(FORWARD_CHUNK, block), 1, warps=16, programs=2, stages=3 if read <= 3 else 2)
     rows, columns = BACKWARD_TILE
     chunk = max(columns, block)
     high = max(2, rows * columns // chunk)

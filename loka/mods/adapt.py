@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from loka.errors import InputError
 from loka.mods.adaptation import Adaptation, Unchanged
 from loka.mods.catalogue import MODEL_MODS
+from loka.mods.structure import parent_of
 
 _Saved = tuple[dict[str, Any], dict[str, Any]]  # what a module holds, and a copy
 SHOWN = 20  # problems printed in one message; the rest are counted
@@ -184,13 +185,9 @@ def _problem(name: str, reason: str, adaptation: Adaptation) -> str:
 def _saved(model: nn.Module, adaptations: Sequence[Adaptation]) -> list[_Saved]:
     """The children and Parameters of each module that may change, and copies of them."""
     names = {name for adaptation in adaptations for name in adaptation.modules}
-    modules = {id(m): m for name in names for m in (model.get_submodule(name), _parent(model, name))}
+    modules = {id(m): m for name in names for m in (model.get_submodule(name), parent_of(model, name))}
     held: list[dict[str, Any]] = [part for module in modules.values() for part in (module._modules, module._parameters)]
     return [(part, dict(part)) for part in held]
-
-
-def _parent(model: nn.Module, name: str) -> nn.Module:
-    return model.get_submodule(name.rpartition(".")[0])
 
 
 def _restore(saved: Sequence[_Saved]) -> None:

@@ -23,6 +23,7 @@ from loka.mods.adaptation import Unchanged
 from loka.mods.rewriting import Operands, PlainLinear, Size
 from loka.sites.chains import readers_of
 from loka.sites.norms import arguments, literal, operand
+from loka.sites.regions import ACTIVATIONS
 from loka.sites.shapes import Shape
 from loka.sites.straight import Ref, RefKind, Statement, StraightForward
 
@@ -276,11 +277,14 @@ def _batched(
         parts = [operands.take(template, each.statement.operands) for template, each in pairs]
         return stacked(hint, parts, operands)
 
-    if batch.base is None:
+    whole = _whole(forward, [each.x for each in group])
+    if batch.base is not None:
+        x = Ref(RefKind.LOCAL, batch.source)
+    elif whole is not None:
+        x = whole
+    else:
         operands = Operands()
         x = stacked("inputs", [operands.add(Ref(RefKind.LOCAL, each.x)) for each in group], operands)
-    else:
-        x = Ref(RefKind.LOCAL, batch.source)
     base = batch.base or "{0}"
     weights = of_calls("weights", [each.call.weight for each in group])
     biases = [each.call.bias for each in group if each.call.bias is not None]
@@ -303,6 +307,25 @@ def _batched(
         target = forward.statements[place].target
         made.append(Statement(target, "getitem", f"{{0}}[{number}]", (Ref(RefKind.LOCAL, parts),)))
     return made
+
+
+def _whole(forward: StraightForward, inputs: Sequence[str]) -> Ref | None:
+    """What inputs are all slices of along the first dimension, in order: the products of a batch before this one."""
+    steps = {step.target: step for step in forward.statements}
+    parts = [steps.get(x) for x in inputs]
+    taken = {part.operands for part in parts if part is not None and part.op == "getitem"}
+    if len(taken) != 1 or any(part is None or _index(part.template) != i for i, part in enumerate(parts)):
+        return None
+    unbound = steps.get(taken.pop()[0].text)
+    if unbound is None or unbound.template != "{0}.unbind(0)":
+        return None
+    made = steps.get(unbound.operands[0].text)
+    if made is not None and made.op in ACTIVATIONS:
+        made = steps.get(made.operands[0].text)
+    if made is None or made.op not in ("bmm", "baddbmm") or "+" not in made.note:  # a batch is called after its members
+        return None
+    weights = steps[made.operands[1].text]
+    return unbound.operands[0] if len(weights.operands) == len(inputs) else None
 
 
 def _gathered(forward: StraightForward, targets: Sequence[str]) -> StraightForward:

@@ -132,6 +132,8 @@ class _Refusals:
             return "nn.TransformerEncoderLayer reads its bias in evaluation, without calling it"
         if parametrize.is_parametrized(module):
             return "it is parametrised"
+        if module._parameters.get("weight") is None:  # by torch.nn.utils.weight_norm
+            return "its weight is no Parameter, but computed before each call: a checkpoint could not be converted"
         if type(module).forward is not nn.Linear.forward or "forward" in vars(module):
             return f"the forward of {short(module)} is its own, and may need the bias"
         return self._shared(name, module) or self._elsewhere(name)

@@ -58,17 +58,15 @@ class Wish:
 
     def only(self, names: Container[str]) -> Wish:
         """The part of the wish that is for some sites, with all owners."""
-        return Wish(
-            tuple(site for site in self.parameters if site.name in names),
-            tuple(site for site in self.fused if site.name in names),
-            frozenset(name for name in self.kept if name in names),
-            frozenset(name for name in self.chained if name in names),
-            self.apart,
-            tuple(site for site in self.crossed if site.name in names),
-            tuple((name, owner) for name, owner in self.together if name in names),
-            self.owners,
-            frozenset(name for name in self.changed if name in names),
-            self.streams,
+        return replace(
+            self,
+            parameters=tuple(site for site in self.parameters if site.name in names),
+            fused=tuple(site for site in self.fused if site.name in names),
+            kept=frozenset(name for name in self.kept if name in names),
+            chained=frozenset(name for name in self.chained if name in names),
+            crossed=tuple(site for site in self.crossed if site.name in names),
+            together=tuple((name, owner) for name, owner in self.together if name in names),
+            changed=frozenset(name for name in self.changed if name in names),
         )
 
     def within(self, scope: Scope) -> Wish:
@@ -166,9 +164,18 @@ def wish_of(
             fused.append(site)
             if _is_of_a_chain(plan):
                 chained.add(site.name)
-    crossed = tuple(site for site in asked.sites if site.kind is Kind.LINEAR)
-    asking = (crossed, asked.together, asked.owners, changed, streams, frozenset(exact))
-    return Wish(tuple(parameters), tuple(fused), frozenset(kept), frozenset(chained), frozenset(), *asking)
+    return Wish(
+        parameters=tuple(parameters),
+        fused=tuple(fused),
+        kept=frozenset(kept),
+        chained=frozenset(chained),
+        crossed=tuple(site for site in asked.sites if site.kind is Kind.LINEAR),
+        together=asked.together,
+        owners=asked.owners,
+        changed=changed,
+        streams=streams,
+        float64=frozenset(exact),
+    )
 
 
 def _may_be_fused_as_it_is(plan: SitePlan, wanted: SiteSettings) -> bool:

@@ -69,9 +69,9 @@ def find_chains(
     an earlier stage ended with, if that was a sum too and is read elsewhere by the next linear alone. A norm at a
     region's end that its chain did not take goes before the next region's linear, if that alone reads it. A linear
     whose weight or bias, or a norm whose weight or bias, is computed inside the chain ends the chain before it, and
-    so does a site that is not `alike` the one before. A linear whose operand is a view begins a chain, one whose
-    product is permuted is a chain of one. `sizes` gives K and N of a site: without them, a block_norm is taken only
-    where its statements show that the blocks divide the width.
+    so does a site that is not `alike` the one before, and one that reads a Parameter which the chain has read. A linear
+    whose operand is a view begins a chain, one whose product is permuted is a chain of one. `sizes` gives K and N of a
+    site: without them, a block_norm is taken only where its statements show that the blocks divide the width.
     """
     finder = _Finder(forward, regions, known, sums, sizes or {})
     found = [chain for region in regions if (chain := finder.stage(region)) is not None]
@@ -135,6 +135,8 @@ class _Finder:
                     last += 1
                     inside.add(self._statements[last].target)
         run = norm_starting_at(self._statements, last + 1) if last < end else None
+        if run is not None and self._reads_again(first, last, run):
+            run = None
         gate = self._gate(last, run, end, inside, width) if run is not None else None
         if run is not None and gate is not None:
             gated = replace(stage, after=run.norm, activation=gate, times=found["mul"], residual=found["add"])
@@ -146,6 +148,9 @@ class _Finder:
             activation = self._activation(last + 1)
             last += activation is not None
         return last, replace(stage, after=after, activation=activation, times=found["mul"], residual=found["add"])
+
+    def _reads_again(self, first: int, last: int, run: NormRun) -> bool:
+        return bool(_parameters(self._statements, first, last) & _parameters(self._statements, run.first, run.last))
 
     def _gate(self, last: int, run: NormRun, end: int, inside: Collection[str], width: int) -> str | None:
         """The gate where an activation of a norm's result multiplies what the norm took, and nothing else reads these.
@@ -199,13 +204,22 @@ def _joined(forward: StraightForward, chains: Sequence[Chain], alike: Callable[[
     """
     readers = readers_of(forward)
     run: list[Chain] = []
+    read = set[str]()
     for chain in chains:
         same = bool(run) and alike(run[-1].stages[-1].site, chain.stages[0].site)
-        if not (same and _follows(forward.statements, readers, run[-1], chain)):
+        own = _parameters(forward.statements, chain.first, chain.last)
+        if not (same and _follows(forward.statements, readers, run[-1], chain)) or own & read:
             yield from _closed_runs(forward.statements, readers, run)
-            run = []
+            run, read = [], set()
         run.append(chain)
+        read |= own
     yield from _closed_runs(forward.statements, readers, run)
+
+
+def _parameters(statements: Sequence[Statement], first: int, last: int) -> set[str]:
+    """What statements read of the module. torch.compile takes no autograd function with one tensor in two places."""
+    refs = (ref for place in range(first, last + 1) for ref in statements[place].operands)
+    return {ref.text for ref in refs if ref.kind is RefKind.ATTRIBUTE}
 
 
 def _closed_runs(

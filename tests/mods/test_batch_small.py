@@ -152,6 +152,32 @@ def test_what_cannot_be_batched_says_why(body: nn.Module, reason: str) -> None:
     assert len(unchanged) == 3
 
 
+class Levels(nn.Module):
+    """A small MLP for each feature; `order` is in which the second linears read what the first made."""
+
+    def __init__(self, order: tuple[int, ...] = (0, 1, 2)) -> None:
+        super().__init__()
+        self.first = nn.ModuleList([nn.Linear(8, 4) for _ in range(3)])
+        self.second = nn.ModuleList([nn.Linear(4, 6, bias=False) for _ in order])
+        self.order = order
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = [F.silu(each(x[:, i])) for i, each in enumerate(self.first)]
+        return torch.cat([each(made[i]) for i, each in zip(self.order, self.second, strict=True)], 1)
+
+
+@pytest.mark.parametrize(("order", "stacked"), [((0, 1, 2), False), ((2, 1, 0), True)])
+def test_a_second_level_reads_the_products_of_the_first_where_they_are(order: tuple[int, ...], stacked: bool) -> None:
+    body = Levels(order)
+    forward, sizes, shapes = zoo.traced(body, inputs)
+    batches, _ = batch_small.find(forward, sizes, shapes)
+    assert [each.members[0] for each in batches] == ["first.0", "second.0"]
+    for batch in batches:
+        forward = batch_small.rewrite(forward, batch)
+    assert any(step.target.startswith("inputs") for step in forward.statements) == stacked
+    zoo.assert_same(body, forward, inputs)
+
+
 def test_a_batch_that_is_not_there_is_a_fault_of_ours() -> None:
     forward, _, _ = zoo.traced(Features(), inputs)
     with pytest.raises(LokaError, match="'some' does not stand in its forward"):

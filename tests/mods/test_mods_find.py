@@ -112,6 +112,7 @@ def parametrised() -> nn.Module:
         (shared_module(), "body.0", "it is 'body.2' too"),
         (shared_bias(), "body.2", "its bias is shared"),
         (parametrised(), "body.0", "parametrised"),
+        (nn.Sequential(nn.utils.spectral_norm(nn.Linear(8, 8)), nn.ReLU()), "body.0", "its weight is no Parameter"),
         (nn.Identity(), "head", "final prediction layer"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,

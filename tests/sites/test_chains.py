@@ -34,13 +34,14 @@ TEMPLATES = {
     "mul": "{0} * {1}",
     "view": "{0}.view(-1)",
 }
-AFFINE = {"layer_norm": ("self.w", "self.b"), "rms_norm": ("self.w",), "linear": ("self.weight", "self.bias")}
+AFFINE = {"layer_norm": ("weight", "bias"), "rms_norm": ("weight",), "linear": ("weight", "bias")}
 
 
 def statement(line: str, **changes: object) -> Statement:
     """ "y = linear x", "n = layer_norm y", "z = add y x"; a linear is the site called like its target."""
     target, _, op, *reads = line.split()
-    refs = [Ref(RefKind.LOCAL, name) for name in reads] + [Ref(RefKind.ATTRIBUTE, text) for text in AFFINE.get(op, ())]
+    refs = [Ref(RefKind.LOCAL, name) for name in reads]
+    refs += [Ref(RefKind.ATTRIBUTE, f"self.{target}.{name}") for name in AFFINE.get(op, ())]
     call = SiteCall(target, "{0}", "{1}", "{2}", "{0}") if op == "linear" else None
     fields: dict[str, object] = {
         "target": target, "op": op, "template": TEMPLATES[op], "operands": tuple(refs), "call": call,
@@ -69,7 +70,7 @@ def test_norm_linear_norm_activation_linear_is_one_chain() -> None:
     assert (chain.first, chain.last, first.linear, second.linear) == (0, 4, 1, 4)
     assert first.before is not None
     assert (first.before.kind, first.before.width, first.before.eps) == ("layer_norm", 8, 1e-5)
-    assert first.before.weight == Ref(RefKind.ATTRIBUTE, "self.w")
+    assert first.before.weight == Ref(RefKind.ATTRIBUTE, "self.n.weight")
     assert first.after is not None
     assert (first.after.kind, first.after.eps, first.after.bias) == ("rms_norm", 1e-6, None)
     assert (first.activation, second.before, second.after, second.activation) == ("silu", None, None, None)
@@ -77,6 +78,19 @@ def test_norm_linear_norm_activation_linear_is_one_chain() -> None:
 
 def test_linears_one_after_the_other_are_a_chain() -> None:
     assert spans(forward("y = linear x", "z = linear y", "v = view z", result="v")) == [(0, 1, "y z")]
+
+
+def with_operands(line: str, x: str, other: str) -> Statement:
+    """A statement that reads a local and the Parameters of another statement."""
+    return statement(line, operands=(Ref(RefKind.LOCAL, x), *statement(other).operands[1:]))
+
+
+def test_a_parameter_is_read_in_one_place_of_a_chain() -> None:
+    tied = with_operands("z = linear y", "y", "y = linear x")
+    assert spans(forward("y = linear x", tied, "a = linear z", result="a")) == [(0, 0, "y"), (1, 2, "z a")]
+    norm = with_operands("m = layer_norm y", "y", "n = layer_norm x")
+    around = forward("n = layer_norm x", "y = linear n", norm, "z = linear m", result="z")
+    assert spans(around) == [(0, 1, "y"), (2, 3, "z")]
 
 
 def test_only_wanted_sites_are_taken() -> None:
