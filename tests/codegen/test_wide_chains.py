@@ -58,7 +58,7 @@ def test_one_chain_with_kernels_in_chunks(made: Made) -> None:
         "add_layer_norm_silu_backward_e4m3_16640", "quantise_e4m3_16640",
     ):  # fmt: skip
         assert f"def {function}(" in kernels
-    assert "tl.range(0, 16640, 8192" in kernels
+    assert "tl.range(0, 16640, 4096" in kernels
 
 
 def test_against_simulated_quantisation(made: Made) -> None:

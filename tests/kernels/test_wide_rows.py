@@ -74,7 +74,7 @@ def test_wide_and_held_rows_meet():
     templates = load_kernel_templates()
     held, wide = (render(NormForward(width, *LAYER_NORM, True, True), templates).text for width in (16384, 16385))
     assert "tl.arange(0, 16384)" in held
-    assert "tl.range(0, 16385, 8192" in wide
+    assert "tl.range(0, 16385, 4096" in wide
 
 
 def test_chunks_hold_whole_blocks():
