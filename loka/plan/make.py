@@ -179,7 +179,7 @@ def plan_of(
     tracer = Tracer(model, _inputs(policy, examined.built))
     with current_directory_importable():
         asked = interactions_asked(policy, sites, model)
-        fused = mixing_sites(asked), asked.crossing
+        fused = mixing_sites(asked, sites), asked.crossing
         modded = with_forward_mods(policy.mods, sites, settings, examined.siblings, tracer, *fused)
     check_forward_mods(policy.mods, modded.made)
     sites, settings = modded.sites, modded.settings

@@ -29,9 +29,17 @@ def interactions_asked(policy: Policy, sites: tuple[Site, ...], model: nn.Module
     return found
 
 
-def mixing_sites(asked: Interacting) -> frozenset[str]:
-    """Names of the matmuls that may be a mixing layer's and are to be fused: no other mod may write them otherwise."""
-    return frozenset(site.name for site in asked.sites if site.kind is Kind.MATMUL)
+def mixing_sites(asked: Interacting, sites: Sequence[Site]) -> frozenset[str]:
+    """Names of the matmuls that may be a mixing layer's and are to be fused: no other mod may write them otherwise.
+
+    A mixing layer of n embeddings of d, rank r, has `x^T @ rank`, d rows a sample, K = n, N = r; `x @` that, n rows,
+    K = d, N = r; and perhaps `compress @ x`, which has as many rows and the K of the first.
+    """
+    matmuls = [site for site in asked.sites if site.kind is Kind.MATMUL]
+    products = {(each.owner, each.rows.per_sample, each.k, each.n) for each in sites if each.weight is None}
+    ranks = [each for each in matmuls if (each.owner, each.k, each.rows.per_sample, each.n) in products]
+    mixed = {(rank.owner, rank.rows, rank.k) for rank in ranks}
+    return frozenset(site.name for site in matmuls if (site.owner, site.rows, site.k) in mixed)
 
 
 def check_interactions(policy: Policy, model: nn.Module, made: Interactions) -> None:

@@ -64,7 +64,8 @@ def _exact(built: BuiltModel, sites: Sequence[Site], siblings: Sequence[tuple[st
         yield Proposal(fuse_interaction.NAME, f"{modules} may mix, join or cross features", True)
     if siblings:
         count = sum(map(len, siblings))
-        yield Proposal(merge_siblings.NAME, f"{count} sites read {len(siblings)} tensors", True)
+        tensors = f"{len(siblings)} tensors" if len(siblings) > 1 else "one tensor"
+        yield Proposal(merge_siblings.NAME, f"{count} sites read {tensors}", True)
     small = sum(map(len, _small(built.module, sites, {name for names in siblings for name in names})))
     if small:
         yield Proposal(batch_small.NAME, f"{small} small linears of one shape may read different inputs", True)

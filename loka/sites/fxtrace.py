@@ -177,7 +177,8 @@ def _words(error: Exception) -> str:
         return "assignment into a tensor"
     if isinstance(error, RuntimeError) and "'len' is not supported" in text:
         return "len of a tensor"
-    return f"tracing stops with {type(error).__name__} '{text[:160]}'"
+    hint = " (compute this number in __init__, or by torch)" if "not Proxy" in text else ""
+    return f"tracing stops with {type(error).__name__} '{text[:160]}'{hint}"
 
 
 def _merge(training: _Tracer, evaluation: _Tracer, modules: Iterable[nn.Module]) -> tuple[Op, ...]:

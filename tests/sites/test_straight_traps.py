@@ -26,7 +26,7 @@ REFUSED = {
     zoo.Autocast: r"block under 'torch.autocast\('cpu', torch.bfloat16\)' at straight_models.py:\d+ ",
     zoo.Checkpointed: r"activation checkpointing at straight_models.py:\d+ 'return checkpoint\(",
     zoo.TrainingBranch: r"other operations in training than in evaluation at straight_models.py:\d+ 'if self.training'",
-    zoo.FloatInMath: r"tracing stops with TypeError .* at straight_models.py:\d+ 'return .*math.sqrt\(self.scale\)'",
+    zoo.FloatInMath: r"tracing stops with TypeError .* \(compute this number in .*\) at .*math.sqrt\(self.scale\)'",
     zoo.FloatInConfig: r"float attribute 'self.config.scale' would be frozen at straight_models.py:\d+ ",
     zoo.FloatsInList: r"the floats in 'self.scales' would be frozen at straight_models.py:\d+ ",
     zoo.Item: r"a tensor is read on the host \(.item\) at straight_models.py:\d+ ",
