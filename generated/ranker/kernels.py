@@ -27,7 +27,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "6a8e283b1d945534e2679ec2f0272fc8090c870924a4ad113b31ecde1cf75c79"
+STAMP = "119125e910472594c198076c3c71ebbc41db461be7f95177b789fc8e9d34c8ca"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive

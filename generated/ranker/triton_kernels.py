@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.kernels import mix_reference, operators
 
-STAMP = "6a8e283b1d945534e2679ec2f0272fc8090c870924a4ad113b31ecde1cf75c79"
+STAMP = "119125e910472594c198076c3c71ebbc41db461be7f95177b789fc8e9d34c8ca"
 
 
 @triton.jit(do_not_specialize=["m"])
