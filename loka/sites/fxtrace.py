@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from loka.sites.examples import ExampleCall
 from loka.sites.lint import place_in, training_reads
+from loka.sites.loops import LoopError, length_of
 from loka.sites.printer import Training, is_identifier
 from loka.sites.refused import CannotTraceError
 from loka.sites.source import functions_of, live_floats
 
+_BY_TORCH: dict[object, Callable[..., Any]] = {math.sqrt: torch.sym_sqrt}  # of a size, a number that may be symbolic
 _SIZES = {"shape", "size", "dim", "ndim", "numel", "nelement"}
-_PARTS = {"unbind", "chunk", "split", "tensor_split"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +40,43 @@ class Recording:
     called: tuple[str, ...]
 
 
-def record_forward(module: nn.Module, expand: frozenset[str]) -> Recording:
+def record_forward(module: nn.Module, expand: frozenset[str], calls: Sequence[ExampleCall]) -> Recording:
     """Traces a module (a copy: tracing may leave proxies in it), children in `expand` (relative names) traced through.
 
-    Raises CannotTraceError with the reason, in the words of the user's code.
+    `calls` tell how often loops over lists and parts of tensors turn. Raises CannotTraceError with the reason, in the
+    words of the user's code.
     """
-    module.train()
-    training = _Tracer(expand)
-    training.run(module)
-    module.eval()
-    evaluation = _Tracer(expand)
-    evaluation.run(module)
+    training = _trace(module.train(), expand, calls)
+    evaluation = _trace(module.eval(), expand, calls)
     inlined = [module, *(module.get_submodule(name) for name in training.called)]
     return Recording(_merge(training, evaluation, inlined), tuple(training.called))
 
 
-class _Tracer(fx.Tracer):
-    """torch.fx's tracer: leaves are all children but those in `expand`; buffers are proxies; floats are read live."""
+def _trace(module: nn.Module, expand: frozenset[str], calls: Sequence[ExampleCall]) -> _Tracer:
+    """One trace, begun anew at each loop whose length is found out."""
+    lengths: dict[int, int | None] = {}
+    while True:
+        tracer = _Tracer(expand, lengths)
+        try:
+            tracer.run(module)
+        except LoopError as loop:
+            try:
+                lengths[loop.place] = length_of(module, loop, calls)
+            except Exception:  # noqa: BLE001  (user code on part of its way: the loop is refused then, with its place)
+                lengths[loop.place] = None
+        else:
+            return tracer
 
-    def __init__(self, expand: frozenset[str]) -> None:
-        nothing: Any = ()  # `math` is not wrapped: on a traced value it is an error
-        super().__init__(autowrap_modules=nothing)
-        self.expand = expand
+
+class _Tracer(fx.Tracer):
+    """torch.fx's tracer: leaves are all children but those in `expand`; buffers are proxies; floats are read live.
+
+    `lengths` are those of loops, by place; None for one that cannot be unrolled.
+    """
+
+    def __init__(self, expand: frozenset[str], lengths: Mapping[int, int | None]) -> None:
+        super().__init__(autowrap_modules=(math,))
+        self.expand, self.lengths = expand, lengths
         self.called: dict[str, None] = {}
         self.children: dict[fx.Node, str] = {}
         self._inside = [""]
@@ -75,7 +93,7 @@ class _Tracer(fx.Tracer):
         saved = [(child, dict(vars(child))) for _, child in self._expanded]
         try:
             self.graph = self.trace(module)
-        except CannotTraceError:
+        except (CannotTraceError, LoopError):
             raise
         except Exception as error:  # user code meets proxies: anything can be raised
             where = self._place(traceback.extract_tb(error.__traceback__))
@@ -113,8 +131,15 @@ class _Tracer(fx.Tracer):
             parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
         return parameter_proxy_cache[name]
 
-    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        node = super().create_node(*args, **kwargs)
+    def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        if kind == "call_function" and getattr(target, "__module__", None) == math.__name__:
+            if target not in _BY_TORCH:
+                where = self._place(traceback.extract_stack())
+                raise CannotTraceError(
+                    f"math.{target.__name__} of a traced value (compute this number in __init__, or by torch) {where}"
+                )
+            target = _BY_TORCH[target]
+        node = super().create_node(kind, target, *args, **kwargs)
         self.children[node] = self._inside[-1]
         return node
 
@@ -134,8 +159,14 @@ class _Tracer(fx.Tracer):
         try:
             return super().iter(obj)
         except fx.proxy.TraceError:
+            loop = LoopError(self.graph, obj.node)
+        if loop.place not in self.lengths:
+            raise loop
+        length = self.lengths[loop.place]
+        if length is None:
             where = self._place(traceback.extract_stack())
-            raise CannotTraceError(f"loop over {_looped(obj.node)} {where}".strip()) from None
+            raise CannotTraceError(f"loop over {_kind(obj.node)} that is not as long for every batch {where}".strip())
+        return iter([obj[place] for place in range(length)])  # type: ignore[index]
 
     def _place(self, frames: traceback.StackSummary) -> str:
         """The innermost line of the functions that are being traced."""
@@ -161,14 +192,6 @@ def _kind(node: fx.Node) -> str:
     if node.op == "get_attr":
         return f"attribute '{node.target}'"
     return "a tensor's value"
-
-
-def _looped(node: fx.Node) -> str:
-    """What a forward loops over; parts of a tensor can be had without a loop over them."""
-    name = str(getattr(node.target, "__name__", node.target))
-    if node.op in ("call_function", "call_method") and name in _PARTS:
-        return f"the parts that '{name}' makes (take each by its number, as in parts[i])"
-    return _kind(node)
 
 
 def _words(error: Exception) -> str:

@@ -70,7 +70,7 @@ def trace_forward(
         if blocked is not None:
             raise CannotTraceError(f"its forward cannot be checked: {blocked}")
         _check_source(module, expand)
-        forward = _convert(module, owner, expand, sites)
+        forward = _convert(module, owner, expand, sites, examples)
         found = difference(module, forward, examples, lambda: copy_owner(module, expand))
         if found is not None:
             raise CannotTraceError(found)
@@ -158,11 +158,13 @@ def _is_stateless(module: nn.Module) -> bool:
     return plain and not has_hooks(module) and not module._buffers and getattr(module, "max_norm", None) is None
 
 
-def _convert(module: nn.Module, owner: str, expand: frozenset[str], sites: Collection[str]) -> StraightForward:
+def _convert(
+    module: nn.Module, owner: str, expand: frozenset[str], sites: Collection[str], examples: Examples
+) -> StraightForward:
     flags = [(child, child.training) for child in module.modules()]
     copied = copy_owner(module, expand)
     try:
-        recording = record_forward(copied, expand)
+        recording = record_forward(copied, expand, examples.calls)
     finally:
         for child, flag in flags:
             child.training = flag

@@ -42,6 +42,15 @@ class Features(nn.Module):
         return out
 
 
+class Looped(Features):
+    """The same, written as a loop over both."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = [F.silu(projection(feature)) for projection, feature in zip(self.projections, x.unbind(1), strict=True)]
+        out: Tensor = self.head(torch.cat(made, 1))
+        return out
+
+
 class Bottom(nn.Module):
     """The odd sizes of a DLRM: 13 dense features, 479 of the interaction, one logit."""
 
@@ -165,6 +174,13 @@ def features() -> nn.Module:
 
 def features_inputs(batch: int) -> tuple[Tensor, ...]:
     return (torch.randn(batch, 26, 16),)
+
+
+def looped() -> nn.Module:
+    return Looped()
+
+
+looped_inputs = features_inputs
 
 
 def bottom() -> nn.Module:

@@ -30,6 +30,7 @@ CHAINS = "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse
 CASES = {
     "experts": "{use: merge_siblings}",
     "features": "{use: batch_small}",
+    "looped": "{use: batch_small}",
     "bottom": "{use: pad_alignment}",
     "both": "{use: pad_alignment}, {use: merge_siblings}, {use: batch_small, max_k: 20, max_n: 24}",
 }

@@ -106,7 +106,12 @@ class FloatAttribute(Plain):
 
 class FloatInMath(FloatAttribute):
     def forward(self, x: Tensor) -> Tensor:
-        return (x @ self.w) * math.sqrt(self.scale)
+        return (x @ self.w) * math.log(self.scale)
+
+
+class Roots(FloatAttribute):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.w) / math.sqrt(x.shape[-1]) * math.sqrt(self.scale)
 
 
 @dataclass
@@ -218,6 +223,19 @@ class Iterates(Plain):
 class IteratesParts(Plain):
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([part @ self.w for part in x.unsqueeze(1).unbind(1)])
+
+
+class IteratesBesideModules(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(4) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = x @ self.w
+        for number, (norm, part) in enumerate(zip(self.norms, total.chunk(2, -1), strict=True)):
+            for column in norm(part).split(2, -1):
+                total = total + number * column.sum(-1, keepdim=True)
+        return total
 
 
 class SetItem(Plain):
