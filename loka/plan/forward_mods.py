@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
-
-from torch import nn
 
 from loka.mods import batch_small, merge_siblings, pad_alignment
 from loka.mods.adaptation import Unchanged
@@ -20,19 +17,18 @@ from loka.mods.rewriting import Size
 from loka.mods.rewritten import Rewritten
 from loka.numerics.names import Compute
 from loka.plan.modded_sites import batched_site, merged_site, padded_site, what_words
+from loka.plan.model_in_change import ModelInChange
 from loka.plan.resolve import deciding
-from loka.plan.rewriting import OwnedChange, RewritingTracer, relative
+from loka.plan.rewriting import OwnedChange, RewritingTracer
 from loka.plan.tracing import Tracer
 from loka.policy.policy import ModRule
 from loka.policy.settings import SiteSettings
 from loka.sites.refused import Refused
-from loka.sites.regions import Scope, scope_of
 from loka.sites.shapes import Shape
 from loka.sites.site import Kind, Site
 from loka.sites.straight import StraightForward
 
 MODS = (merge_siblings.NAME, batch_small.NAME, pad_alignment.NAME)  # in the order in which they are carried out
-_SEVERAL = "its Parameter is used at several places, which cannot be told apart"
 _NAMED = "a rule asks for it in FP8 by its name, and a batched product stays in the model's dtype"
 _MIXED = "it is part of a mixing layer, for which fuse_interaction has kernels that mask sizes themselves"
 _MERGED = "merge_siblings has made it one GEMM with others"
@@ -88,8 +84,8 @@ def with_forward_mods(
     mine = [rule for rule in rules if rule.use in MODS]
     if not mine:
         return Modded(tuple(sites), tuple(settings), RewritingTracer(tracer))
-    model = _Model(sites, settings, siblings, tracer, mixed, crossed)
-    looks: dict[str, Callable[[_Model, ModRule], _Outcome]] = {
+    model = ModelInChange(sites, settings, siblings, tracer, mixed, crossed)
+    looks: dict[str, Callable[[ModelInChange, ModRule], _Outcome]] = {
         merge_siblings.NAME: _merge,
         batch_small.NAME: _batch,
         pad_alignment.NAME: _pad,
@@ -124,95 +120,7 @@ class _Outcome:
         )
 
 
-class _Model:
-    """The model's sites while mods change them."""
-
-    def __init__(
-        self,
-        sites: Sequence[Site],
-        settings: Sequence[SiteSettings],
-        siblings: Sequence[tuple[str, ...]],
-        tracer: Tracer,
-        mixed: frozenset[str],
-        crossed: frozenset[str],
-    ) -> None:
-        self.sites = {site.name: site for site in sites}
-        self.settings = {site.name: wanted for site, wanted in zip(sites, settings, strict=True)}
-        self.siblings = siblings
-        self.mixed = mixed
-        self.crossed = crossed
-        self.modules = dict(tracer.model.named_modules())
-        self.parameters = dict(tracer.model.named_parameters(remove_duplicate=False))
-        self.trace = RewritingTracer(tracer)
-
-    def capture(self, owners: Collection[str]) -> None:
-        """See how the model calls some modules, in one run."""
-        self.trace.capture(tuple(dict.fromkeys(owners)))
-
-    def look(self, owner: str, names: Sequence[str]) -> tuple[StraightForward, dict[str, Shape]] | Refused:
-        """The forward of a module as mods have it so far, with the shapes of its locals; or why it cannot be had."""
-        scope = self._scope(owner, names)
-        found = self.trace(scope)
-        return found if isinstance(found, Refused) else (found, self.trace.shapes(scope, found))
-
-    def _scope(self, owner: str, names: Sequence[str]) -> Scope:
-        read = [member for name in names for member in self.sites[name].members or (self._weight_name(name, owner),)]
-        return scope_of(owner, read, self.modules)
-
-    def _weight_name(self, name: str, owner: str) -> str:
-        return name if name in self.modules and name != owner else self.sites[name].weight or name
-
-    def called(self, name: str, owner: str) -> str:
-        """What an owner's forward calls a site."""
-        site = self.sites[name]
-        return relative(name if site.members else self._weight_name(name, owner), owner)
-
-    def take(self, owned: OwnedChange, names: Sequence[str], site: Site) -> str | None:
-        """Carry out a change of some sites, which are one then; or say why not, with nothing changed."""
-        self.trace.add(owned)
-        found = self.trace(self._scope(owned.owner, names))
-        if isinstance(found, Refused):
-            self.trace.drop(owned)
-            return found.reason
-        if site.name in names:
-            self.sites[site.name] = site
-            return None
-        wanted = self.settings[names[0]]
-        places = {name: place for place, name in enumerate(self.sites)}
-        first = min(names, key=lambda name: places[name])
-        sites, settings = self.sites, self.settings
-        self.sites = {new.name: new for name, old in sites.items() if (new := self._new(name, old, first, names, site))}
-        self.settings = {name: settings.get(name, wanted) for name in self.sites}
-        return None
-
-    @staticmethod
-    def _new(name: str, old: Site, first: str, names: Collection[str], site: Site) -> Site | None:
-        return site if name == first else None if name in names else old
-
-    def why_not(self, site: Site) -> str | None:
-        """Why a site can be no part of a rewritten forward."""
-        if site.blocked is not None:
-            return site.blocked
-        told_apart = site.members or site.name in self.modules or site.name == site.weight
-        return None if told_apart else _SEVERAL
-
-    def kind_of_weight(self, site: Site) -> tuple[object, ...]:
-        """What weights that are put together must share."""
-        name = site.weight if site.weight is not None else ""
-        weight = self.parameters.get(name)
-        return (None,) if weight is None else (weight.dtype, weight.device)
-
-    def around(self, names: Sequence[str]) -> str:
-        """The smallest module with a forward that holds the calls of some sites."""
-        owners = [self.sites[name].owner.split(".") for name in names]
-        same = takewhile(lambda step: len(set(step)) == 1, zip(*owners, strict=False))
-        owner = ".".join(step[0] for step in same)
-        while isinstance(self.modules[owner], nn.ModuleList | nn.ModuleDict):
-            owner = owner.rpartition(".")[0]
-        return owner
-
-
-def _wanted(model: _Model, rule: ModRule, found: _Outcome) -> list[Site]:
+def _wanted(model: ModelInChange, rule: ModRule, found: _Outcome) -> list[Site]:
     """The sites that an entry is for and that can be rewritten; a merged one where it is for all of its members."""
     wanted = []
     for site in model.sites.values():
@@ -230,7 +138,7 @@ def _wanted(model: _Model, rule: ModRule, found: _Outcome) -> list[Site]:
     return wanted
 
 
-def _merge(model: _Model, rule: ModRule) -> _Outcome:
+def _merge(model: ModelInChange, rule: ModRule) -> _Outcome:
     found = _Outcome()
     wanted = {site.name: site for site in _wanted(model, rule, found)}
     groups = [
@@ -251,7 +159,7 @@ def _merge(model: _Model, rule: ModRule) -> _Outcome:
     return found
 
 
-def _alike(model: _Model, group: Sequence[str], found: _Outcome) -> Iterator[list[str]]:
+def _alike(model: ModelInChange, group: Sequence[str], found: _Outcome) -> Iterator[list[str]]:
     """The sites of a group that can be one GEMM: of one K and M and dtype, and with the same settings."""
     shapes: dict[tuple[object, ...], list[str]] = {}
     for name in group:
@@ -278,7 +186,7 @@ def _same(one: SiteSettings, other: SiteSettings) -> bool:
 
 
 def _seen(
-    model: _Model, names: Sequence[str], owner: str, found: _Outcome
+    model: ModelInChange, names: Sequence[str], owner: str, found: _Outcome
 ) -> Iterator[tuple[str, StraightForward, dict[str, Shape], dict[str, Size], dict[str, str]]]:
     """An owner's forward, the shapes of its locals, its sites' sizes, and their names in the model by those in it.
 
@@ -297,7 +205,7 @@ def _seen(
         names = [name for name in names if name not in odd] if odd else []
 
 
-def _take(model: _Model, found: _Outcome, owned: OwnedChange, members: Sequence[str], site: Site) -> None:
+def _take(model: ModelInChange, found: _Outcome, owned: OwnedChange, members: Sequence[str], site: Site) -> None:
     reason = model.take(owned, members, site)
     if reason is not None:
         found.leave(members, reason)
@@ -306,7 +214,7 @@ def _take(model: _Model, found: _Outcome, owned: OwnedChange, members: Sequence[
     found.rewritten.append(Rewritten(mod_of(owned.change), owned.owner, tuple(members), site.name, what))
 
 
-def _batch(model: _Model, rule: ModRule) -> _Outcome:
+def _batch(model: ModelInChange, rule: ModRule) -> _Outcome:
     found, limits = _Outcome(), dict(rule.settings)
     wanted = {}
     for site in _wanted(model, rule, found):
@@ -341,7 +249,7 @@ def _forced(wanted: SiteSettings) -> bool:
     return any(rule is not None and rule.names_one_site for rule in rules)
 
 
-def _families(model: _Model, wanted: Mapping[str, Site]) -> dict[str, list[str]]:
+def _families(model: ModelInChange, wanted: Mapping[str, Site]) -> dict[str, list[str]]:
     """Sites of one shape that one forward may call, by that forward's module, the innermost first.
 
     These are what one module calls, and what is called alike but for one number ("towers.*.fc") with the module around.
@@ -363,7 +271,7 @@ def _families(model: _Model, wanted: Mapping[str, Site]) -> dict[str, list[str]]
     return {owner: list(groups[owner]) for owner in depths}
 
 
-def _pad(model: _Model, rule: ModRule) -> _Outcome:
+def _pad(model: ModelInChange, rule: ModRule) -> _Outcome:
     found, to = _Outcome(), int(dict(rule.settings)["to"])
     owners: dict[str, list[str]] = {}
     for site in _wanted(model, rule, found):
@@ -393,7 +301,7 @@ def _pad(model: _Model, rule: ModRule) -> _Outcome:
     return found
 
 
-def _multiple(model: _Model, name: str, to: int) -> int:
+def _multiple(model: ModelInChange, name: str, to: int) -> int:
     """Elements that a site's sizes become multiples of: `to` bytes, in FP8 or, where all of it is kept, in 16 bits."""
     kept = all(asked.compute is Compute.KEEP for asked in model.settings[name].gemms.values())
     return to // 2 if kept else to
