@@ -51,3 +51,8 @@ def bound_us(part: Part) -> float:
 def interaction_us(part: Part) -> float:
     """What a rendered kernel of an interaction is expected to take where none was measured, in microseconds."""
     return START_US + 1e6 * elements_moved(part) * element_bytes(part.dtype) / INTERACTION_BANDWIDTH
+
+
+def added_us(rows: int, columns: int, dtype: str) -> float:
+    """What a pass takes that adds two matrices, in microseconds."""
+    return START_US + 1e6 * 3 * rows * columns * element_bytes(dtype) / BANDWIDTH

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from loka.kernels.interaction_specs import specs_of
-from loka.kernels.interactions import Form, Mixing, form_of, parts_of
-from loka.kernels.parts import COMPILED, RENDERED, Costs, Work
+from loka.kernels.interactions import Crossing, Form, Mixing, form_of, parts_of
+from loka.kernels.part_bounds import added_us
+from loka.kernels.parts import COMPILED, RENDERED, Costs, Source, Work
 from loka.plan.interactions import Fused
 from loka.plan.menu import Cost
 from loka.plan.plan import InteractionPlan, Plan, SitePlan, StepTime
-from loka.plan.pricing import Pricer
+from loka.plan.pricing import Price, Pricer
 from loka.sites.site import Kind, Site
 
 
@@ -101,5 +102,12 @@ def _multiplies(site: Site, fused: Fused, samples: int, batch_size: int) -> bool
 def _time(form: Form, samples: int, columns: int, kernel: str, pricer: Pricer | None) -> StepTime | None:
     if pricer is None:
         return None
-    forward, backward = (pricer.part(part) for part in parts_of(form, samples, columns, kernel))
-    return Cost.of(forward, backward).rounded() if forward is not None and backward is not None else None
+    first, second = parts_of(form, samples, columns, kernel)
+    forward, backward = pricer.part(first), pricer.part(second)
+    if forward is None or backward is None:
+        return None
+    if kernel == RENDERED and isinstance(form, Crossing) and form.passing:
+        # Another linear and another cross layer read the sum: their gradients are added in a pass between our kernels,
+        # and by torch.compile within others (docs/results/LOG.md, "cross layers in kernels of their own").
+        backward += Price(added_us(samples, columns, second.dtype), 0.0, Source.ESTIMATED)
+    return Cost.of(forward, backward).rounded()

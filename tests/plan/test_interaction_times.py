@@ -17,14 +17,16 @@ from loka.cli.plan import show
 from loka.errors import InputError
 from loka.kernels.interactions import Crossing, Form, Joining, Mixing, form_of, moved, parts_of
 from loka.kernels.measurements import Measurement, Measurements
-from loka.kernels.part_bounds import bound_us, interaction_us
+from loka.kernels.part_bounds import added_us, bound_us, interaction_us
 from loka.kernels.parts import COMPILED, INTERACTIONS, RENDERED, Part, Source, Work
 from loka.plan import make
 from loka.plan.diff import diff
 from loka.plan.explain import explain
+from loka.plan.interaction_times import interaction_plans
+from loka.plan.interactions import Fused
 from loka.plan.make import make_plan, planned
 from loka.plan.mods import gained_words
-from loka.plan.plan import Gain, Plan
+from loka.plan.plan import Gain, InteractionPlan, Plan
 from loka.plan.pricing import Pricer
 from loka.plan.serial import from_json, to_json
 from loka.plan.summary import group_interactions, group_sites, total_time, total_words
@@ -114,6 +116,26 @@ def test_bytes_are_those_of_every_tensor_once() -> None:
     assert (moved(join), moved(join_backward)) == (3 * n * d, 4 * n * d)
     cross, cross_backward = parts_of(FORMS[4], 1, d, RENDERED)
     assert (moved(cross), moved(cross_backward)) == (3 * d, 6 * d)
+
+
+def test_two_readers_of_a_cross_layers_sum_cost_a_pass_between_our_kernels() -> None:
+    def planned_as(form: Crossing) -> InteractionPlan:
+        forms = (parts_of(form, BATCH, 1024, kernel) for kernel in (RENDERED, COMPILED))
+        fused = [Fused("cross.0", "a cross layer", form=form, columns=1024)]
+        (found,) = interaction_plans(fused, (), BATCH, measured(*(part for pair in forms for part in pair)))
+        return found
+
+    ended, passing = planned_as(Crossing(True, False)), planned_as(Crossing(True, False, passing=True))
+    forward, backward = parts_of(Crossing(True, False, passing=True), BATCH, 1024, RENDERED)
+    assert passing.chosen is not None
+    assert ended.chosen is not None
+    assert passing.chosen.backward == pytest.approx(
+        2 * bound_us(backward) + added_us(BATCH, 1024, "bfloat16"), abs=0.01
+    )
+    assert passing.chosen.forward == pytest.approx(2 * bound_us(forward), abs=0.01)
+    assert (ended.chosen.source, passing.chosen.source) == (Source.MEASURED, Source.ESTIMATED)
+    assert passing.as_is is not None
+    assert passing.as_is.source is Source.MEASURED
 
 
 def test_what_was_measured_is_looked_up_between_and_beside() -> None:
