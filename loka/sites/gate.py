@@ -23,6 +23,9 @@ from loka.sites.straight import Statement, StraightForward
 
 _INTERNAL = frozenset(vars(nn.Module()))
 _ROUNDING = 1e-4  # of the largest value, for a GEMM summed in another order; more for Parameters in bfloat16
+_CANCELLED = (
+    4  # roundings of the largest of all gradients: what is left of one that is a sum of zero, as of a key's bias
+)
 
 
 def difference(
@@ -212,8 +215,9 @@ def _compare(a: _Outcome, b: _Outcome, rounding: float = 0.0) -> str | None:
     found = _compare_leaves(a.inputs, b.inputs, rounding)
     if found is not None:
         return f"leaves its inputs otherwise ({found})"
+    largest = max((_largest(x) for _, x in a.gradients if x is not None), default=0.0) if rounding else 0.0
     for (name, x), (_, y) in zip(a.gradients, b.gradients, strict=True):
-        found = _compare_leaves((x,), (y,), rounding)
+        found = _compare_leaves((x,), (y,), rounding, largest)
         if found is not None:
             return f"gives another gradient for {name} ({found})"
     if a.random is not None and b.random is not None and not _same_random(a.random, b.random):
@@ -225,12 +229,13 @@ def _same_random(a: tuple[torch.Tensor, object], b: tuple[torch.Tensor, object])
     return torch.equal(a[0], b[0]) and a[1] == b[1]
 
 
-def _compare_leaves(a: tuple[object, ...], b: tuple[object, ...], rounding: float) -> str | None:
+def _compare_leaves(a: tuple[object, ...], b: tuple[object, ...], rounding: float, beside: float = 0.0) -> str | None:
+    """`beside` is the largest value whose rounding may be left in any of these."""
     if len(a) != len(b):
         return f"{len(b)} values instead of {len(a)}"
     for x, y in zip(a, b, strict=True):
         if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
-            found = _compare_tensors(x, y, rounding)
+            found = _compare_tensors(x, y, rounding, beside)
             if found is not None:
                 return found
         elif type(x) is not type(y) or (x != y and repr(x) != repr(y)):
@@ -242,7 +247,7 @@ def _shown(value: object) -> str:
     return "a tensor" if isinstance(value, torch.Tensor) else repr(value)
 
 
-def _compare_tensors(x: torch.Tensor, y: torch.Tensor, rounding: float) -> str | None:
+def _compare_tensors(x: torch.Tensor, y: torch.Tensor, rounding: float, beside: float = 0.0) -> str | None:
     if (x.dtype, x.shape) != (y.dtype, y.shape):
         return f"{_kind(y)} instead of {_kind(x)}"
     if x.requires_grad != y.requires_grad:
@@ -255,9 +260,18 @@ def _compare_tensors(x: torch.Tensor, y: torch.Tensor, rounding: float) -> str |
     gap = (x.detach().to(exact) - y.detach().to(exact)).abs()
     gap = torch.where(torch.isnan(x) & torch.isnan(y) | (x == y), torch.zeros_like(gap), gap)
     largest = float("inf") if bool(gap.isnan().any()) else gap.max().item()
-    scale = x.detach().to(exact).nan_to_num(0.0, 0.0, 0.0).abs().max().item()
-    allowed = rounding * max(scale, 1e-6)
+    allowed = rounding * max(_largest(x), 1e-6)
+    if beside and x.is_floating_point():
+        allowed = max(allowed, _CANCELLED * torch.finfo(x.dtype).eps * beside)
     return None if largest <= allowed else f"largest difference {largest:.3g}"
+
+
+def _largest(x: torch.Tensor) -> float:
+    """The largest magnitude of a tensor's finite values; 0 where there is none."""
+    if x.layout != torch.strided or not x.numel():
+        return 0.0
+    exact = torch.promote_types(x.dtype, torch.float32)
+    return x.detach().to(exact).nan_to_num(0.0, 0.0, 0.0).abs().max().item()
 
 
 def _kind(x: torch.Tensor) -> str:

@@ -35,13 +35,13 @@ def length_of(module: nn.Module, loop: LoopError, calls: Sequence[ExampleCall]) 
     for node in loop.graph.nodes:
         copies[node] = before.node_copy(node, copies.__getitem__)
     before.output(copies[loop.node])
-    run = fx.GraphModule(module, before)
+    run = fx.Interpreter(module, graph=before).run
     names = [str(node.target) for node in before.nodes if node.op == "placeholder"]
     lengths: set[int | None] = set()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for call in calls:
             given = inspect.signature(module.forward).bind(*copy_tree(call.args), **copy_tree(call.kwargs))
             given.apply_defaults()
-            found = run(*(given.arguments[name] for name in names))
+            found = run(*(given.arguments[name] for name in names), enable_io_processing=False)
             lengths.add(len(found) if isinstance(found, tuple | list | Tensor) else None)
     return lengths.pop() if len(lengths) == 1 else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -48,6 +50,21 @@ class Looped(Features):
     def forward(self, x: Tensor) -> Tensor:
         made = [F.silu(projection(feature)) for projection, feature in zip(self.projections, x.unbind(1), strict=True)]
         out: Tensor = self.head(torch.cat(made, 1))
+        return out
+
+
+class Attention(nn.Module):
+    """One head over features; the key's bias has no gradient but rounding, for softmax takes no notice of it."""
+
+    def __init__(self, features: int = 6, width: int = 16) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.head = nn.Linear(features * width, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        weights = torch.softmax(q @ k.transpose(1, 2) / math.sqrt(k.shape[-1]), -1)
+        out: Tensor = self.head((weights @ v + x).flatten(1))
         return out
 
 
@@ -174,6 +191,14 @@ def features() -> nn.Module:
 
 def features_inputs(batch: int) -> tuple[Tensor, ...]:
     return (torch.randn(batch, 26, 16),)
+
+
+def attention() -> nn.Module:
+    return Attention()
+
+
+def attention_inputs(batch: int) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 6, 16),)
 
 
 def looped() -> nn.Module:

@@ -108,6 +108,19 @@ def test_in_the_models_dtype_it_is_the_same_function(make: Make, name: str) -> N
     assert error(gradients(patched, x), expected) == 0.0
 
 
+def test_a_gradient_that_is_rounding_alone_refuses_no_mod(make: Make) -> None:
+    plan, _, package = make("attention", KEEP, mods="{use: merge_siblings}")
+    assert [each.site for each in plan.mods[0].rewritten] == ["q+k+v"]
+    model, x = models("attention")
+    expected = gradients(model, x)
+    rounding = 1e-6 * max(each.norm() for each in expected.values())
+    assert 0 < expected.pop("k.bias").norm() < rounding
+    with package.apply(model):
+        found = gradients(model, x)
+    assert found.pop("k.bias").norm() < rounding
+    assert error(found, expected) < 2e-6
+
+
 @pytest.mark.parametrize("defaults", [FP8, CHAINS])
 @pytest.mark.parametrize("name", CASES)
 def test_in_fp8_it_errs_as_fp8_does_and_every_gemm_runs(make: Make, name: str, defaults: str) -> None:

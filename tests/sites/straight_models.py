@@ -231,7 +231,7 @@ class IteratesBesideModules(Plain):
         self.norms = nn.ModuleList([nn.LayerNorm(4) for _ in range(2)])
 
     def forward(self, x: Tensor) -> Tensor:
-        total = x @ self.w
+        total = x @ self.w / math.sqrt(x.shape[-1])
         for number, (norm, part) in enumerate(zip(self.norms, total.chunk(2, -1), strict=True)):
             for column in norm(part).split(2, -1):
                 total = total + number * column.sum(-1, keepdim=True)
