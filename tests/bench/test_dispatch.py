@@ -106,7 +106,7 @@ def test_wide_regions_are_rendered_in_chunks(workshop: Workshop) -> None:
     text = render_package(made)["triton_kernels.py"]
     assert "def layer_norm_e4m3_20000(" in text
     assert "def layer_norm_backward_20000(" in text
-    assert "tl.range(0, 20000, 8192" in text
+    assert "tl.range(0, 20000, 4096" in text
 
 
 def test_regions_wider_than_any_kernel_need_the_compiler(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
