@@ -57,5 +57,6 @@ def test_reasons_that_many_things_share_are_told_once_and_first(tmp_path) -> Non
     left = [Unchanged("odd", "it is odd"), *(Unchanged(f"many.{i}", "it is one of many") for i in range(3))]
     left += [Unchanged("", "all of it"), Unchanged("last", "it is last"), Unchanged("x", "it is more")]
     (wrong,) = idle_problems(rule, left, ["odd"])
-    told = "'many.0', 'many.1', 'many.2': it is one of many; 'odd': it is odd; the model itself: all of it; and 2 more reasons"
+    told = "'many.0', 'many.1', 'many.2': it is one of many; 'odd': it is odd; the model itself: all of it; "
+    told += "and 2 more reasons"
     assert f"batch_small can change nothing of what it matches: {told}; remove the mod" in str(wrong)
