@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import chain_plans as chains
 import pytest
 import torch
@@ -19,15 +16,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarnin
 KEPT = "compute: keep, fuse: always"
 TURNED = "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always"
 WRITTEN = ["layer_norm", "linear", "layer_norm", "silu"]
-
-
-@pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workplace]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    made = Workplace(tmp_path)
-    yield made
-    made.forget()
 
 
 def regions(plan: Plan) -> dict[str, list[str]]:

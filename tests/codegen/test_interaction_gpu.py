@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from pathlib import Path
 
 import chain_plans as chains
 import pytest
@@ -19,15 +17,6 @@ FUSED, HIGH = "{use: fuse_interaction}", "{use: residual_high_precision}"
 TURNED = "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always"
 RULES = "{match: {max_n: 32}, compute: keep}, {match: {max_k: 32}, compute: keep, optional: true}"
 BATCH = 1031
-
-
-@pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workplace]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    made = Workplace(tmp_path)
-    yield made
-    made.forget()
 
 
 def model_of(workplace: Workplace, kind: str) -> tuple[nn.Module, Tensor]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from pathlib import Path
 
 import chain_plans as chains
 import pytest
@@ -21,15 +19,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarnin
 HIGH, FUSED = "{use: residual_high_precision}", "{use: fuse_interaction}"
 TURNED = "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always"
 WUKONG = {"kind": "wukong", "embeddings": 16, "dim": 24, "layers": 3, "rank": 4}
-
-
-@pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workplace]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    made = Workplace(tmp_path)
-    yield made
-    made.forget()
 
 
 def model_of(workplace: Workplace, name: str) -> tuple[str, str, nn.Module, Tensor]:
