@@ -24,6 +24,7 @@ from loka.kernels.by_rows import mm_by_columns, mm_by_rows
 from loka.kernels.scaled_mm import scaled_mm
 from loka.mods.adapt import ConvertError, convert
 from loka.mods.adaptation import Adaptation
+from loka.sites.counted import counted
 
 __all__ = [
     "Adaptation",
@@ -44,6 +45,7 @@ __all__ = [
     "apply",
     "check_stamps",
     "convert",
+    "counted",
     "joined_dtype",
     "mm_by_columns",
     "mm_by_rows",

@@ -167,7 +167,10 @@ def _slice(forward: StraightForward, x: str, k: int, shapes: Mapping[str, Shape]
     source = step.operands[0].text
     index = _index(step.template)
     if isinstance(index, int):
-        return _part(steps.get(source), index, k, shapes)
+        parts = steps.get(source)
+        if parts is not None and parts.op == "counted":
+            parts = steps.get(parts.operands[0].text)
+        return _part(parts, index, k, shapes)
     shape = shapes.get(source, ())
     if len(shape) == 3 and isinstance(index, tuple) and shape[1] is not None and isinstance(index[0], int):
         return _Slice(source, index[0] % shape[1], False) if -shape[1] <= index[0] < shape[1] else None

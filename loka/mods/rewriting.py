@@ -13,7 +13,7 @@ from loka.sites.printer import literal, variable
 from loka.sites.regions import ACTIVATIONS, ELEMENTWISE, NORMS
 from loka.sites.straight import Ref, RefKind, SiteCall, Statement, StraightForward
 
-VIEWS = frozenset({"getitem", "unbind", "chunk", "split"})
+VIEWS = frozenset({"getitem", "unbind", "chunk", "split", "counted"})
 PURE = (
     VIEWS | ACTIVATIONS | ELEMENTWISE | NORMS
     | {"transpose", "permute", "view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"}

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from loka.sites.counted import counted
 from loka.sites.examples import ExampleCall
 from loka.sites.lint import place_in, training_reads
 from loka.sites.loops import LoopError, length_of
@@ -166,7 +167,8 @@ class _Tracer(fx.Tracer):
         if length is None:
             where = self._place(traceback.extract_stack())
             raise CannotTraceError(f"loop over {_kind(obj.node)} that is not as long for every batch {where}".strip())
-        return iter([obj[place] for place in range(length)])  # type: ignore[index]
+        items = self.create_proxy("call_function", counted, (obj, length), {})
+        return iter([items[place] for place in range(length)])  # type: ignore[index]
 
     def _place(self, frames: traceback.StackSummary) -> str:
         """The innermost line of the functions that are being traced."""

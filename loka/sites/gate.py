@@ -12,11 +12,13 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
+from loka.sites.counted import counted
 from loka.sites.examples import ExampleCall, Examples, copy_tree
 from loka.sites.refused import CannotTraceError
 from loka.sites.straight import Statement, StraightForward
@@ -88,7 +90,7 @@ def linear_text(statement: Statement, function: str = "torch.nn.functional.linea
 
 def with_forward(module: nn.Module, forward: StraightForward, rewritten: bool = False) -> nn.Module:
     """The module, its class changed to one whose forward is the printed text."""
-    scope: dict[str, Any] = {"torch": torch}
+    scope: dict[str, Any] = {"torch": torch, "dispatch": SimpleNamespace(counted=counted)}
     exec(compile(source(forward, rewritten), f"<forward of {forward.owner!r}>", "exec"), scope)  # noqa: S102 - own text
     kind = type(module)
     module.__class__ = type(kind.__name__, (kind,), {"forward": scope["forward"]})

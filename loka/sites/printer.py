@@ -18,6 +18,7 @@ from functools import lru_cache
 import torch
 from torch import fx, nn
 
+from loka.sites import counted
 from loka.sites.refused import CannotTraceError
 from loka.sites.straight import Ref, RefKind
 
@@ -129,7 +130,9 @@ def _public_names() -> dict[int, str]:
 
 
 def public_name(function: object) -> str:
-    """ "torch.nn.functional.layer_norm" for a function of torch; raises CannotTraceError for anything else."""
+    """ "torch.nn.functional.layer_norm" for a function of torch; raises CannotTraceError for one of anything else."""
+    if function is counted.counted:
+        return counted.NAME
     found = _public_names().get(id(function))
     if found is not None:
         return found

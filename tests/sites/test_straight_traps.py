@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 sys.path.insert(0, str(Path(__file__).parent))
 import straight_models as zoo
 
+from loka.errors import InputError
 from loka.sites.examples import ExampleCall, Examples
 from loka.sites.gate import with_forward
 from loka.sites.refused import Refused
@@ -117,13 +118,18 @@ def test_a_loop_over_a_list_is_unrolled_where_it_is_always_as_long() -> None:
     answer = trace_forward(OverAList(), "trap", called_with(two, three), sites=("w",))
     assert isinstance(answer, StraightForward), answer
     assert sum(step.call is not None for step in answer.statements) == 3
+    bound = with_forward(OverAList(), answer)
+    assert bound(three).shape == (9, zoo.WIDTH)
+    with pytest.raises(InputError, match="planned over 3 items and meets 4: run loka generate again"):
+        bound([*three, three[0]])
     answer = trace_forward(OverAList(), "trap", called_with(two, three[:2]), sites=("w",))
     assert isinstance(answer, Refused)
     assert "loop over argument 'features' that is not as long for every batch at " in answer.reason
 
 
-def test_a_root_of_a_size_compiles_for_every_batch() -> None:
-    module = zoo.Roots()
+@pytest.mark.parametrize("kind", [zoo.Roots, zoo.IteratesBesideModules])
+def test_roots_of_sizes_and_loops_compile_for_every_batch(kind: type[nn.Module]) -> None:
+    module = kind()
     answer = trace(module)
     assert isinstance(answer, StraightForward)
     bound = with_forward(copy.deepcopy(module), answer)
