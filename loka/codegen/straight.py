@@ -11,8 +11,9 @@ from loka.codegen.names import Names, is_plain_variable, variable_name
 from loka.errors import LokaError
 from loka.sites.straight import RefKind, SiteCall, Statement
 
-# What a printed statement may read besides its operands.
+# What a printed statement may read besides its operands: modules, the one that every generated file has, and builtins.
 _GLOBALS = frozenset({"torch", "math", "operator"})
+_DISPATCH = "dispatch"
 _BUILTINS = frozenset({"abs", "bool", "complex", "float", "getattr", "int", "len", "max", "min", "slice", "tuple"})
 
 
@@ -82,9 +83,9 @@ def linear_call(site_call: SiteCall, texts: Sequence[str]) -> LinearCall:
 
 
 def checked(text: str, operands: Iterable[str] = ()) -> Code:
-    """`text` parsed and laid out. Raises LokaError where it reads any name but its operands', torch's and builtins."""
+    """`text` parsed and laid out. Raises LokaError where it reads any name but its operands', modules' and builtins."""
     node = parse(text)
-    allowed = _GLOBALS | _BUILTINS | {part.id for op in operands for part in _names(parse(op))}
+    allowed = _GLOBALS | _BUILTINS | {_DISPATCH} | {part.id for op in operands for part in _names(parse(op))}
     for name in _names(node):
         if name.id not in allowed:
             raise LokaError(
