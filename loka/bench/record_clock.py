@@ -8,10 +8,8 @@ each time, which costs more than the measurement.
 
 from __future__ import annotations
 
-import gc
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +18,7 @@ from torch import Tensor
 
 from loka.bench.timing import L2_BYTES, rotations, size_of
 from loka.errors import InputError
+from loka.garbage import garbage_later
 
 MOST_SETS = 32  # sets of arguments
 LEAST_LAUNCHES = 8  # in a graph: a replay's start of about 3 us is shared by them
@@ -72,7 +71,8 @@ class GraphClock:
         graph = torch.cuda.CUDAGraph()
         kept: list[Any] = []  # results, so that each launch writes to memory of its own
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream), _garbage_later():
+        # What garbage collection frees of other graphs and compiled kernels may end a capture.
+        with torch.cuda.stream(self._stream), garbage_later():
             for index in range(WARM_UPS):
                 call(*sets[index % len(sets)])
             torch.cuda.synchronize()
@@ -99,18 +99,6 @@ class GraphClock:
             end.record()
         torch.cuda.synchronize()
         return [1e3 * start.elapsed_time(end) for start, end in events]
-
-
-@contextmanager
-def _garbage_later() -> Iterator[None]:
-    """Without garbage collection: what it frees of other graphs and compiled kernels may end a capture."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def counts(moved: int) -> tuple[int, int]:

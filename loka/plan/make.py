@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from torch import nn
 
 from loka import __version__
 from loka.errors import InputError
+from loka.garbage import garbage_later
 from loka.kernels.catalogue import KERNELS, Kernel
 from loka.kernels.measurements import Measurements
 from loka.kernels.parts import Costs
@@ -87,7 +87,7 @@ def planned(path: str | os.PathLike[str], gains: bool = False) -> Planned:
 
     With `gains` each mod says what it gains by the measurements; that takes one more plan for each of them.
     """
-    with _garbage_later():
+    with garbage_later():  # ten thousand sites make a million objects and no garbage worth looking for
         policy = load_policy(os.fspath(path))
         known = open_profile(policy)
         measurements = open_measurements(policy)
@@ -131,7 +131,7 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
 
 def model_sites(factory: str, inputs: str | None, batch_size: int) -> tuple[Site, ...]:
     """The sites of a model that no policy describes yet. Raises InputError as `build_model` and `find_sites` do."""
-    with _garbage_later(), current_directory_importable():
+    with garbage_later(), current_directory_importable():
         return find_sites(build_model(factory, inputs, batch_size)).sites
 
 
@@ -272,15 +272,3 @@ def _placed(policy: Policy) -> Iterator[None]:
         if field is None:
             raise
         raise InputError(f"{policy.where(field)}: {message}") from error
-
-
-@contextmanager
-def _garbage_later() -> Iterator[None]:
-    """Without garbage collection: ten thousand sites make a million objects and no garbage worth looking for."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

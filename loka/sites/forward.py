@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import sys
 import warnings
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from loka.garbage import garbage_later
 from loka.sites.build import BuiltModel
 from loka.sites.copying import copy_model
 from loka.sites.ghost import Ghosts
@@ -153,25 +153,22 @@ def undisturbed() -> Iterator[None]:
 
     Garbage is not looked for meanwhile: the copy and its graph are many small objects, none of them garbage yet.
     """
-    collecting = gc.isenabled()
     python, numbers = random.getstate(), torch.get_rng_state()
     numpy = sys.modules.get("numpy")
     numpy_state = numpy.random.get_state() if numpy else None
     reentrant = torch.utils.checkpoint.CheckpointFunction
     apply = reentrant.__dict__.get("apply")
     with ExitStack() as stack:
+        stack.enter_context(garbage_later())
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         # A re-entrant checkpoint runs its block without gradients, which would hide that its inputs need them.
         reentrant.apply = staticmethod(_run_plainly)  # type: ignore[method-assign]
-        gc.disable()
         try:
             yield
         finally:
-            if collecting:
-                gc.enable()
             if apply is None:
                 del reentrant.apply
             else:
