@@ -8,6 +8,8 @@ from fnmatch import fnmatchcase
 
 from loka.dispatch.errors import BindError
 
+_SHOWN = 3  # names in a hint
+
 
 def chosen_modules(
     package: str, patterns: Sequence[str], modules: Sequence[tuple[str, ...]], known: Sequence[str]
@@ -28,9 +30,7 @@ def chosen_modules(
             )
     for pattern in patterns:
         if not any(fnmatchcase(site, pattern) for site in known):
-            close = difflib.get_close_matches(pattern, known, n=2, cutoff=0.4)
-            hint = f" (nearest: {', '.join(close)})" if close else f" (there are {len(known)}: see patch.sites)"
-            raise BindError(f"{package}: no site of this patch matches {pattern!r}{hint}")
+            raise BindError(f"{package}: no site of this patch matches {pattern!r} ({_hint(pattern, known)})")
     found, problems = [], []
     for number, sites in enumerate(modules):
         named = [site for site in sites if any(fnmatchcase(site, pattern) for pattern in patterns)]
@@ -45,3 +45,11 @@ def chosen_modules(
     if problems:
         raise BindError(f"{package}: not all of these sites can go back alone; nothing was changed:", problems)
     return found
+
+
+def _hint(pattern: str, known: Sequence[str]) -> str:
+    """What may have been meant; a site that mods made of several is called after these, with a plus."""
+    close = difflib.get_close_matches(pattern, known, n=2, cutoff=0.4)
+    hint = f"nearest: {', '.join(close)}" if close else f"there are {len(known)}: see patch.sites"
+    merged = [site for site in known if "+" in site and site not in close]
+    return hint + (f"; mods made one of several linears: {', '.join(merged[:_SHOWN])}" if merged else "")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from loka import dispatch
+from loka.dispatch.keep import chosen_modules
 
 
 @pytest.fixture
@@ -123,3 +124,9 @@ def test_what_is_no_name_is_an_error_that_says_how_to_pass_several(given, model)
     with pytest.raises(dispatch.BindError, match=r"is none; write patch\.keep\(\*names\) for several in a list"):
         patch.keep("4", given)
     assert patch.sites == ("0", "2", "4")
+
+
+def test_a_linear_that_mods_merged_is_told_under_the_name_of_all() -> None:
+    with pytest.raises(dispatch.BindError, match=r"matches 'q' \(.*; mods made one of several linears: q\+k\+v\)"):
+        chosen_modules("made", ["q"], [("out",), ("q+k+v",)], ["out", "q+k+v"])
+    assert chosen_modules("made", ["q+k+v"], [("out",), ("q+k+v",)], ["out", "q+k+v"]) == [1]
