@@ -166,7 +166,8 @@ class _Tracer(fx.Tracer):
         length = self.lengths[loop.place]
         if length is None:
             where = self._place(traceback.extract_stack())
-            raise CannotTraceError(f"loop over {_kind(obj.node)} that is not as long for every batch {where}".strip())
+            what = f"loop over {_kind(obj.node)}, which is no list or tensor of one length in all calls"
+            raise CannotTraceError(f"{what} {where}".strip())
         items = self.create_proxy("call_function", counted, (obj, length), {})
         return iter([items[place] for place in range(length)])  # type: ignore[index]
 

@@ -26,7 +26,7 @@ class LoopError(Exception):
 
 
 def length_of(module: nn.Module, loop: LoopError, calls: Sequence[ExampleCall]) -> int | None:
-    """How many items the loop has in all of the calls; None where that differs, or where it is no list or tensor.
+    """How many items the loop has in all of the calls; None where that differs, or where it is over something else.
 
     Runs what was traced before the loop, on `module`, which may change its buffers. Whatever that raises passes.
     """

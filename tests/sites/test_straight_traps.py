@@ -40,7 +40,7 @@ REFUSED = {
     zoo.TypeTest: r"branch on a type \('isinstance'\) at straight_models.py:\d+ ",
     zoo.OptionalMask: r"branch on whether 'mask' is given at straight_models.py:\d+ ",
     zoo.Length: r"len of a tensor at straight_models.py:\d+ 'return x @ self.w / len\(x\)'",
-    zoo.Iterates: r"loop over argument 'x' that is not as long for every batch at straight_models.py:\d+ ",
+    zoo.Iterates: r"loop over argument 'x', which is no list or tensor of one length in all calls at straight_models",
     zoo.SetItem: r"assignment into a tensor at straight_models.py:\d+ 'y\[:, 0\] = 0'",
     zoo.DataBranch: r"branch on a tensor's value at straight_models.py:\d+ 'if x.sum\(\) > 0'",
     zoo.SizeBranch: r"branch on tensor size at straight_models.py:\d+ 'if x.size\(0\) > 1024'",
@@ -124,7 +124,19 @@ def test_a_loop_over_a_list_is_unrolled_where_it_is_always_as_long() -> None:
         bound([*three, three[0]])
     answer = trace_forward(OverAList(), "trap", called_with(two, three[:2]), sites=("w",))
     assert isinstance(answer, Refused)
-    assert "loop over argument 'features' that is not as long for every batch at " in answer.reason
+    assert "loop over argument 'features', which is no list or tensor of one length in all calls at " in answer.reason
+
+
+class OverADictionary(OverAList):
+    def forward(self, features: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+        return torch.cat([feature @ self.w for name, feature in features.items()])
+
+
+def test_a_loop_over_a_dictionary_is_refused_for_what_it_is() -> None:
+    calls = tuple(ExampleCall(rows, ({"a": torch.randn(rows, zoo.WIDTH)},), {}) for rows in (2, 3))
+    answer = trace_forward(OverADictionary(), "trap", Examples("trap", calls), sites=("w",))
+    assert isinstance(answer, Refused)
+    assert re.search(r"loop over .*, which is no list or tensor of one length in all calls at ", answer.reason)
 
 
 @pytest.mark.parametrize("kind", [zoo.Roots, zoo.IteratesBesideModules])
