@@ -174,12 +174,14 @@ def run_kernels(chosen: Sequence[str], variants: Sequence[str], progress: Progre
 
 def _cell(case: Case, rows: int, width: int, module: ModuleType, peaks: Peaks | None, progress: Progress) -> Cell:
     def run() -> tuple[Measured, float | None]:
-        call = getattr(module, case.spec(width).function)
+        spec = case.spec(width)
+        call = getattr(module, spec.function)
         torch.manual_seed(SEED)
         first = case.arguments(rows, width)
         made = _tuple(call(*first))
         reference = getattr(importlib.import_module(f"{module.__package__}.fused"), f"_{call.__name__}_reference")
-        agreement = Errors(decibels(first_value(made), first_value(_tuple(reference(*first)))), None, "")
+        ours, expected = (first_value(spec.results, results) for results in (made, _tuple(reference(*first))))
+        agreement = Errors(decibels(ours, expected), None, "")
         read = size_of(first)
         sets = [first, *(case.arguments(rows, width) for _ in range(rotations(read) - 1))]
         bound = bytes_us(read + size_of(made), peaks) if peaks is not None else None
@@ -190,11 +192,10 @@ def _cell(case: Case, rows: int, width: int, module: ModuleType, peaks: Peaks | 
     return cell
 
 
-def first_value(results: tuple[Tensor, ...]) -> Tensor:
-    """The first of a kernel's results in float32; FP8 rows are multiplied by their scales, which follow them."""
-    first, *rest = results
-    scaled = first.dtype == torch.float8_e4m3fn and rest and rest[0].dim() == 2 and rest[0].dtype == torch.float32
-    return first.float() * rest[0] if scaled else first.float()
+def first_value(names: Sequence[str], results: tuple[Tensor, ...]) -> Tensor:
+    """The first of a kernel's results in float32; FP8 rows are multiplied by their scales, where these follow them."""
+    first = results[0].float()
+    return first * results[1] if tuple(names[:2]) == ("values", "scale") else first
 
 
 def _tuple(results: Any) -> tuple[Tensor, ...]:

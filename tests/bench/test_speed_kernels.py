@@ -58,9 +58,14 @@ def test_every_kernel_can_be_called_as_it_is_measured(
 
 def test_the_first_value_of_fp8_rows_is_scaled() -> None:
     rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    scaled = kernels.first_value((rows.to(torch.float8_e4m3fn), torch.tensor([[2.0], [0.5]]), torch.zeros(1)))
+    scaled = kernels.first_value(
+        ("values", "scale", "largest"),
+        (rows.to(torch.float8_e4m3fn), torch.tensor([[2.0], [0.5]]), torch.zeros(1)),
+    )
     assert scaled.tolist() == [[2.0, 4.0], [1.5, 2.0]]
-    assert kernels.first_value((rows.bfloat16(), torch.zeros(2))).tolist() == rows.tolist()
+    assert kernels.first_value(("out", "mean"), (rows.bfloat16(), torch.zeros(2))).tolist() == rows.tolist()
+    known = rows.to(torch.float8_e4m3fn), torch.ones(64, rows.shape[1])  # partial sums of a gradient, no scale
+    assert kernels.first_value(("values", "dweight"), known).tolist() == rows.tolist()
 
 
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - {GEMM}))

@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
+from ptx_registers import unset_halves
 from rendered_cases import BLOCK_PARTS, norm_specs, reads_sixteen_bytes, write_package
 from test_rendered_compile import SHARED, compiled, own_cache, spilled
 
@@ -26,6 +27,7 @@ def package(tmp_path_factory):
 def test_it_compiles_for_hopper(package, spec, tmp_path):
     binary = compiled(package, spec)
     ptx = binary.asm["ptx"]
+    assert not unset_halves(ptx)
     assert binary.metadata.shared <= SHARED
     assert spilled(binary, tmp_path) == 0
     assert ("cvt.rn.satfinite.e4m3x2.f32" in ptx) == spec.quantise

@@ -13,6 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from cross_cases import LARGE, SPECS, check, inputs_of
+from ptx_registers import unset_halves
 from rendered_cases import reads_sixteen_bytes, write_package
 
 from loka.errors import InputError
@@ -87,3 +88,4 @@ def test_it_compiles_for_hopper(package, spec, tmp_path, monkeypatch):
     assert binary.metadata.shared <= 64 * 1024
     assert reads_sixteen_bytes(binary.asm["ptx"])
     assert ".local" not in binary.asm["ptx"]
+    assert not unset_halves(binary.asm["ptx"])

@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from product_cases import every
+from ptx_registers import unset_halves
 from rendered_cases import reads_sixteen_bytes, write_package
 
 from loka.kernels.configs import configuration
@@ -58,6 +59,7 @@ def test_it_compiles_for_hopper_without_spills(package, spec, tmp_path):
     assert binary.metadata.shared <= SHARED
     assert spilled(binary, tmp_path) <= 2
     assert reads_sixteen_bytes(binary.asm["ptx"])  # eight of bfloat16 at a time
+    assert not unset_halves(binary.asm["ptx"])
     assert ("cvt.rn.satfinite.e4m3x2.f32" in binary.asm["ptx"]) == ("values" in spec.results)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from ptx_registers import unset_halves
 from quantised_cases import TURNED, modes
 from rendered_cases import write_package
 
@@ -96,6 +97,7 @@ def test_it_compiles_for_hopper(package, spec, element, tmp_path, monkeypatch):
     options = {"num_warps": configs.QUANTISE_WARPS}
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     ptx = binary.asm["ptx"]
+    assert not unset_halves(ptx)
     assert binary.metadata.shared <= SHARED
     assert spilled(binary, tmp_path) == 0
     assert f"cvt.rn.satfinite.{spec.how.format.value}x2.f32" in ptx

@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
+from ptx_registers import unset_halves  # noqa: E402
 from quantised_cases import modes, specs  # noqa: E402
 from rendered_cases import reads_sixteen_bytes, write_package  # noqa: E402
 from test_rendered_compile import SHARED, own_cache, spilled  # noqa: E402
@@ -51,6 +52,7 @@ def test_it_compiles_for_hopper(package, spec, tmp_path):
     source = ASTSource(fn=kernel, signature=types, constexprs={}, attrs=aligned)
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
     ptx = binary.asm["ptx"]
+    assert not unset_halves(ptx)
     assert binary.metadata.shared <= SHARED
     assert spilled(binary, tmp_path) == 0
     assert (f"cvt.rn.satfinite.{spec.how.format.value}x2.f32" in ptx) == ("values" in spec.results)

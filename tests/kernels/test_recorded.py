@@ -12,6 +12,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from ptx_registers import unset_halves
 from quantised_cases import TURNED as UNRECORDED
 from recorded_cases import HOWS, TRANSPOSED, TURNED, both_ways, largest_of, new_record, recorded, scale_of, unrecorded
 from rendered_cases import arguments_of, random_inputs, write_package
@@ -195,6 +196,7 @@ def test_it_compiles_for_hopper(spec, tmp_path, monkeypatch):
     source = ASTSource(fn=kernel, signature=types, constexprs={}, attrs=aligned)
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
     ptx = binary.asm["ptx"]
+    assert not unset_halves(ptx)
     assert binary.metadata.shared <= SHARED
     assert spilled(binary, tmp_path) == 0
     if isinstance(spec, Transpose):

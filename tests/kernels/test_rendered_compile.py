@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from aligned_cases import ALIGNED
+from ptx_registers import unset_halves
 from rendered_cases import PARTS, norm_specs, write_package
 
 from loka.kernels.matrix_specs import Reduce, Turn
@@ -78,6 +79,7 @@ def test_it_compiles_for_hopper(package, spec, tmp_path):
     binary = compiled(package, spec)
     assert binary.metadata.shared <= SHARED
     converts = "cvt.rn.satfinite.e4m3x2.f32" in binary.asm["ptx"]
+    assert not unset_halves(binary.asm["ptx"])
     assert converts == ("values" in spec.results or isinstance(spec, Turn))
     if getattr(spec, "width", 0) <= 8192:
         # Wide backwards with an activation fill the registers: see configs.py.

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from ptx_registers import unset_halves
 from rendered_cases import PARTS, norm_specs, reads_sixteen_bytes, write_package
 from test_rendered_compile import SHARED, pointer_type, spilled
 
@@ -72,6 +73,7 @@ def test_it_compiles_for_hopper(package, spec, tmp_path):
         assert reads_sixteen_bytes(binary.asm["ptx"]), name
         writes = "values" in spec.results and name == names[-1]
         assert ("cvt.rn.satfinite.e4m3x2.f32" in binary.asm["ptx"]) == writes
+        assert not unset_halves(binary.asm["ptx"])
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.function)
