@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "119125e910472594c198076c3c71ebbc41db461be7f95177b789fc8e9d34c8ca"
+STAMP = "255f08e0c286767aac44fd4294836a508c2f7b29130474689c91ebe97eff9ec5"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them
@@ -17,6 +17,7 @@ from . import fused, kernels, modules  # noqa: E402 - a generation that was cut 
 dispatch.check_stamps(__name__, STAMP, fused.STAMP, kernels.STAMP, modules.STAMP)
 
 # Which modules become which class. `sites` are named for reports; `gemms` are those of each site that run in FP8.
+# `shapes`, `reads` and `constants` are what the forward has built in: `apply` and `verify` compare them with the model.
 BINDINGS = (
     dispatch.Binding(
         train=modules.EmbedDense,
@@ -34,6 +35,16 @@ BINDINGS = (
             ("1.bias", (64,)),
             ("3.weight", (32, 64)),
             ("3.bias", (32,)),
+        ),
+        reads=(
+            dispatch.Reads(("",), "torch.nn.modules.container.Sequential", holds=4),
+            dispatch.Reads(("0", "3"), "torch.nn.modules.linear.Linear"),
+            dispatch.Reads(
+                ("1",),
+                "torch.nn.modules.normalization.LayerNorm",
+                values=(("eps", "1e-05"), ("normalized_shape", "(64,)")),
+            ),
+            dispatch.Reads(("2",), "torch.nn.modules.activation.SiLU", values=(("inplace", "False"),)),
         ),
     ),
     dispatch.Binding(
@@ -67,6 +78,27 @@ BINDINGS = (
             ("norm.weight", (32,)),
             ("norm.bias", (32,)),
         ),
+        reads=(
+            dispatch.Reads(("",), "loka.zoo.wukong.WukongLayer", values=(("dim", "32"), ("made", "8"))),
+            dispatch.Reads(
+                ("fmb_norm",),
+                "torch.nn.modules.normalization.LayerNorm",
+                values=(("eps", "1e-05"), ("normalized_shape", "(128,)")),
+            ),
+            dispatch.Reads(("fmb",), "torch.nn.modules.container.Sequential", holds=7),
+            dispatch.Reads(("fmb.0", "fmb.3", "fmb.6"), "torch.nn.modules.linear.Linear"),
+            dispatch.Reads(
+                ("fmb.1", "fmb.4"),
+                "torch.nn.modules.normalization.LayerNorm",
+                values=(("eps", "1e-05"), ("normalized_shape", "(256,)")),
+            ),
+            dispatch.Reads(("fmb.2", "fmb.5"), "torch.nn.modules.activation.SiLU", values=(("inplace", "False"),)),
+            dispatch.Reads(
+                ("norm",),
+                "torch.nn.modules.normalization.LayerNorm",
+                values=(("eps", "1e-05"), ("normalized_shape", "(32,)")),
+            ),
+        ),
     ),
     dispatch.Binding(
         train=modules.Head,
@@ -91,6 +123,20 @@ BINDINGS = (
             ("norm.weight", (256,)),
             ("norm.bias", (256,)),
         ),
+        reads=(
+            dispatch.Reads(("",), "torch.nn.modules.container.Sequential", holds=("mlp", "norm", "silu", "out")),
+            dispatch.Reads(("mlp",), "torch.nn.modules.container.Sequential", holds=7),
+            dispatch.Reads(("mlp.0", "mlp.3", "mlp.6"), "torch.nn.modules.linear.Linear"),
+            dispatch.Reads(
+                ("mlp.1", "mlp.4", "norm"),
+                "torch.nn.modules.normalization.LayerNorm",
+                values=(("eps", "1e-05"), ("normalized_shape", "(256,)")),
+            ),
+            dispatch.Reads(
+                ("mlp.2", "mlp.5", "silu"), "torch.nn.modules.activation.SiLU", values=(("inplace", "False"),)
+            ),
+        ),
+        called=("out",),
     ),
 )
 

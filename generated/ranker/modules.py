@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "119125e910472594c198076c3c71ebbc41db461be7f95177b789fc8e9d34c8ca"
+STAMP = "255f08e0c286767aac44fd4294836a508c2f7b29130474689c91ebe97eff9ec5"
 
 
 class EmbedDense(dispatch.Bound):

@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loka.codegen.layout import WIDTH, lay_out, literal
+from loka.codegen.layout import WIDTH, Code, call, lay_out, literal, named
 from loka.codegen.modules import BoundView
+from loka.sites.reads import Reads
 
 _INDENT = 8
 _PLAIN = re.compile(r"[A-Za-z0-9_.]*")
@@ -37,7 +38,63 @@ def binding_text(view: BoundView) -> BindingText:
     fields.append(_sites_field(binding.sites))
     fields += [field_text("gemms", view.gemms), field_text("shapes", binding.shapes)]
     fields += [field_text("kernels", view.kernels)] if view.kernels else []
+    if forward is not None and forward.reads:
+        made = tuple(_reads_code(reads) for reads in forward.reads)
+        fields.append(lay_out("reads=", Code("(", made, ")", comma=len(made) == 1), ",", _INDENT))
+    if forward is not None and forward.called:
+        fields.append(lay_out("called=", _paths_code(forward.called), ",", _INDENT))
+    if forward is not None and forward.constants:
+        fields.append(field_text("constants", forward.constants))
     return BindingText(tuple(fields))
+
+
+def _reads_code(reads: Reads) -> Code:
+    """`dispatch.Reads(("fmb",), "torch.nn.modules.container.Sequential", holds=7)`."""
+    items = [_paths_code(reads.modules), literal(reads.type)]
+    items += [named("holds", literal(reads.holds))] if reads.holds is not None else []
+    items += [named("values", _values_code(reads.values))] if reads.values else []
+    return call("dispatch.Reads", items)
+
+
+def _values_code(values: tuple[tuple[str, str], ...]) -> Code:
+    """Attributes and their values; for many items that are alike `tuple((f"{i}", "...") for i in range(24))`."""
+    names, texts = [name for name, _ in values], {text for _, text in values}
+    ranged = numbered([(name,) for name in sorted(names, key=int)]) if all(map(str.isdecimal, names)) else None
+    if len(values) < _FEWEST or len(texts) > 1 or ranged is None:
+        return literal(values)
+    return Code(f"tuple(({ranged[0][0]}, {literal(texts.pop()).flat()}) for i in {ranged[1]})")
+
+
+def _paths_code(paths: Sequence[str]) -> Code:
+    """A tuple of paths; many that differ in a number become ranges: `*(f"layers.{i}.norm" for i in range(24))`."""
+    if len(paths) < _FEWEST:
+        return literal(tuple(paths))
+    patterns = min((_by_number(paths, place) for place in range(max(path.count(".") for path in paths) + 1)), key=len)
+    items: list[Code] = []
+    for alike in patterns:
+        ranged = numbered([(path,) for path in alike]) if len(alike) >= 3 else None
+        if ranged is None:
+            items += [literal(path) for path in alike]
+        else:
+            ((template,), numbers) = ranged
+            items.append(Code(f"*({template} for i in {numbers})"))
+    if len(items) == 1 and items[0].text.startswith("*("):
+        return Code(f"tuple{items[0].text[1:]}")
+    return Code("(", tuple(items), ")", comma=len(items) == 1)
+
+
+def _by_number(paths: Sequence[str], place: int) -> list[list[str]]:
+    """Paths that are alike but for the number at one place, together, by that number."""
+    found: dict[tuple[str | None, ...], list[str]] = {}
+    for path in paths:
+        parts: list[str | None] = [*path.split(".")]
+        if place < len(parts) and path.split(".")[place].isdecimal():
+            parts[place] = None
+        found.setdefault(tuple(parts), []).append(path)
+    return [
+        sorted(each, key=lambda path: int(path.split(".")[place])) if key[place : place + 1] == (None,) else each
+        for key, each in found.items()
+    ]
 
 
 def field_text(name: str, value: object) -> str:

@@ -81,7 +81,8 @@ def _lines(before: str, code: Code, after: str, indent: int) -> list[str]:
         return [line]
     lines = [margin + before + code.text]
     inside = margin + "    " + ", ".join(item.flat() for item in code.items)
-    if code.text not in "([" and len(inside) <= WIDTH:  # a call's arguments stay together where one line holds them
+    called = code.text.endswith("(") and code.text != "(" and not code.text.endswith("=(")
+    if called and len(inside) <= WIDTH:  # a call's arguments stay together where one line holds them
         return [*lines, inside, margin + code.close + after]
     for item in code.items:
         lines += _lines("", item, ",", indent + 4)
@@ -139,10 +140,18 @@ def code_of(node: ast.expr) -> Code:
     return Code(_flat(node)[0])
 
 
+def named(name: str, value: Code) -> Code:
+    """A keyword argument: `name=value`."""
+    return Code(f"{name}={value.text}", value.items, value.close, value.comma)
+
+
 def _keyword(keyword: ast.keyword) -> Code:
     value = code_of(keyword.value)
-    name = f"{keyword.arg}=" if keyword.arg is not None else "**"
-    return Code(name + value.text, value.items, value.close, value.comma)
+    return (
+        Code("**" + value.text, value.items, value.close, value.comma)
+        if keyword.arg is None
+        else named(keyword.arg, value)
+    )
 
 
 def _nested(node: ast.expr, binds: int) -> str:

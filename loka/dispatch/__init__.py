@@ -25,6 +25,7 @@ from loka.kernels.scaled_mm import scaled_mm
 from loka.mods.adapt import ConvertError, convert
 from loka.mods.adaptation import Adaptation
 from loka.sites.counted import counted
+from loka.sites.reads import Reads
 
 __all__ = [
     "Adaptation",
@@ -39,6 +40,7 @@ __all__ = [
     "NonFiniteError",
     "Overflow",
     "Patch",
+    "Reads",
     "Tickets",
     "VerifyError",
     "adapt",

@@ -39,7 +39,8 @@ def apply(
     "reference"). Mode "train" quantises weights in every forward; "infer" quantises them once, into buffers that are
     no part of the state_dict. Wrappers (DDP, torch.compile) around the model are passed over.
 
-    Raises BindError with every reason why the package does not fit the model or a planned kernel cannot run on the
+    Raises BindError with every reason why the package does not fit the model (other children, order, types, constants
+    or shapes than its forwards were made from) or a planned kernel cannot run on the
     model's device (its library is missing, for one); the model is then unchanged. Warns
     (LokaWarning) where the model's device has no FP8 or is not `target`, and as `adapt` does.
     """
@@ -98,6 +99,7 @@ def _bind(match: Match, derived: type[Bound], frozen: Frozen, mode: str) -> Tick
         tuple(tuple(site) for site in planned),
         binding.inlined,
         tuple(tuple(site.values()) for site in planned) if binding.kernels else (),
+        binding,
     )
     module: Any = match.module
     module.__class__ = derived

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from loka.dispatch.bound import Bound
 from loka.kernels.scaled_mm import KERNEL
+from loka.sites.reads import Reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,11 @@ class Binding:
     # For each of a module's sites and each of its `gemms`, the kernels that it may run on; () where all are
     # torch.scaled_mm.
     kernels: tuple[tuple[tuple[str, ...], ...], ...] = ()
+    # What a traced forward has built in; packages that LoKA wrote before it recorded this are held to `source_hash`,
+    # `inlined` and `shapes` alone.
+    reads: tuple[Reads, ...] = ()  # of the modules around what it calls
+    called: tuple[str, ...] = ()  # children, relative to each module, that it calls: they run as they are
+    constants: tuple[tuple[str, str], ...] = ()  # global variables and the like, each with its value as text
 
     def generated(self, mode: str) -> type[Bound] | None:
         """The class for mode "train" or "infer"; None where the modules stay as they are."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copyreg
 import types
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
@@ -17,6 +17,9 @@ from loka.dispatch.errors import BindError, FrozenWeightError
 from loka.dispatch.known import KnownScale, drop_known, renew_records, set_known
 from loka.kernels import ticks
 from loka.kernels.scaled_mm import KERNEL
+
+if TYPE_CHECKING:
+    from loka.dispatch.binding import Binding
 
 # A generated module's forward, and what `quantize` returns: for each site the FP8 weight and its scales, or None.
 Frozen = tuple[tuple[torch.Tensor, torch.Tensor] | None, ...]
@@ -35,11 +38,13 @@ class Tickets:
         gemms: tuple[tuple[str, ...], ...],
         inlined: tuple[str, ...] = (),
         kernels: tuple[tuple[tuple[str, ...], ...], ...] = (),  # of each of `gemms`; () where all are torch.scaled_mm
+        binding: Binding | None = None,  # what the module was held to when it was bound
     ) -> None:
         self.sites = sites
         self.gemms = gemms
         self.inlined = inlined
         self.kernels = kernels
+        self.binding = binding
         self.numbers = tuple(ticks.new(3) for _ in sites)
 
     def tick(self, index: int) -> int:
@@ -53,10 +58,10 @@ class Tickets:
 
     def copy(self) -> Tickets:
         """The same with numbers of its own."""
-        return Tickets(self.sites, self.gemms, self.inlined, self.kernels)
+        return Tickets(self.sites, self.gemms, self.inlined, self.kernels, self.binding)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tickets, (self.sites, self.gemms, self.inlined, self.kernels)
+        return Tickets, (self.sites, self.gemms, self.inlined, self.kernels, self.binding)
 
 
 class Bound(nn.Module):
@@ -194,6 +199,16 @@ def unsharded_class(cls: type) -> type:
         if base.__name__ == "FSDPModule" and base.__module__.startswith("torch.distributed"):
             return cls.__mro__[index + 1]
     return cls
+
+
+def plain_class(cls: type) -> type:
+    """The user's class under what binding and `fully_shard` put in front."""
+    while True:
+        below = unsharded_class(cls)
+        below = derived_class(below).loka_original if issubclass(below, Bound) else below
+        if below is cls:
+            return cls
+        cls = below
 
 
 def type_name(cls: type) -> str:

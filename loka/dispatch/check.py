@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from loka.dispatch.binding import Binding
 from loka.dispatch.bound import Bound, is_bound, type_name, unsharded_class
+from loka.dispatch.built_in import below, built_in_problems, lost_parameters, same_type
 from loka.dispatch.origin import source_problems
 from loka.dispatch.wrappers import ClosedWrapperError, find_module, plain_name
 
@@ -49,33 +48,32 @@ def match_modules(root: nn.Module, bindings: Sequence[Binding], mode: str) -> tu
             try:
                 module = find_module(root, name)
             except ClosedWrapperError as error:
-                problems.append(f"{_called(name)}: lies in {error}, which changes what it holds: apply before wrapping")
+                problems.append(f"{shown(name)}: lies in {error}, which changes what it holds: apply before wrapping")
                 continue
             if module is None:
                 names = names or [plain_name(known) for known, _ in root.named_modules() if known]
-                problems.append(f"{_called(name)}: the model has no such module{_nearest(name, names)}")
+                problems.append(f"{shown(name)}: the model has no such module{_nearest(name, names)}")
                 continue
             if id(module) in seen:
-                problems.append(f"{_called(name)}: is the same module as {_called(seen[id(module)])}")
+                problems.append(f"{shown(name)}: is the same module as {shown(seen[id(module)])}")
                 continue
             seen[id(module)] = name
             found = list(_problems(module, binding, mode))
-            problems += [f"{_called(name)}: {problem}" for problem in found]
+            problems += [f"{shown(name)}: {problem}" for problem in found]
             if not found:
                 matches.append(Match(name, module, binding, sites, generated))
     for match in matches:
         for child in match.binding.inlined:
             if (bound := seen.get(id(match.module.get_submodule(child)))) is not None:
-                problems.append(f"{_called(bound)}: is inlined into {_called(match.name)}, so it cannot be bound too")
+                problems.append(f"{shown(bound)}: is inlined into {shown(match.name)}, so it cannot be bound too")
     return matches, problems
 
 
 def child_problems(module: nn.Module, inlined: Sequence[str]) -> Iterator[str]:
     """What a module's inlined children have that would no longer happen, since their own forward is not called."""
     for name in inlined:
-        try:
-            child = module.get_submodule(name)
-        except AttributeError:
+        child = below(module, name)
+        if child is None:
             yield f"has no child {name!r}, whose forward is part of the generated one"
             continue
         for attribute, kind in _HOOKS.items():
@@ -91,6 +89,14 @@ def child_problems(module: nn.Module, inlined: Sequence[str]) -> Iterator[str]:
             yield f"its child {name!r} is bound already"
 
 
+def changes_since(module: nn.Module, inlined: Sequence[str], binding: Binding | None) -> Iterator[str]:
+    """What has changed in a module since it was bound, of what its generated forward was made from."""
+    if binding is not None:
+        yield from built_in_problems(module, binding, after=True)
+        yield from lost_parameters(module, binding)
+    yield from child_problems(module, inlined)
+
+
 def _problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[str]:
     """Why one module cannot be bound."""
     if is_bound(module):
@@ -100,16 +106,16 @@ def _problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[str]:
         yield "is parametrised: remove the parametrisation, or keep its sites in the policy"
         return
     cls = unsharded_class(type(module))
-    if not _same_type(cls, binding.replaces):
+    if not same_type(cls, binding.replaces):
         yield f"is a {type_name(cls)}, planned was {binding.replaces}: run loka generate again"
         return
     if "forward" in vars(module):
         yield "has a forward of its own on the instance, which would win over the generated one: remove it first"
+    found = [*built_in_problems(module, binding), *child_problems(module, binding.inlined)]
+    yield from found
     yield from _shape_problems(module, binding, mode)
     yield from _unplanned(module, binding)
-    children = list(child_problems(module, binding.inlined))
-    yield from children
-    if binding.source_hash and not children:
+    if binding.source_hash and not found:
         yield from source_problems(module, binding.inlined, binding.source_hash)
     if hasattr(module, "loka"):
         yield "has an attribute 'loka', which a bound module needs for itself"
@@ -149,19 +155,8 @@ def _is_sharded(parameter: nn.Parameter) -> bool:
     return type(parameter.data).__name__ == "DTensor"
 
 
-def _same_type(cls: type, planned: str) -> bool:
-    """Whether a class is the planned one; a script's own classes live in __main__ and were planned under its name."""
-    if type_name(cls) == planned:
-        return True
-    if cls.__module__ != "__main__":
-        return False
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    stem = Path(getattr(main, "__file__", None) or "").stem
-    return planned == f"{spec.name if spec is not None else stem}.{cls.__qualname__}"
-
-
-def _called(name: str) -> str:
+def shown(name: str) -> str:
+    """A module's name, for messages."""
     return f"'{name}'" if name else "the model itself"
 
 

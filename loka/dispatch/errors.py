@@ -31,7 +31,7 @@ class FrozenWeightError(InputError):
 
 
 class VerifyError(CheckFailedError):
-    """A planned FP8 GEMM did not run, or a frozen weight is stale. `problems` holds each finding, one line each."""
+    """A planned FP8 GEMM did not run, the model changed, or a frozen weight is stale; `problems` has each finding."""
 
     def __init__(self, headline: str, problems: Sequence[str] = ()) -> None:
         self.headline = headline

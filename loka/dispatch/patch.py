@@ -23,7 +23,7 @@ from loka.dispatch.bound import (
     set_frozen,
     unbound_class,
 )
-from loka.dispatch.check import child_problems
+from loka.dispatch.check import changes_since, shown
 from loka.dispatch.errors import BindError, LokaWarning, VerifyError
 from loka.dispatch.keep import chosen_modules
 from loka.dispatch.known import Overflow, clear_records, drop_known, give_back_to_ddp, names_in, overflows
@@ -69,6 +69,8 @@ class Patch:
     def verify(self, backward: bool = True) -> None:
         """Raise VerifyError unless each planned FP8 GEMM ran, on its planned kernel, since `apply` or the last `reset`.
 
+        It also raises, with names, where the model is no longer what its generated forwards were made from: children,
+        their order, types and constants, shapes of parameters. Children that a generated forward calls may change.
         `backward=False` asks for the forward GEMMs alone. A GEMM counts when its kernel is launched, so a CUDA graph
         counts when it is captured, not when it is replayed. For frozen weights it also raises where the weight has
         changed since it was quantised. Warns (LokaWarning) of `overflows`. Reads no GPU memory in mode "train" where no
@@ -204,11 +206,12 @@ class Patch:
         """What has happened to a bound module that makes its counts mean something else."""
         name, module = bound.name, bound.module
         if not isinstance(module, Bound) or "forward" in vars(module) or module.loka is not bound.tickets:
-            yield f"{name!r}: lost its generated forward since apply"
+            yield f"{shown(name)}: lost its generated forward since apply"
             return
         if find_module(self._root, name) is not module:
-            yield f"{name!r}: was replaced in the model since apply"
-        yield from (f"{name!r}: {problem}" for problem in child_problems(module, bound.tickets.inlined))
+            yield f"{shown(name)}: was replaced in the model since apply"
+        found = changes_since(module, bound.tickets.inlined, bound.tickets.binding)
+        yield from (f"{shown(name)}: {problem}" for problem in found)
         if stale := stale_sites(module):
             yield f"{', '.join(stale)}: the weight changed since it was frozen: call patch.refresh()"
 

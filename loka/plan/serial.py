@@ -159,6 +159,7 @@ def to_json(plan: Plan) -> str:
         if binding["forward"] is not None and not binding["forward"]["rewritten"]:
             del binding["forward"]["rewritten"]
         _show_crosses(binding)
+        _show_built_in(binding)
     return "{\n" + ",\n".join(f" {_dump(key)}: {_value(data[key])}" for key in sorted(data)) + "\n}\n"
 
 
@@ -345,6 +346,13 @@ def _show_crosses(binding: dict[str, Any]) -> None:
     """Only a forward with cross layers says so."""
     if binding["forward"] is not None and not binding["forward"]["crosses"]:
         del binding["forward"]["crosses"]
+
+
+def _show_built_in(binding: dict[str, Any]) -> None:
+    """Only a forward that was traced with what it read says so."""
+    for name in ("reads", "called", "constants"):
+        if binding["forward"] is not None and not binding["forward"][name]:
+            del binding["forward"][name]
 
 
 _Item = TypeVar("_Item")

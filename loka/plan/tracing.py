@@ -87,7 +87,15 @@ def _fingerprint(module: nn.Module, scope: Scope, examples: Examples) -> object 
             return None
         parts.append((name, type(child), child.training, tuple(sorted(map(repr, attributes.items()))), _forms(child)))
     calls = tuple(repr((call.batch, form_of(call.args), form_of(call.kwargs))) for call in examples.calls)
-    return (source, tuple(parts), calls, scope.inline, scope.sites)
+    return (source, tuple(parts), _ties(module), calls, scope.inline, scope.sites)
+
+
+def _ties(module: nn.Module) -> tuple[str, ...]:
+    """For each name of a module or tensor in a module the first one of the same thing."""
+    modules, tensors = module.named_modules(remove_duplicate=False), module.named_parameters(remove_duplicate=False)
+    buffers = module.named_buffers(remove_duplicate=False)
+    firsts: dict[int, str] = {}
+    return tuple(firsts.setdefault(id(thing), name) for name, thing in (*modules, *tensors, *buffers))
 
 
 def _forms(module: nn.Module) -> tuple[object, ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ from loka.sites.examples import ExampleCall
 from loka.sites.lint import place_in, training_reads
 from loka.sites.loops import LoopError, length_of
 from loka.sites.printer import Training, is_identifier
+from loka.sites.reads import NAMESPACE
 from loka.sites.refused import CannotTraceError
 from loka.sites.source import functions_of, live_floats
 
@@ -39,6 +42,7 @@ class Recording:
 
     ops: tuple[Op, ...]
     called: tuple[str, ...]
+    reads: Mapping[str, Collection[str]]  # by the path of a module, the attributes that were read of it
 
 
 def record_forward(module: nn.Module, expand: frozenset[str], calls: Sequence[ExampleCall]) -> Recording:
@@ -47,17 +51,18 @@ def record_forward(module: nn.Module, expand: frozenset[str], calls: Sequence[Ex
     `calls` tell how often loops over lists and parts of tensors turn. Raises CannotTraceError with the reason, in the
     words of the user's code.
     """
-    training = _trace(module.train(), expand, calls)
-    evaluation = _trace(module.eval(), expand, calls)
+    reads = _ReadLog(module)
+    training = _trace(module.train(), expand, calls, reads)
+    evaluation = _trace(module.eval(), expand, calls, reads)
     inlined = [module, *(module.get_submodule(name) for name in training.called)]
-    return Recording(_merge(training, evaluation, inlined), tuple(training.called))
+    return Recording(_merge(training, evaluation, inlined), tuple(training.called), reads.names)
 
 
-def _trace(module: nn.Module, expand: frozenset[str], calls: Sequence[ExampleCall]) -> _Tracer:
+def _trace(module: nn.Module, expand: frozenset[str], calls: Sequence[ExampleCall], reads: _ReadLog) -> _Tracer:
     """One trace, begun anew at each loop whose length is found out."""
     lengths: dict[int, int | None] = {}
     while True:
-        tracer = _Tracer(expand, lengths)
+        tracer = _Tracer(expand, lengths, reads)
         try:
             tracer.run(module)
         except LoopError as loop:
@@ -69,15 +74,66 @@ def _trace(module: nn.Module, expand: frozenset[str], calls: Sequence[ExampleCal
             return tracer
 
 
+class _ReadLog:
+    """The attributes that a forward reads from its modules while it is traced, those that are missing among them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.names: dict[str, set[str]] = {}
+        self._paths = {id(child): path for path, child in module.named_modules()}
+        self._listening = False
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """While active, reads count between `listen` and the end; those inside of `unheard` do not."""
+        before = vars(nn.Module).get("__getattribute__")
+        own = before or object.__getattribute__
+
+        def read(module: nn.Module, name: str) -> Any:
+            if self._listening:
+                self._note(module, name)
+            return own(module, name)
+
+        nn.Module.__getattribute__ = read  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            self._listening = False
+            if before is None:
+                del nn.Module.__getattribute__
+            else:
+                nn.Module.__getattribute__ = before  # type: ignore[method-assign]
+
+    def listen(self) -> None:
+        """The forward is about to run."""
+        self._listening = True
+
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """What the tracer reads for itself."""
+        before, self._listening = self._listening, False
+        try:
+            yield
+        finally:
+            self._listening = before
+
+    def _note(self, module: nn.Module, name: str) -> None:
+        path = self._paths.get(id(module))
+        if path is None:
+            return
+        if name == NAMESPACE and sys._getframe(2).f_globals.get("__name__") == nn.Module.__module__:
+            return  # torch's own look-up of a child, Parameter or buffer, which is noted under that one's name
+        self.names.setdefault(path, set()).add(name)
+
+
 class _Tracer(fx.Tracer):
     """torch.fx's tracer: leaves are all children but those in `expand`; buffers are proxies; floats are read live.
 
     `lengths` are those of loops, by place; None for one that cannot be unrolled.
     """
 
-    def __init__(self, expand: frozenset[str], lengths: Mapping[int, int | None]) -> None:
+    def __init__(self, expand: frozenset[str], lengths: Mapping[int, int | None], reads: _ReadLog) -> None:
         super().__init__(autowrap_modules=(math,))
-        self.expand, self.lengths = expand, lengths
+        self.expand, self.lengths, self.reads = expand, lengths, reads
         self.called: dict[str, None] = {}
         self.children: dict[fx.Node, str] = {}
         self._inside = [""]
@@ -93,7 +149,8 @@ class _Tracer(fx.Tracer):
         self._tensors = {id(tensor): name for name, tensor in named}
         saved = [(child, dict(vars(child))) for _, child in self._expanded]
         try:
-            self.graph = self.trace(module)
+            with self.reads.kept():
+                self.graph = self.trace(module)
         except (CannotTraceError, LoopError):
             raise
         except Exception as error:  # user code meets proxies: anything can be raised
@@ -132,6 +189,14 @@ class _Tracer(fx.Tracer):
             parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
         return parameter_proxy_cache[name]
 
+    def create_arg(self, a: Any) -> Any:
+        with self.reads.unheard():
+            return super().create_arg(a)
+
+    def create_proxy(self, *args: Any, **kwargs: Any) -> fx.Proxy:
+        with self.reads.unheard():
+            return super().create_proxy(*args, **kwargs)
+
     def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         if kind == "call_function" and getattr(target, "__module__", None) == math.__name__:
             if target not in _BY_TORCH:
@@ -151,6 +216,7 @@ class _Tracer(fx.Tracer):
                 if not is_identifier(name):
                     raise CannotTraceError(f"float attribute {name!r} would be frozen")
                 vars(child)[name] = self.create_proxy("get_attr", f"{path}.{name}".lstrip("."), (), {})
+        self.reads.listen()
         return made
 
     def to_bool(self, obj: fx.Proxy) -> bool:

@@ -36,6 +36,20 @@ def functions_of(module: nn.Module) -> tuple[FunctionType, ...]:
     return tuple(found)
 
 
+def functions_named(module: nn.Module, name: str) -> tuple[FunctionType, ...]:
+    """The same for one method or property of the module; () where it has none of that name, or torch's own."""
+    found: dict[FunctionType, None] = {}
+    for function in _named(module, name, everywhere=False):
+        _follow(function, module, found)
+    return tuple(found)
+
+
+def operators_of(module: nn.Module) -> tuple[str, ...]:
+    """The methods of the module's class that are called by operators and built-in functions, as __getitem__ is."""
+    names = dict.fromkeys(name for base in type(module).__mro__ for name in vars(base) if name.startswith("__"))
+    return tuple(name for name in names if name not in ("__init__", "__repr__") and functions_named(module, name))
+
+
 def names_in(function: FunctionType) -> frozenset[str]:
     """Every global and attribute name in a function's code, inner functions included."""
     return frozenset(_code_names(function.__code__))
@@ -142,7 +156,7 @@ def qualified(thing: object) -> str:
 
 
 def _follow(function: FunctionType, module: nn.Module, found: dict[FunctionType, None]) -> None:
-    if function in found or _foreign(function.__module__):
+    if function in found or is_foreign(function.__module__):
         return
     found[function] = None
     names = sorted(names_in(function))
@@ -167,7 +181,7 @@ def _named(module: nn.Module, name: str, everywhere: bool) -> Iterator[FunctionT
 def _in_scope(function: FunctionType, name: str, names: list[str]) -> Iterator[object]:
     value = function.__globals__.get(name)
     yield value
-    if isinstance(value, ModuleType) and not _foreign(value.__name__):
+    if isinstance(value, ModuleType) and not is_foreign(value.__name__):
         for attribute in names:
             yield vars(value).get(attribute)
     for cell in function.__closure__ or ():
@@ -188,7 +202,7 @@ def _plain_functions(values: Iterable[object]) -> Iterator[FunctionType]:
             yield value
 
 
-def _foreign(module: str | None) -> bool:
+def is_foreign(module: str | None) -> bool:
     root = _root(module or "")
     return root == "torch" or root in sys.stdlib_module_names - {"__main__"}
 

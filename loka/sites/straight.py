@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from loka.sites.reads import Reads
+
 
 class RefKind(StrEnum):
     """What a statement's operand is."""
@@ -163,3 +165,7 @@ class StraightForward:
     joins: tuple[Join, ...] = ()
     crosses: tuple[Cross, ...] = ()
     rewritten: tuple[str, ...] = ()  # by these mods, to the same function; then it is wanted whatever runs in FP8
+    # What the text has built in, for the model that it is bound to to be compared with.
+    reads: tuple[Reads, ...] = ()  # of the modules around what it calls; plans of before have none of these three
+    called: tuple[str, ...] = ()  # children, relative to the owner, that it calls: they run as they are
+    constants: tuple[tuple[str, str], ...] = ()  # global variables and the like, each with its value as text

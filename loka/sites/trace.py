@@ -38,6 +38,7 @@ from loka.sites.printer import (
     public_name,
     variable,
 )
+from loka.sites.reads import Traced, constants_of, reads_of
 from loka.sites.refused import CannotTraceError, Refused
 from loka.sites.shapes import Shape, observed_shapes, with_even_statements
 from loka.sites.source import forward_source_hash, has_hooks, qualified
@@ -183,7 +184,11 @@ def _convert(
         inlined=recording.called,
         source_hash=_hash(module, recording.called),
     )
-    return out_of_place(forward, printed.made)
+    made = out_of_place(forward, printed.made)
+    relied = printed.made.values() if made != out_of_place(forward) else ()
+    called = tuple(dict.fromkeys(str(op.node.target) for op in recording.ops if op.node.op == "call_module"))
+    reads = reads_of(module, Traced(recording.reads, expand, recording.called, called, frozenset(relied)))
+    return replace(made, reads=reads, called=called, constants=constants_of(module, recording.called, reads))
 
 
 def _site_parameter(module: nn.Module, site: str) -> nn.Parameter:
@@ -232,7 +237,7 @@ class _Printed:
         self.module, self.weights = module, weights
         self.refs: dict[fx.Node, Ref] = {}
         self.statements: list[Statement] = []
-        self.made: set[str] = set()  # locals that children give, and that are new tensors
+        self.made: dict[str, str] = {}  # locals that children give, and that are new tensors, with these children
         self.result = "None"
         ops = _without_dead(recording.ops, weights)
         self.used = {node for op in ops for node in _inputs(op)}
@@ -264,7 +269,7 @@ class _Printed:
         target = variable(hint, self.taken) if op.node in self.used else "_"
         self.refs[op.node] = Ref(RefKind.LOCAL, target)
         if op.node.op == "call_module" and makes_its_result(self.module.get_submodule(str(op.node.target))):
-            self.made.add(target)
+            self.made[target] = str(op.node.target)
         self.statements.append(Statement(target, name, text, tuple(template.operands), call, op.child))
 
     def _call(self, op: Op, template: Template) -> tuple[str, str, str]:

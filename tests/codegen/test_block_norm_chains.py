@@ -194,7 +194,7 @@ def test_a_changed_eps_is_noticed_at_apply(tmp_path):
     package = package_of(module, chains.AS_IS, tmp_path, "gen_blocks_eps")
     changed = chains.Holder(copy.deepcopy(module))
     changed.body[1].eps = 1e-3
-    with pytest.raises(Exception, match="changed"):
+    with pytest.raises(Exception, match=r"its child '1' has eps = 0.001, planned was 1e-06"):
         package.apply(changed)
 
 

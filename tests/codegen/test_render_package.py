@@ -12,16 +12,21 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import codegen_plans as plans
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loka import dispatch
 from loka.codegen import render_package, write_package
+from loka.codegen.bindings import binding_text
 from loka.codegen.layout import WIDTH
+from loka.codegen.modules import BoundView
 from loka.errors import InputError, LokaError
 from loka.plan.plan import Binding, BindingKind, Plan
+from loka.sites.reads import Reads
 from loka.sites.straight import Region, SiteCall, Statement, StraightForward
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +89,27 @@ def no_region_plan() -> Plan:
     return plans.make_plan([plans.site_plan("tower.fc", k=48, n=48)], [tower])
 
 
+def read_plan() -> Plan:
+    """A forward with all that it may have read: long lists, ranges of paths, keys that are no identifiers."""
+    plan = plans.forward_plan()
+    layers = tuple(f"layers.{i}.{name}" for i in range(20) for name in ("norm", "fc"))
+    reads = (
+        Reads(("",), "sample.Tower", values=(("scale", "float"), ("sizes", "(1, 2)"))),
+        Reads(("layers",), "torch.nn.modules.container.ModuleList", 20),
+        Reads(("towers",), "torch.nn.modules.container.ModuleDict", ("user id", "it's", LONG)),
+        Reads(layers, "sample.Layer", values=((LONG, "None"), ("eps", "1e-05"))),
+        Reads(("ws",), "sample.Weights", 24, tuple((str(i), "a tensor (96, 96)") for i in sorted(range(24), key=str))),
+        Reads((*(f"a.{i}.b.{j}" for i in range(3) for j in range(4)), "c"), LONG),
+    )
+    called = tuple(f"layers.{i}.attend" for i in range(20))
+    forward = replace(
+        plans.tower_forward(), reads=reads, called=called, constants=((f"sample.{LONG}", "0.5"), ("sample.B", "2"))
+    )
+    return replace(plan, bindings=(replace(plan.bindings[0], forward=forward), *plan.bindings[1:]))
+
+
 SHAPES = {
+    "read": read_plan(),
     "no_region": no_region_plan(),
     "linear": plans.linear_plan(),
     "forward": plans.forward_plan(),
@@ -122,6 +147,40 @@ def test_all_shapes_import(packages: Path) -> None:
         for binding, planned in zip(package.BINDINGS, SHAPES[name].bindings, strict=True):
             assert (binding.modules, binding.sites) == (planned.modules, planned.sites)
             assert (binding.shapes, binding.replaces) == (planned.shapes, planned.module_type)
+            if planned.forward is not None:
+                assert_read(binding, planned.forward)
+
+
+def assert_read(binding: dispatch.Binding, forward: StraightForward) -> None:
+    """That a package has what its plan has been told of a forward, paths in any order."""
+    assert binding.constants == forward.constants
+    assert sorted(binding.called) == sorted(forward.called)
+    for found, planned in zip(binding.reads, forward.reads, strict=True):
+        assert sorted(found.modules) == sorted(planned.modules)
+        assert (found.type, found.holds, sorted(found.values)) == (planned.type, planned.holds, sorted(planned.values))
+
+
+NAMES = st.sampled_from(["a", "layers", "ü", "{0}", 'it"s', "00", *map(str, range(12))])
+PATHS = st.lists(st.lists(NAMES, max_size=4).map(".".join), min_size=1, max_size=30, unique=True).map(tuple)
+VALUES = st.dictionaries(NAMES, st.sampled_from(["1", "x"]), max_size=12).map(lambda found: tuple(found.items()))
+
+
+@given(st.lists(st.tuples(PATHS, st.none() | st.integers(0, 9) | PATHS, VALUES), max_size=3), PATHS)
+def test_what_was_read_comes_back_from_the_text(records: list[tuple], called: tuple[str, ...]) -> None:
+    reads = tuple(Reads(paths, "T", holds, values) for paths, holds, values in records)
+    forward = replace(plans.tower_forward(), reads=reads, called=called)
+    planned = Binding("", BindingKind.FORWARD, ("",), "sample.Tower", (("fc",),), (), forward)
+    class_ = SimpleNamespace(name="Tower")
+    fields = binding_text(BoundView(planned, class_, None, (("fprop",),))).fields
+    names = {"dispatch": dispatch, "modules": SimpleNamespace(Tower=dispatch.Bound)}
+    assert_read(eval("dispatch.Binding(\n" + "\n".join(fields) + "\n)", names), forward)  # noqa: S307 - our own text
+
+
+def test_what_was_read_of_many_layers_stays_short() -> None:
+    init = render_package(SHAPES["read"])["__init__.py"]
+    assert '(*(f"layers.{i}.norm" for i in range(20)), *(f"layers.{i}.fc" for i in range(20))),' in init
+    assert 'values=tuple((f"{i}", "a tensor (96, 96)") for i in range(24))' in init
+    assert 'called=tuple(f"layers.{i}.attend" for i in range(20)),' in init
 
 
 def test_files_of_two_generations_do_not_import(tmp_path: Path) -> None:
@@ -282,6 +341,9 @@ def test_names_never_become_code(first: str, second: str, third: str) -> None:
         forward,
         statements=tuple(replace(statement, note=first, op=second) for statement in forward.statements),
         regions=tuple(Region(region.site, region.first, region.last, (first, second)) for region in forward.regions),
+        reads=(Reads((first,), second, (third, first), ((first, second), (second, third))),),
+        called=(first, third),
+        constants=((second, first),),
     )
     tower = Binding(
         first, BindingKind.FORWARD, (f"t.{second}",), first, ((f"t.{third}",),), ((third, (48, 48)),), forward

@@ -18,6 +18,7 @@ from loka.plan.plan import Binding, BindingKind, Skipped, Target
 from loka.plan.resolve import Situation, resolve
 from loka.plan.serial import from_json, to_json
 from loka.policy.settings import OperandRecipe
+from loka.sites.reads import Reads
 from loka.sites.straight import Ref, RefKind, Region, SiteCall, Statement, StraightForward
 
 
@@ -35,6 +36,12 @@ def whole_plan(make_plan, make_site, make_settings):
         inlined=("fmb",),
         source_hash="a" * 64,
         regions=(Region("layers.0.rank", 0, 0, ("matmul",)),),
+        reads=(
+            Reads(("", "fmb"), "pkg.Layer", 7, (("eps", "1e-05"), ("scale", "float"))),
+            Reads(("towers",), "pkg.Towers", ("a b", "\u202e'\"")),
+        ),
+        called=("fmb.1",),
+        constants=(("pkg.SCALE", "0.5"),),
     )
     shapes = (("rank", (16, 8)),)
     binding = Binding("Layers", BindingKind.FORWARD, ("layers.0",), "pkg.Layer", (("layers.0.rank",),), shapes, forward)

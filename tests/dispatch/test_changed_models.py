@@ -1,0 +1,86 @@
+"""A model that is no longer what a package was generated from is refused, whenever the two would compute unlike."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from changed_models import SHAPES, agree, bound_as, inputs, made
+from hypothesis import assume, given, reject
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from model_changes import changes
+
+from loka import dispatch
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+WAYS = [(name, inline) for name, shape in SHAPES.items() for inline in shape.inlines]
+
+
+def bind(model, shape, inline):
+    """By the record of what was read alone: the hash of the source refuses more, without a name."""
+    binding = dataclasses.replace(bound_as(shape, inline)[0], source_hash="")
+    return dispatch.apply(model, "p", (binding,), target="reference")
+
+
+@pytest.mark.parametrize(("shape", "inline"), WAYS)
+def test_an_unchanged_model_is_bound_and_computes_the_same(shape, inline):
+    model = made(shape)
+    patch = dispatch.apply(model, "p", (bound_as(shape, inline)[0],), target="reference")
+    patch.verify()
+    assert agree(model, made(shape), inputs(shape))
+    patch.verify()
+
+
+@hypothesis_settings(max_examples=300)
+@given(st.data(), st.sampled_from(WAYS))
+def test_what_changed_before_apply(data, which):
+    model, twin = made(which[0]), made(which[0])
+    change(data, (model, twin))
+    try:
+        patch = bind(model, *which)
+    except dispatch.BindError:
+        return
+    assert agree(model, twin, inputs(which[0]))
+    patch.verify()
+
+
+@hypothesis_settings(max_examples=300)
+@given(st.data(), st.sampled_from(WAYS))
+def test_what_changed_after_apply(data, which):
+    model, twin = made(which[0]), made(which[0])
+    patch = bind(model, *which)
+    change(data, (twin, model))
+    try:
+        patch.verify()
+    except dispatch.VerifyError:
+        return
+    assert agree(model, twin, inputs(which[0]))
+
+
+@hypothesis_settings(max_examples=200)
+@given(st.data(), st.sampled_from(WAYS), st.booleans())
+def test_what_changed_inside_a_child_that_is_called(data, which, before):
+    binding, forward = bound_as(*which)
+    known = [path for reads in binding.reads for path in reads.modules if path]
+    free = [path for path in forward.called if not any(f"{path}.".startswith(f"{other}.") for other in known)]
+    free = [path for path in free if not any(other.startswith(f"{path}.") for other in known)]
+    assume(free and which[0] != "shared")  # what is shared is not inside one child alone
+    path = data.draw(st.sampled_from(free))
+    model, twin = made(which[0]), made(which[0])
+    patch = None if before else bind(model, *which)
+    change(data, (twin.get_submodule(path), model.get_submodule(path)))
+    patch = patch or bind(model, *which)
+    patch.verify()
+    assert agree(model, twin, inputs(which[0]))
+
+
+def change(data, models):
+    """One or two changes, drawn from those that the first of the models allows, made in each."""
+    for _ in range(data.draw(st.integers(1, 2), "how many")):
+        drawn = data.draw(st.sampled_from(changes(models[0])), "change")
+        for model in models:
+            try:
+                drawn.make(model)
+            except (AttributeError, IndexError, KeyError, TypeError):
+                reject()  # torch cannot make the second change after the first

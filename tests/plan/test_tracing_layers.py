@@ -1,0 +1,39 @@
+"""Layers that are alike are traced once; what tells layers apart for a forward tells them apart here."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from loka.plan.tracing import Tracer
+from loka.sites.reads import Reads
+from loka.sites.regions import Scope
+from loka.sites.straight import StraightForward
+
+
+class Layer(nn.Module):
+    """Two linears, whose weights may be one."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+        if tied:
+            self.two.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(torch.relu(self.one(x)))
+
+
+def test_a_tied_layer_has_a_forward_of_its_own() -> None:
+    model = nn.Sequential(Layer(tied=False), Layer(tied=False), Layer(tied=True))
+    tracer = Tracer(model, lambda batch: ((torch.randn(batch, 4),), {}))
+    plain, alike, tied = (tracer(Scope(str(place), ("one", "two"), ())) for place in range(3))
+    assert isinstance(plain, StraightForward)
+    assert isinstance(alike, StraightForward)
+    assert isinstance(tied, StraightForward)
+    assert plain.statements is alike.statements
+    assert "self.two.weight" in plain.statements[-1].text()
+    assert "self.two.weight" not in tied.statements[-1].text()
+    assert (
+        Reads(("two",), "torch.nn.modules.linear.Linear", values=(("weight", "the tensor 'one.weight'"),)) in tied.reads
+    )
