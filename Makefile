@@ -38,11 +38,11 @@ quality: $(VENV)/.demo
 	cd build/quality && ! $(abspath $(BIN))/loka compare $(CURDIR)/tests/bench/clipped.yaml --seeds 5
 
 bench-scale: $(VENV)/.demo
-	$(BIN)/python -m loka.bench.scale
+	$(BIN)/python -m benchmarks.cli_scale
 
 # What Probe predicts against held-out real batches, four models, about ten minutes. Needs MovieTweetings (LOKA_DATA).
 judge-samplers: $(VENV)/.demo
-	OMP_NUM_THREADS=1 $(BIN)/python -m loka.bench.held_out --out build/samplers.json --table docs/results/samplers.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.held_out.held_out --out build/samplers.json --table docs/results/samplers.md
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -19,9 +19,9 @@ if find_spec("hypothesis") is not None:  # a machine that only runs kernels need
 def no_shipped_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Policies of tests are planned by the measurements that they name: what happens to ship decides none of them."""
     try:
-        from loka.plan import make
+        from loka.plan import planner
     except ImportError:
         return  # a machine that only runs kernels need not have what reads policies
 
-    opened = make.open_measurements
-    monkeypatch.setattr(make, "open_measurements", lambda policy: opened(policy) if policy.measurements else None)
+    opened = planner.open_measurements
+    monkeypatch.setattr(planner, "open_measurements", lambda policy: opened(policy) if policy.measurements else None)

@@ -8,11 +8,11 @@ import math
 import sys
 from pathlib import Path
 
-from loka.bench.orders import WHAT as RECORDED
-from loka.bench.orders import Order, carry_out
-from loka.bench.record_grid import PARTS
-from loka.bench.request import FORMS, ONLY, WHAT, Request, run
+from loka.bench.record.commands import WHAT as RECORDED
+from loka.bench.record.commands import Command, carry_out
+from loka.bench.record.grid import PARTS
 from loka.bench.results import to_plain, to_text, write_files
+from loka.bench.speed.request import FORMS, ONLY, WHAT, Request, run
 from loka.errors import LokaError
 
 
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.ablate is not None or options.modes is not None or options.batch is not None or options.loss_steps:
         return ablated(options)
-    order = Order(
+    order = Command(
         options.what, tuple(options.names), options.record, options.parts, options.policy, options.seconds,
         options.jobs, options.export, options.target, options.variants, options.out,
     )  # fmt: skip
@@ -64,9 +64,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def ablated(options: argparse.Namespace) -> int:
     """Measure with each subset of a policy's mods, and print what was found; returns the exit status."""
-    from loka.bench import ablate, ablation_report  # pydantic reads policies, and need not be there for the rest
+    from loka.bench.ablation import (  # pydantic reads policies, and need not be there for the rest
+        ablate,
+        ablation_report,
+    )
 
-    asked = ablate.Asked(
+    asked = ablate.AblationRequest(
         options.what, tuple(options.names), options.ablate or "", options.modes, options.only, options.batch,
         options.loss_steps, options.jobs, options.seconds,
     )  # fmt: skip
@@ -81,7 +84,7 @@ def ablated(options: argparse.Namespace) -> int:
     return 0
 
 
-def done(order: Order, as_json: bool) -> int:
+def done(order: Command, as_json: bool) -> int:
     """Carry an order out and print what came of it; returns the exit status."""
     try:
         outcome = carry_out(order, tell)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loka.bench.results import NOTHING, Table, markdown_table
-from loka.plan.evidence import Known, over_budget
-from loka.plan.make import Planned
-from loka.plan.mods import gained_words, left_words, mod_words
-from loka.plan.plan import AS_IS, Plan
-from loka.plan.seen import budgets
-from loka.plan.summary import (
-    Row,
+from loka.plan.evidence import ProfiledSites, over_budget
+from loka.plan.plan import NATIVE, Plan
+from loka.plan.planner import Planned
+from loka.plan.report.format import speedup_words
+from loka.plan.report.mod_plans import gained_words, left_words, mod_words
+from loka.plan.report.plan_rows import (
+    PlanRow,
     group_interactions,
     group_sites,
     pattern_of,
@@ -19,8 +19,8 @@ from loka.plan.summary import (
     total_time,
     total_words,
 )
-from loka.plan.words import speedup_words
-from loka.probe.profile import Finding
+from loka.plan.report.profile_view import budgets
+from loka.probe.profile.profile import Finding
 
 SMALL = 0.001  # share of the model's FLOPs below which it falls short of nothing that a site stays as it is
 
@@ -45,7 +45,7 @@ def to_markdown(planned: Planned, policy: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def shortfalls(plan: Plan, rows: Sequence[Row]) -> list[str]:
+def shortfalls(plan: Plan, rows: Sequence[PlanRow]) -> list[str]:
     """What is not as one would have it, a line for each; `rows` are the plan's, alike sites in one."""
     lines = [f"over budget and in FP8 all the same: {line}" for line in over_budget(plan)]
     judged = [gemm.evidence is not None for site in plan.sites for gemm in site.gemms if gemm.fp8]
@@ -57,7 +57,7 @@ def shortfalls(plan: Plan, rows: Sequence[Row]) -> list[str]:
         worst = min(site.timing.speedup for site in slower if site.timing and pattern_of(site.site.name) == pattern)
         lines.append(f"in FP8 though BF16 is faster: {pattern}, {speedup_words(worst)}")
     for row in rows:
-        if row.share >= SMALL and set(row.runs_in) <= {AS_IS, NOTHING}:
+        if row.share >= SMALL and set(row.runs_in) <= {NATIVE, NOTHING}:
             lines.append(f"not in FP8: {row.pattern}, {_percent(row.share)} of the FLOPs: {row.reason}")
     for skipped in plan.skipped:
         where = f"region {skipped.owner!r}" if skipped.owner else "the model itself"
@@ -65,7 +65,7 @@ def shortfalls(plan: Plan, rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _summary(plan: Plan, known: Known | None, policy: str) -> str:
+def _summary(plan: Plan, known: ProfiledSites | None, policy: str) -> str:
     fp8 = sum(site.fp8 for site in plan.sites)
     lines = [
         f"Policy `{policy}`, for {plan.target.value} at batch size {plan.batch_size}, by LoKA {plan.loka_version}.",
@@ -85,7 +85,7 @@ def _summary(plan: Plan, known: Known | None, policy: str) -> str:
     return "\n".join(lines)
 
 
-def _decisions(rows: Sequence[Row]) -> Table:
+def _decisions(rows: Sequence[PlanRow]) -> Table:
     columns = ("site", "count", "M", "K", "N", "FLOPs", "fprop", "dgrad", "wgrad", "region", "reason")
     return columns, [
         (row.pattern, str(row.count), row.rows, str(row.k), str(row.n), _percent(row.share), *row.runs_in,
@@ -111,7 +111,7 @@ def _budgets(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _evidence(rows: Sequence[Row]) -> Table:
+def _evidence(rows: Sequence[PlanRow]) -> Table:
     judged = [row for row in rows if row.mere != NOTHING]
     return ("site", "count", "worst MERE", "worst SQNR, dB", "sampled steps"), [
         (row.pattern, str(row.count), row.mere, row.sqnr_db, row.steps) for row in judged
@@ -144,7 +144,7 @@ def _interactions(plan: Plan) -> Table:
     ]
 
 
-def _times(rows: Sequence[Row]) -> Table:
+def _times(rows: Sequence[PlanRow]) -> Table:
     timed = [row for row in rows if row.us != NOTHING]
     return ("site", "count", "us", "BF16 us", "gain"), [
         (row.pattern, str(row.count), row.us, row.as_is_us, row.speedup) for row in timed

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loka.bench.machine import Environment
-from loka.bench.timing import Timing
+from loka.bench.speed.timing import Timing
 from loka.errors import InputError
-from loka.places import place_of
+from loka.paths import resolved_path
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]  # columns and rows
 NOTHING = "-"
@@ -277,7 +277,7 @@ def write_files(report: Report, folder: Path) -> tuple[Path, Path]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all. Raises InputError where that cannot be."""
-    place = place_of(path)
+    place = resolved_path(path)
     temporary = place.with_name(f".{place.name}.{os.getpid()}")
     try:
         temporary.write_text(text, encoding="utf-8", newline="\n")

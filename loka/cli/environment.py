@@ -9,9 +9,9 @@ from importlib import metadata, util
 import torch
 
 from loka import __version__
-from loka.kernels import catalogue
-from loka.kernels.catalogue import AS_IS, Kernel
-from loka.kernels.devices import FP8_CAPABILITY
+from loka.kernels.gemm import catalogue
+from loka.kernels.gemm.catalogue import NATIVE, Kernel
+from loka.kernels.gemm.gpu_here import FP8_CAPABILITY
 
 OLDEST = {"torch": (2, 11), "triton": (3, 6)}  # what LoKA is written for and tested from
 
@@ -54,7 +54,7 @@ def examine() -> tuple[Item, ...]:
         _triton(),
         *_devices(capabilities),
         *(_library(library, gpu=bool(capabilities)) for library in LIBRARIES),
-        *(_kernel(kernel) for kernel in catalogue.KERNELS),
+        *(_kernel(kernel) for kernel in catalogue.GEMM_KERNELS),
         _path(capabilities),
     )
 
@@ -108,9 +108,9 @@ def _library(library: Optional, gpu: bool) -> Item:
 def _kernel(kernel: Kernel) -> Item:
     """Whether a kernel of the catalogue can run here, and why not; a plan for another machine may name it anyway."""
     version = kernel.library.version() if kernel.library is not None else None
-    reason = kernel.why_not_here()
+    reason = kernel.unavailable_reason()
     note = "can run here" if reason is None else f"cannot run here: {reason}"
-    if kernel.operator is None and kernel.name != AS_IS.name:
+    if kernel.operator is None and kernel.name != NATIVE.name:
         note += "; measured beside the others, not called by generated code"
     return Item(f"kernel {kernel.name}", "ok" if reason is None else "missing", version or "", note)
 

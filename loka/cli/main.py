@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from loka import __version__
-from loka.cli import (
+from loka.cli.verbs import (
     bench,
     compare,
     diff,

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from loka.errors import InputError
-from loka.places import place_of
+from loka.paths import resolved_path
 
 PIPED_WIDTH = 400  # columns of a table that goes into a file or a pipe, so that nothing in it is cut
 
@@ -96,7 +96,7 @@ def write_file(path: Path, text: str) -> None:
     Raises InputError where the directory or file cannot be written, or where a device stands there.
     """
     try:
-        place = place_of(path)
+        place = resolved_path(path)
         place.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
         try:

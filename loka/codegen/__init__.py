@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from loka.codegen.check import Difference, Kind, check_package
-from loka.codegen.render import render_package
-from loka.codegen.write import Written, write_package
+from loka.codegen.package.check_package import Difference, DifferenceKind, check_package
+from loka.codegen.package.render_package import render_package
+from loka.codegen.package.write import WrittenPackage, write_package
 
-__all__ = ["Difference", "Kind", "Written", "check_package", "render_package", "write_package"]
+__all__ = ["Difference", "DifferenceKind", "WrittenPackage", "check_package", "render_package", "write_package"]

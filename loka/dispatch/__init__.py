@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from loka.dispatch.adapted import adapt
-from loka.dispatch.bind import apply
-from loka.dispatch.binding import Binding
-from loka.dispatch.bound import Bound, Tickets
-from loka.dispatch.errors import (
+from loka.dispatch.bind.adapt_model import adapt
+from loka.dispatch.bind.apply import apply
+from loka.dispatch.bind.binding import Binding
+from loka.dispatch.bind.bound import Bound, CallCounters
+from loka.dispatch.bind.stamps import check_stamps
+from loka.dispatch.dispatch_errors import (
     BindError,
     FrozenWeightError,
     LokaWarning,
@@ -14,34 +15,33 @@ from loka.dispatch.errors import (
     NonFiniteError,
     VerifyError,
 )
-from loka.dispatch.known import KnownScale, Overflow
-from loka.dispatch.patch import Patch, patch_of
-from loka.dispatch.precision import joined_dtype, output_dtype, summed_dtype
-from loka.dispatch.saved import saved_tensors
-from loka.dispatch.shapes import rows
-from loka.dispatch.stamps import check_stamps
-from loka.kernels.by_rows import mm_by_columns, mm_by_rows
-from loka.kernels.scaled_mm import scaled_mm
+from loka.dispatch.patch.patch import Patch, patch_of
+from loka.dispatch.runtime.matrix_rows import rows
+from loka.dispatch.runtime.output_dtypes import joined_dtype, output_dtype, summed_dtype
+from loka.dispatch.runtime.saved_tensors import saved_tensors
+from loka.dispatch.static_scales import Overflow, StaticScale
+from loka.graph.loop_guards import counted
+from loka.graph.reads import Reads
+from loka.kernels.gemm.m_buckets import mm_by_k_bucket, mm_by_m_bucket
+from loka.kernels.gemm.scaled_mm import scaled_mm
 from loka.mods.adapt import ConvertError, convert
 from loka.mods.adaptation import Adaptation
-from loka.sites.counted import counted
-from loka.sites.reads import Reads
 
 __all__ = [
     "Adaptation",
     "BindError",
     "Binding",
     "Bound",
+    "CallCounters",
     "ConvertError",
     "FrozenWeightError",
-    "KnownScale",
     "LokaWarning",
     "NewModelWarning",
     "NonFiniteError",
     "Overflow",
     "Patch",
     "Reads",
-    "Tickets",
+    "StaticScale",
     "VerifyError",
     "adapt",
     "apply",
@@ -49,8 +49,8 @@ __all__ = [
     "convert",
     "counted",
     "joined_dtype",
-    "mm_by_columns",
-    "mm_by_rows",
+    "mm_by_k_bucket",
+    "mm_by_m_bucket",
     "output_dtype",
     "patch_of",
     "rows",

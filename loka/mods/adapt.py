@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from loka.errors import InputError
 from loka.mods.adaptation import Adaptation, Unchanged
-from loka.mods.catalogue import MODEL_MODS
+from loka.mods.registry import MODEL_MODS
 from loka.mods.structure import parent_of
 
 _Saved = tuple[dict[str, Any], dict[str, Any]]  # what a module holds, and a copy
@@ -49,7 +49,7 @@ def adapt(model: nn.Module, adaptations: Sequence[Adaptation]) -> None:
     try:
         for adaptation in adaptations:
             mod = MODEL_MODS[adaptation.mod]
-            wrong = [(name, mod.why_not(model, name, adaptation)) for name in adaptation.modules]
+            wrong = [(name, mod.unsupported_reason(model, name, adaptation)) for name in adaptation.modules]
             problems += [_problem(name, reason, adaptation) for name, reason in wrong if reason is not None]
             if not problems:
                 mod.change(model, adaptation)
@@ -81,7 +81,9 @@ def is_adapted(model: nn.Module, adaptations: Sequence[Adaptation]) -> bool:
     done = {name: _is_done(model, name, found) for name, found in by_name.items()}
     if all(done.values()):
         return True
-    first = [(name, MODEL_MODS[found[0].mod].why_not(model, name, found[0])) for name, found in by_name.items()]
+    first = [
+        (name, MODEL_MODS[found[0].mod].unsupported_reason(model, name, found[0])) for name, found in by_name.items()
+    ]
     wrong = [_problem(name, why, by_name[name][0]) for name, why in first if why is not None and not done[name]]
     if wrong:
         raise AdaptError(_OTHER_MODEL, wrong)

@@ -11,7 +11,7 @@ Setting = bool | int | float | str
 class Adaptation:
     """Modules that one mod changes in one way."""
 
-    mod: str  # its name in `loka.mods.catalogue`: "block_norm"
+    mod: str  # its name in `loka.mods.registry`: "block_norm"
     modules: tuple[str, ...]  # qualified names, in model order
     replaces: str  # their type before: "torch.nn.modules.normalization.LayerNorm"
     settings: tuple[tuple[str, Setting], ...] = ()  # what the change needs: (("block", 256), ("eps", 1e-05))

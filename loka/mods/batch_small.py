@@ -18,14 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from loka.errors import LokaError
-from loka.mods import rewriting
+from loka.graph.ir import ForwardIR, Ref, RefKind, Statement
+from loka.graph.patterns.linear_chain import readers_of
+from loka.graph.patterns.norm import arguments, literal, operand
+from loka.graph.patterns.region import ACTIVATIONS
+from loka.graph.trace.observed_shapes import Shape
+from loka.mods import rewriting_tools
 from loka.mods.adaptation import Unchanged
-from loka.mods.rewriting import Operands, PlainLinear, Size
-from loka.sites.chains import readers_of
-from loka.sites.norms import arguments, literal, operand
-from loka.sites.regions import ACTIVATIONS
-from loka.sites.shapes import Shape
-from loka.sites.straight import Ref, RefKind, Statement, StraightForward
+from loka.mods.rewriting_tools import OperandTexts, PlainLinear, Size
 
 NAME = "batch_small"
 EXACT = True
@@ -61,7 +61,7 @@ class _Slice:
 
 
 def find(
-    forward: StraightForward, sites: Mapping[str, Size], shapes: Mapping[str, Shape], owner: str = ""
+    forward: ForwardIR, sites: Mapping[str, Size], shapes: Mapping[str, Shape], owner: str = ""
 ) -> tuple[tuple[Batch, ...], tuple[Unchanged, ...]]:
     """The linears of `sites` that can be batched, three or more, and the other sites that the forward calls, and why.
 
@@ -70,7 +70,7 @@ def find(
     sums, nothing else. A forward that changes tensors in place has none, but for an activation that follows each linear
     alike.
     """
-    plain, reasons = rewriting.plain_linears(forward, sites)
+    plain, reasons = rewriting_tools.plain_linears(forward, sites)
     readers = Counter(linear.x for linear in plain)
     alike: dict[tuple[object, ...], list[PlainLinear]] = {}
     for linear in plain:
@@ -84,7 +84,7 @@ def find(
     found = []
     for group in (level for linears in alike.values() for level in _levels(forward, linears)):
         names = [linear.site for linear in group]
-        reason = _why_not(forward, group)
+        reason = _unsupported_reason(forward, group)
         if reason is not None:
             reasons |= dict.fromkeys(names, reason)
         else:
@@ -92,7 +92,7 @@ def find(
     return tuple(found), tuple(Unchanged(name, reason) for name, reason in reasons.items())
 
 
-def _levels(forward: StraightForward, group: Sequence[PlainLinear]) -> list[list[PlainLinear]]:
+def _levels(forward: ForwardIR, group: Sequence[PlainLinear]) -> list[list[PlainLinear]]:
     """The linears by how many of the group stand one after another on the way to them."""
     linears = {linear.place: linear for linear in group}
     depth: dict[str, int] = {}  # of locals
@@ -105,22 +105,22 @@ def _levels(forward: StraightForward, group: Sequence[PlainLinear]) -> list[list
     return [levels[level] for level in sorted(levels)]
 
 
-def _why_not(forward: StraightForward, group: Sequence[PlainLinear]) -> str | None:
+def _unsupported_reason(forward: ForwardIR, group: Sequence[PlainLinear]) -> str | None:
     if len(group) < FEWEST:
         return FEW
-    in_place = rewriting.why_in_place(forward, rewriting.common_activation(forward, group) or ())
+    in_place = rewriting_tools.in_place_reason(forward, rewriting_tools.common_activation(forward, group) or ())
     if in_place is not None:
         return in_place
     moved = _dependent(forward, {linear.place for linear in group})
     steps = (forward.statements[place] for place in sorted(moved))
-    stuck = next((step for step in steps if step.op not in rewriting.PURE), None)
+    stuck = next((step for step in steps if step.op not in rewriting_tools.PURE), None)
     if stuck is not None:
         what = stuck.text().partition(" = ")[2] if stuck.op == "module" else stuck.op
         return f"between the linears stands {what!r}, which cannot be moved behind them"
     return None
 
 
-def _dependent(forward: StraightForward, places: set[int]) -> set[int]:
+def _dependent(forward: ForwardIR, places: set[int]) -> set[int]:
     """The statements before the last of `places` that read what those made, directly or not."""
     made = set[str]()
     found = set()
@@ -135,7 +135,7 @@ def _dependent(forward: StraightForward, places: set[int]) -> set[int]:
 
 
 def _batch(
-    forward: StraightForward, group: Sequence[PlainLinear], size: Size, shapes: Mapping[str, Shape], owner: str
+    forward: ForwardIR, group: Sequence[PlainLinear], size: Size, shapes: Mapping[str, Shape], owner: str
 ) -> Batch:
     """The batch of a group; in the order of the slices where the inputs are slices of one local."""
     slices = [_slice(forward, linear.x, size.k, shapes) for linear in group]
@@ -147,7 +147,7 @@ def _batch(
         if last.index - first.index == len(group) - 1:
             source, base = first.source, _base(first, len(group), size.k, shapes[first.source])
     members = tuple(group[number].site for number in order)
-    return Batch(rewriting.joined_name(owner, members), members, size.k, size.n, base, source)
+    return Batch(rewriting_tools.joined_name(owner, members), members, size.k, size.n, base, source)
 
 
 def _base(first: _Slice, parts: int, k: int, shape: Shape) -> str:
@@ -158,7 +158,7 @@ def _base(first: _Slice, parts: int, k: int, shape: Shape) -> str:
     return f"{cut}.unflatten(-1, ({parts}, {k})).transpose(0, 1)" if first.flat else f"{cut}.transpose(0, 1)"
 
 
-def _slice(forward: StraightForward, x: str, k: int, shapes: Mapping[str, Shape]) -> _Slice | None:
+def _slice(forward: ForwardIR, x: str, k: int, shapes: Mapping[str, Shape]) -> _Slice | None:
     """What part of another local x is; None where it is none."""
     steps = {step.target: step for step in forward.statements}
     step = steps.get(x)
@@ -232,7 +232,7 @@ def _part(step: Statement | None, index: int, k: int, shapes: Mapping[str, Shape
     return _Slice(source, index, True) if len(shape) == 2 and sizes and equal else None
 
 
-def rewrite(forward: StraightForward, batch: Batch) -> StraightForward:
+def rewrite(forward: ForwardIR, batch: Batch) -> ForwardIR:
     """The forward with the linears batched, where the last of them stood; what reads them before that is moved.
 
     An activation that follows each of them alike is computed on all products at once, and so is a concatenation or a
@@ -246,36 +246,36 @@ def rewrite(forward: StraightForward, batch: Batch) -> StraightForward:
     group = [calls[name] for name in batch.members]
     places = {linear.place for linear in group}
     moved, last = _dependent(forward, places), max(places)
-    after = rewriting.common_activation(forward, group)
+    after = rewriting_tools.common_activation(forward, group)
     ends = places if after is None else {*after}
     statements = [step for place, step in enumerate(forward.statements[: last + 1]) if place not in moved | places]
     statements += _batched(forward, batch, group, after)
     statements += [step for place, step in enumerate(forward.statements) if place in moved - ends]
     statements += [step for place, step in enumerate(forward.statements) if place > last and place not in ends]
-    views = {step.target for step in forward.statements if step.op in rewriting.VIEWS}
-    made = rewriting.without_dead(rewriting.with_statements(forward, statements), views)
+    views = {step.target for step in forward.statements if step.op in rewriting_tools.VIEWS}
+    made = rewriting_tools.without_dead(rewriting_tools.with_statements(forward, statements), views)
     targets = [forward.statements[place].target for place in (after or [each.place for each in group])]
     return _gathered(made, targets)
 
 
-def _calls(forward: StraightForward, batch: Batch) -> tuple[PlainLinear, ...]:
-    return rewriting.plain_linears(forward, dict.fromkeys(batch.members, Size(batch.k, batch.n)))[0]
+def _calls(forward: ForwardIR, batch: Batch) -> tuple[PlainLinear, ...]:
+    return rewriting_tools.plain_linears(forward, dict.fromkeys(batch.members, Size(batch.k, batch.n)))[0]
 
 
 def _batched(
-    forward: StraightForward, batch: Batch, group: Sequence[PlainLinear], after: tuple[int, ...] | None
+    forward: ForwardIR, batch: Batch, group: Sequence[PlainLinear], after: tuple[int, ...] | None
 ) -> list[Statement]:
     """The statements that stand for the linears, and for the activation that follows them."""
-    name = rewriting.free_names(forward)
+    name = rewriting_tools.free_names(forward)
     made: list[Statement] = []
 
-    def stacked(hint: str, templates: Sequence[str], operands: Operands) -> Ref:
+    def stacked(hint: str, templates: Sequence[str], operands: OperandTexts) -> Ref:
         target = name(hint)
         made.append(Statement(target, "stack", f"torch.stack([{', '.join(templates)}])", tuple(operands.refs)))
         return Ref(RefKind.LOCAL, target)
 
     def of_calls(hint: str, templates: Sequence[str]) -> Ref:
-        operands = Operands()
+        operands = OperandTexts()
         pairs = zip(templates, group, strict=True)
         parts = [operands.take(template, each.statement.operands) for template, each in pairs]
         return stacked(hint, parts, operands)
@@ -286,7 +286,7 @@ def _batched(
     elif whole is not None:
         x = whole
     else:
-        operands = Operands()
+        operands = OperandTexts()
         x = stacked("inputs", [operands.add(Ref(RefKind.LOCAL, each.x)) for each in group], operands)
     base = batch.base or "{0}"
     weights = of_calls("weights", [each.call.weight for each in group])
@@ -312,7 +312,7 @@ def _batched(
     return made
 
 
-def _whole(forward: StraightForward, inputs: Sequence[str]) -> Ref | None:
+def _whole(forward: ForwardIR, inputs: Sequence[str]) -> Ref | None:
     """What inputs are all slices of along the first dimension, in order: the products of a batch before this one."""
     steps = {step.target: step for step in forward.statements}
     parts = [steps.get(x) for x in inputs]
@@ -331,7 +331,7 @@ def _whole(forward: StraightForward, inputs: Sequence[str]) -> Ref | None:
     return unbound.operands[0] if len(weights.operands) == len(inputs) else None
 
 
-def _gathered(forward: StraightForward, targets: Sequence[str]) -> StraightForward:
+def _gathered(forward: ForwardIR, targets: Sequence[str]) -> ForwardIR:
     """The forward with a concatenation or stack of all parts, which alone reads them, taken of the whole."""
     readers = readers_of(forward)
     places = {place for target in targets for place in readers.get(target, set())}
@@ -352,7 +352,7 @@ def _gathered(forward: StraightForward, targets: Sequence[str]) -> StraightForwa
     unbound = next(each for each in forward.statements if each.target == targets[0]).operands[0].text
     whole = next(each for each in forward.statements if each.target == unbound).operands
     op, view = ("flatten", "{0}.flatten(1)") if function == "torch.cat" else ("contiguous", "{0}.contiguous()")
-    turned = Statement(rewriting.free_names(forward)("transpose"), "transpose", "{0}.transpose(0, 1)", whole)
+    turned = Statement(rewriting_tools.free_names(forward)("transpose"), "transpose", "{0}.transpose(0, 1)", whole)
     gathered = replace(step, op=op, template=view, operands=(Ref(RefKind.LOCAL, turned.target),))
     statements = [*forward.statements[:place], turned, gathered, *forward.statements[place + 1 :]]
-    return rewriting.without_dead(rewriting.with_statements(forward, statements), {*targets, unbound})
+    return rewriting_tools.without_dead(rewriting_tools.with_statements(forward, statements), {*targets, unbound})

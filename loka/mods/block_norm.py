@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from loka.mods.adaptation import Adaptation, Setting, Unchanged
-from loka.mods.mod import Adaptable, Asked, Found
-from loka.mods.modules import BlockNorm
+from loka.mods.block_widths import block_of, unsupported_block
+from loka.mods.mod import Adaptable, ModMatch, ModRequest
+from loka.mods.mod_modules import BlockNorm
 from loka.mods.structure import (
     every_name,
     exchange,
@@ -17,18 +18,17 @@ from loka.mods.structure import (
     inside_encoder_layer,
     short,
     type_of,
+    unsupported_exchange,
     why_another,
-    why_not_exchanged,
 )
-from loka.mods.widths import block_of, why_no_block
 
 EPS = 1e-6  # of an nn.RMSNorm that has none of its own
 _NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True, slots=True)
-class BlockNorms:
-    """Puts `loka.mods.modules.BlockNorm` in the places of nn.LayerNorm and nn.RMSNorm over the last dimension.
+class BlockNormMod:
+    """Puts `loka.mods.mod_modules.BlockNorm` in the places of nn.LayerNorm and nn.RMSNorm over the last dimension.
 
     Not exact, a new model. No mean is subtracted, so that nothing cancels; no statistic spans more than a block, so
     that it fuses into the GEMM before it, and one outlier does not shrink a whole row in FP8; training and inference
@@ -47,7 +47,7 @@ class BlockNorms:
     exact: bool = False
     promise: str = "norms over blocks, without mean and parameters: they fuse with the GEMM before, outliers stay local"
 
-    def find(self, model: Adaptable, asked: Asked) -> Found:
+    def find(self, model: Adaptable, asked: ModRequest) -> ModMatch:
         """The norms to exchange. `asked.settings`: block, a power of two."""
         most = int(asked.settings.get("block", 256))
         names, held = every_name(model.module), held_elsewhere(model.module)
@@ -56,7 +56,7 @@ class BlockNorms:
         for name, module in model.module.named_modules(remove_duplicate=False):
             if not asked.wants(name):
                 continue
-            reason = _why_not(model.module, name, module, held)
+            reason = _unsupported_reason(model.module, name, module, held)
             others = [other for other in names[id(module)] if not asked.wants(other)]
             if reason is None and others:
                 reason = f"it is '{others[0]}' too, which the mod does not match"
@@ -67,14 +67,14 @@ class BlockNorms:
                     eps = EPS if module.eps is None else float(module.eps)
                     found.append((name, type_of(module), (("block", block), ("eps", eps), ("width", width))))
                 else:
-                    unchanged.append(Unchanged(name, why_no_block(width)))
+                    unchanged.append(Unchanged(name, unsupported_block(width)))
             elif isinstance(module, _NORMS) or asked.names(name):
                 unchanged.append(Unchanged(name, str(reason)))
         for op, owner, where in model.calls(asked, "layer_norm", "rms_norm"):
             unchanged.append(Unchanged(owner, f"it calls F.{op}{where}: write an nn module for it"))
-        return Found(grouped(self.name, found), tuple(unchanged))
+        return ModMatch(grouped(self.name, found), tuple(unchanged))
 
-    def why_not(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:
+    def unsupported_reason(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:
         """Why the norm is not the one that was found."""
         norm, width = model.get_submodule(name), dict(adaptation.settings)["width"]
         shape = tuple(getattr(norm, "normalized_shape", ()))
@@ -114,7 +114,7 @@ def without_affine(state: dict[str, Tensor], name: str) -> tuple[Unchanged, ...]
     return tuple(lost)
 
 
-def _why_not(model: nn.Module, name: str, module: nn.Module, held: dict[int, str]) -> str | None:
+def _unsupported_reason(model: nn.Module, name: str, module: nn.Module, held: dict[int, str]) -> str | None:
     """Why a module cannot become a BlockNorm, its width apart."""
     if not isinstance(module, _NORMS):
         return f"it is a {short(module)}, no nn.LayerNorm or nn.RMSNorm"
@@ -126,4 +126,4 @@ def _why_not(model: nn.Module, name: str, module: nn.Module, held: dict[int, str
         return "nn.TransformerEncoderLayer reads its weight in evaluation, without calling it"
     if not name:
         return "it is the model itself"
-    return why_not_exchanged(module, held)
+    return unsupported_exchange(module, held)

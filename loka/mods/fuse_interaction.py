@@ -2,9 +2,9 @@
 
 What it takes, wherever a module's forward writes it (docs/mods.md has the forms):
 
-- a mixing layer (`loka.sites.mixes`): all pairs of a sample's embeddings at low rank, and weighted sums of them;
-- a join (`loka.sites.joins`): a concatenation of rows, a residual and a norm;
-- a cross layer (`loka.sites.crosses`): x0 * (linear(x) + bias) + x, as in a DCNv2.
+- a mixing layer (`loka.graph.patterns.fm_interaction`): all pairs of a sample's embeddings at low rank, and weighted sums of them;
+- a join (`loka.graph.patterns.concat_norm`): a concatenation of rows, a residual and a norm;
+- a cross layer (`loka.graph.patterns.cross`): x0 * (linear(x) + bias) + x, as in a DCNv2.
 
 The function stays the same, to rounding: the kernels add up in float32 whatever the dtypes. Parameters and the keys of
 the state_dict stay, so that a checkpoint needs no conversion and `patch.remove()` undoes all of it.
@@ -21,8 +21,8 @@ from itertools import groupby, takewhile
 
 from torch import nn
 
-from loka.sites.regions import NORMS
-from loka.sites.site import Kind, Site
+from loka.graph.patterns.region import NORMS
+from loka.sites.site import GemmKind, Site
 
 NAME = "fuse_interaction"
 EXACT = True
@@ -62,7 +62,7 @@ def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], 
 
 def _is_parameter(site: Site) -> bool:
     """Whether a site multiplies by a Parameter outside of an nn.Linear, as mixing layers do."""
-    return site.kind is not Kind.LINEAR and site.weight is not None and not site.blocked
+    return site.kind is not GemmKind.LINEAR and site.weight is not None and not site.blocked
 
 
 def _joins(site: Site) -> bool:
@@ -80,7 +80,7 @@ def _crosses(site: Site) -> bool:
 
 def _writer(site: Site, modules: Mapping[str, nn.Module]) -> str:
     """The module whose forward reads a site's product: for a linear, the first around it that is no container."""
-    if site.kind is not Kind.LINEAR or site.name not in modules:
+    if site.kind is not GemmKind.LINEAR or site.name not in modules:
         return site.owner
     owner = site.name
     while owner:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from loka.mods.adaptation import Adaptation, Setting, Unchanged
-from loka.mods.mod import Adaptable, Asked, Found
+from loka.mods.mod import Adaptable, ModMatch, ModRequest
 from loka.mods.structure import (
     every_name,
     exchange,
@@ -15,13 +15,13 @@ from loka.mods.structure import (
     held_elsewhere,
     short,
     type_of,
+    unsupported_exchange,
     why_another,
-    why_not_exchanged,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class HardSwish:
+class HardSwishMod:
     """x * ReLU6(x + 3) / 6 in place of x * sigmoid(x); in SwishNorm, x * sigmoid(norm(x)), the sigmoid becomes hard.
 
     nn.SiLU becomes nn.Hardswish, not in place. An nn.Sigmoid whose product does nothing but multiply what it takes,
@@ -40,7 +40,7 @@ class HardSwish:
     exact: bool = False
     promise: str = "Swish without exponentials: it fuses with the norm before it, and its range is known"
 
-    def find(self, model: Adaptable, asked: Asked) -> Found:
+    def find(self, model: Adaptable, asked: ModRequest) -> ModMatch:
         """The activations to exchange."""
         names, held = every_name(model.module), held_elsewhere(model.module)
         swishes = {id(model.module.get_submodule(name)) for name in model.swishes}
@@ -52,7 +52,7 @@ class HardSwish:
             told = _multiplier(model.module, name) if swish else name
             if not asked.wants(told):
                 continue
-            reason = why_not_exchanged(module, held)
+            reason = unsupported_exchange(module, held)
             every = [_multiplier(model.module, other) if swish else other for other in names[id(module)]]
             others = [other for other in every if not asked.wants(other)]
             if not swish and type(module) is not nn.SiLU:
@@ -69,9 +69,9 @@ class HardSwish:
         for op, owner, where in model.calls(asked, "silu", "sigmoid"):
             what = "calls F.silu" if op == "silu" else "multiplies by a sigmoid of what it multiplies"
             unchanged.append(Unchanged(owner, f"it {what}{where}: write an nn module for it"))
-        return Found(grouped(self.name, found), tuple(unchanged), tuple(named))
+        return ModMatch(grouped(self.name, found), tuple(unchanged), tuple(named))
 
-    def why_not(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:
+    def unsupported_reason(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:
         """Why the activation is not the one that was found."""
         return why_another(model.get_submodule(name), adaptation.replaces)
 

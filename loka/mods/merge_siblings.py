@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from loka.errors import LokaError
-from loka.mods import rewriting
+from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
+from loka.mods import rewriting_tools
 from loka.mods.adaptation import Unchanged
-from loka.mods.rewriting import Operands, PlainLinear, Size
-from loka.sites.straight import Ref, RefKind, SiteCall, Statement, StraightForward
+from loka.mods.rewriting_tools import OperandTexts, PlainLinear, Size
 
 NAME = "merge_siblings"
 EXACT = True
@@ -49,42 +49,42 @@ class Siblings:
 
 
 def find(
-    forward: StraightForward, sites: Mapping[str, Size], owner: str = ""
+    forward: ForwardIR, sites: Mapping[str, Size], owner: str = ""
 ) -> tuple[tuple[Siblings, ...], tuple[Unchanged, ...]]:
     """The linears of `sites` that read one local, two or more, and the other sites that the forward calls, and why.
 
     A forward that changes tensors in place has none, but for an activation that follows each sibling alike. `owner` is
     how names of sites begin in this forward.
     """
-    linears, reasons = rewriting.plain_linears(forward, sites)
+    linears, reasons = rewriting_tools.plain_linears(forward, sites)
     groups: dict[str, list[PlainLinear]] = {}
     for linear in linears:
         groups.setdefault(linear.x, []).append(linear)
     found = []
     for group in groups.values():
         names = tuple(linear.site for linear in group)
-        in_place = rewriting.why_in_place(forward, rewriting.common_activation(forward, group) or ())
+        in_place = rewriting_tools.in_place_reason(forward, rewriting_tools.common_activation(forward, group) or ())
         if len(group) < 2:
             reasons[names[0]] = ALONE
         elif in_place is not None:
             reasons |= dict.fromkeys(names, in_place)
         else:
             sizes = tuple(sites[name].n for name in names)
-            found.append(Siblings(rewriting.joined_name(owner, names), names, sizes, sites[names[0]].k))
+            found.append(Siblings(rewriting_tools.joined_name(owner, names), names, sizes, sites[names[0]].k))
     return tuple(found), tuple(Unchanged(name, reason) for name, reason in reasons.items())
 
 
-def rewrite(forward: StraightForward, siblings: Siblings) -> StraightForward:
+def rewrite(forward: ForwardIR, siblings: Siblings) -> ForwardIR:
     """The forward with the siblings merged, where the first of them stood.
 
     Raises LokaError where they do not stand in it as `find` saw them.
     """
     sizes = {name: Size(siblings.k, n) for name, n in zip(siblings.members, siblings.sizes, strict=True)}
-    group = rewriting.plain_linears(forward, sizes)[0]
+    group = rewriting_tools.plain_linears(forward, sizes)[0]
     if tuple(linear.site for linear in group) != siblings.members or len({linear.x for linear in group}) != 1:
         raise LokaError(f"{siblings.name!r} does not stand in its forward. Please report this fault in LoKA.")
-    followers = rewriting.common_activation(forward, group)
-    name = rewriting.free_names(forward)
+    followers = rewriting_tools.common_activation(forward, group)
+    name = rewriting_tools.free_names(forward)
     merged = name("_".join(linear.statement.target for linear in group) if len(group) < 4 else "merged")
     made = [_merged(merged, siblings, group)]
     ends = [linear.place for linear in group]
@@ -108,11 +108,11 @@ def rewrite(forward: StraightForward, siblings: Siblings) -> StraightForward:
             statements += made
         if place not in gone:
             statements.append(statement)
-    return rewriting.with_statements(forward, statements)
+    return rewriting_tools.with_statements(forward, statements)
 
 
 def _merged(target: str, siblings: Siblings, group: Sequence[PlainLinear]) -> Statement:
-    operands = Operands()
+    operands = OperandTexts()
     x = operands.add(Ref(RefKind.LOCAL, group[0].x))
     weights = [operands.take(linear.call.weight, linear.statement.operands) for linear in group]
     biases = [
@@ -123,4 +123,4 @@ def _merged(target: str, siblings: Siblings, group: Sequence[PlainLinear]) -> St
     ]
     bias = f"torch.cat([{', '.join(biases)}])" if any(linear.call.bias is not None for linear in group) else None
     call = SiteCall(siblings.name, x, f"torch.cat([{', '.join(weights)}])", bias, "{0}")
-    return rewriting.linear_statement(target, call, operands.refs, siblings.name)
+    return rewriting_tools.linear_statement(target, call, operands.refs, siblings.name)

@@ -14,7 +14,7 @@ State = Mapping[str, Tensor]  # a state_dict
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ModRequest:
     """What one entry of a policy's `mods` asks for."""
 
     wants: Callable[[str], bool]  # whether a qualified name is matched, and not excepted
@@ -23,7 +23,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenFields:
     """A norm, an activation or a linear that a forward calls as a function: there is no module to exchange."""
 
     op: str  # "silu", "sigmoid" (of x * sigmoid(norm(x))), "layer_norm", "rms_norm", "linear"
@@ -38,7 +38,7 @@ PLACES = 5  # of one function in one forward, that one reason tells
 class Adaptable:
     """A model to adapt. It may lie on the meta device; only its structure is looked at.
 
-    All but `module` was seen while a copy ran on example inputs (`loka.mods.final.adaptable`). Names stay true while
+    All but `module` was seen while a copy ran on example inputs (`loka.mods.dataflow.analyse_dataflow`). Names stay true while
     mods change modules of the model, so that one mod can look for work in what another left.
     """
 
@@ -48,9 +48,9 @@ class Adaptable:
     called: frozenset[str] = frozenset()  # modules whose forward ran
     read: Mapping[str, str] = field(default_factory=dict)  # Parameter -> what else reads it than its own linear: "mul"
     swishes: frozenset[str] = frozenset()  # nn.Sigmoids whose product only multiplies what they, or their norm, read
-    written: tuple[Written, ...] = ()
+    written: tuple[WrittenFields, ...] = ()
 
-    def calls(self, asked: Asked, *ops: str) -> Iterator[tuple[str, str, str]]:
+    def calls(self, asked: ModRequest, *ops: str) -> Iterator[tuple[str, str, str]]:
         """The functions of `ops` that the forwards asked for call, each forward and function once.
 
         As function, owner and where: ("silu", "body", " at models.py:44, models.py:57"); where is "" if unknown.
@@ -72,7 +72,7 @@ def _listed(places: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ModMatch:
     """What a mod would change in a model, and what it was asked for and cannot."""
 
     adaptations: tuple[Adaptation, ...] = ()
@@ -98,11 +98,11 @@ class ModelMod(Protocol):
         """What it changes and what that is good for, in one line of `loka plan`."""
         ...
 
-    def find(self, model: Adaptable, asked: Asked) -> Found:
+    def find(self, model: Adaptable, asked: ModRequest) -> ModMatch:
         """What it would change in the model as it is now, earlier mods having been carried out. Changes nothing."""
         ...
 
-    def why_not(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:
+    def unsupported_reason(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:
         """Why a module of an adaptation cannot be changed: it is not what `find` saw. None where it can."""
         ...
 

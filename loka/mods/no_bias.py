@@ -14,14 +14,14 @@ from torch.nn.utils import parametrize
 
 from loka.errors import InputError
 from loka.mods.adaptation import Adaptation, Setting, Unchanged
-from loka.mods.mod import Adaptable, Asked, Found
+from loka.mods.mod import Adaptable, ModMatch, ModRequest
 from loka.mods.structure import every_name, grouped, inside_encoder_layer, parent_of, short, type_of
 
 FINAL = "a final prediction layer, which keeps its bias; 'final: drop' takes that too"
 
 
 @dataclass(frozen=True, slots=True)
-class NoBias:
+class NoBiasMod:
     """Takes the bias from nn.Linears, subclasses with torch's own forward among them.
 
     Not exact, a new model: a norm after the linear, or the next linear's bias, can stand in for most of a bias, but
@@ -41,7 +41,7 @@ class NoBias:
     exact: bool = False
     promise: str = "no bias but in final prediction layers: no additions, no sums over all rows in backward"
 
-    def find(self, model: Adaptable, asked: Asked) -> Found:
+    def find(self, model: Adaptable, asked: ModRequest) -> ModMatch:
         """The linears whose biases go. `asked.settings`: final, "keep" or "drop"."""
         refusals = _Refusals(model, keep_final=asked.settings.get("final", "keep") == "keep")
         dropped: dict[str, nn.Linear] = {}
@@ -59,9 +59,9 @@ class NoBias:
                 unchanged.append(Unchanged(name, f"it {what}"))
         for _, owner, where in model.calls(asked, "linear"):
             unchanged.append(Unchanged(owner, f"it adds a bias in F.linear{where}: write an nn.Linear"))
-        return Found(_adaptations(dropped, _folds(dropped, model, refusals)), tuple(unchanged))
+        return ModMatch(_adaptations(dropped, _folds(dropped, model, refusals)), tuple(unchanged))
 
-    def why_not(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:
+    def unsupported_reason(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:
         """Why its bias cannot go."""
         linear = model.get_submodule(name)
         if type_of(linear) != adaptation.replaces:

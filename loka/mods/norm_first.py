@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from loka.mods.adaptation import Adaptation, Setting, Unchanged
 from loka.mods.block_norm import without_affine
-from loka.mods.mod import Adaptable, Asked, Found
-from loka.mods.modules import BlockNorm
+from loka.mods.block_widths import block_of, unsupported_block
+from loka.mods.mod import Adaptable, ModMatch, ModRequest
+from loka.mods.mod_modules import BlockNorm
 from loka.mods.structure import (
     every_name,
     grouped,
@@ -20,17 +21,16 @@ from loka.mods.structure import (
     parent_of,
     short,
     type_of,
+    unsupported_exchange,
     why_another,
-    why_not_exchanged,
 )
-from loka.mods.widths import block_of, why_no_block
 
 _NORMS = (nn.LayerNorm, nn.RMSNorm, BlockNorm)
 _NARROWEST = 2  # a norm of one element leaves its sign at best
 
 
 @dataclass(frozen=True, slots=True)
-class NormFirst:
+class NormFirstMod:
     """In an nn.Sequential, [linear, norm] becomes [norm, linear]: the norm is of the linear's input.
 
     Patterns name the linear. Both keep their names, and only their order in the nn.Sequential changes, so that
@@ -50,7 +50,7 @@ class NormFirst:
     exact: bool = False
     promise: str = "the norm is of the linear's input: its scale is bounded, so that a known scale holds"
 
-    def find(self, model: Adaptable, asked: Asked) -> Found:
+    def find(self, model: Adaptable, asked: ModRequest) -> ModMatch:
         """The pairs to exchange."""
         found: list[tuple[str, str, tuple[tuple[str, Setting], ...]]] = []
         unchanged: dict[str, str] = {}
@@ -60,7 +60,7 @@ class NormFirst:
         for linear, (norm, container) in pairs.items():
             if not asked.wants(linear):
                 continue
-            reason = _why_not(model, linear, norm, container, names, held)
+            reason = _unsupported_reason(model, linear, norm, container, names, held)
             if reason is not None:
                 unchanged[linear] = reason
             else:
@@ -71,9 +71,9 @@ class NormFirst:
                 what = "is not followed by a norm in an nn.Sequential"
                 unchanged[name] = f"it {what}" if isinstance(module, nn.Linear) else f"it is a {short(module)}"
         left = tuple(Unchanged(*item) for item in unchanged.items())
-        return Found(grouped(self.name, found), left, tuple(named))
+        return ModMatch(grouped(self.name, found), left, tuple(named))
 
-    def why_not(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:
+    def unsupported_reason(self, model: nn.Module, name: str, adaptation: Adaptation) -> str | None:
         """Why the norm is not the one that was found, behind the linear that was."""
         settings, norm = dict(adaptation.settings), model.get_submodule(name)
         other = why_another(norm, adaptation.replaces)
@@ -141,7 +141,7 @@ def _pairs(model: nn.Module) -> Iterator[tuple[str, tuple[str, str]]]:
                 yield f"{name}.{first}".lstrip("."), (f"{name}.{second}".lstrip("."), name)
 
 
-def _why_not(
+def _unsupported_reason(
     model: Adaptable,
     linear: str,
     norm: str,
@@ -168,8 +168,8 @@ def _why_not(
     if width < _NARROWEST:
         return f"its input has {width} feature{'s' if width != 1 else ''}, too few for a norm"
     if isinstance(norm_module, BlockNorm) and block_of(width, norm_module.block) is None:
-        return f"its norm is of blocks, and for its input {why_no_block(width)}"
-    reason = why_not_exchanged(norm_module, held)
+        return f"its norm is of blocks, and for its input {unsupported_block(width)}"
+    reason = unsupported_exchange(norm_module, held)
     return None if reason is None else f"of its norm: {reason}"
 
 

@@ -18,10 +18,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from loka.errors import LokaError
-from loka.mods import rewriting
+from loka.graph.ir import ForwardIR, SiteCall, Statement
+from loka.mods import rewriting_tools
 from loka.mods.adaptation import Unchanged
-from loka.mods.rewriting import Size
-from loka.sites.straight import SiteCall, Statement, StraightForward
+from loka.mods.rewriting_tools import Size
 
 NAME = "pad_alignment"
 EXACT = True
@@ -52,7 +52,7 @@ class Pad:
 
 
 def find(
-    forward: StraightForward, sites: Mapping[str, tuple[Size, int]], crossed: Collection[str] = ()
+    forward: ForwardIR, sites: Mapping[str, tuple[Size, int]], crossed: Collection[str] = ()
 ) -> tuple[tuple[Pad, ...], tuple[Unchanged, ...]]:
     """The sites of a forward with a K or N that is no multiple of what is given with it, and the others, and why.
 
@@ -95,7 +95,7 @@ def unpadded(call: SiteCall) -> Unpadded | None:
     return Unpadded(x.removeprefix(_PAD), f"{_PAD}{bare}, (0, 0, 0, {rows}))" if rows else bare, int(added))
 
 
-def rewrite(forward: StraightForward, pad: Pad) -> StraightForward:
+def rewrite(forward: ForwardIR, pad: Pad) -> ForwardIR:
     """The forward with every call of the site padded. Raises LokaError where it calls the site nowhere."""
     statements = [
         _padded(step, step.call, pad) if step.call is not None and step.call.site == pad.site else step
@@ -103,7 +103,7 @@ def rewrite(forward: StraightForward, pad: Pad) -> StraightForward:
     ]
     if tuple(statements) == forward.statements:
         raise LokaError(f"{pad.site!r} does not stand in its forward. Please report this fault in LoKA.")
-    return rewriting.with_statements(forward, statements)
+    return rewriting_tools.with_statements(forward, statements)
 
 
 def _padded(statement: Statement, call: SiteCall, pad: Pad) -> Statement:
@@ -116,4 +116,4 @@ def _padded(statement: Statement, call: SiteCall, pad: Pad) -> Statement:
         out = out.replace("{0}", f"{{0}}[..., :{pad.n}]")
         bias = None if bias is None else f"{_PAD}{bias}, (0, {more_n}))"
     made = SiteCall(call.site, x, weight, bias, out)
-    return rewriting.linear_statement(statement.target, made, statement.operands, statement.note)
+    return rewriting_tools.linear_statement(statement.target, made, statement.operands, statement.note)

@@ -28,11 +28,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from loka.sites.chains import readers_of
-from loka.sites.mixes import why_in_place
-from loka.sites.norms import NormRun, norm_starting_at
-from loka.sites.printer import names_in, variable
-from loka.sites.straight import DTYPE, Ref, RefKind, Statement, StraightForward
+from loka.graph.ir import DTYPE, ForwardIR, Ref, RefKind, Statement
+from loka.graph.patterns.fm_interaction import in_place_reason
+from loka.graph.patterns.linear_chain import readers_of
+from loka.graph.patterns.norm import NormRun, norm_starting_at
+from loka.graph.trace.printer import names_in, variable
 
 NAME = "residual_high_precision"
 EXACT = True
@@ -49,20 +49,20 @@ _WIDER = {
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class CarriedResidual:
     """A forward whose residual sums are carried, and which these are, by the local's name."""
 
-    forward: StraightForward
+    forward: ForwardIR
     sums: tuple[str, ...]
 
 
-def carry(forward: StraightForward, dtype: str, wants: Callable[[str], bool]) -> Carried | str:
+def carry(forward: ForwardIR, dtype: str, wants: Callable[[str], bool]) -> CarriedResidual | str:
     """The forward with its residual sums carried in `dtype`, "float32" or "bfloat16"; or why that cannot be.
 
     `wants` says of a module, by its name in the model, whether the sums that its forward writes are meant. Statements
     say by `even` which sums are of equal shapes. What was found in the forward by statements' numbers is left out.
     """
-    in_place = why_in_place(forward.statements)
+    in_place = in_place_reason(forward.statements)
     if in_place is not None:
         return in_place
     repeated = _set_twice(forward)
@@ -73,7 +73,7 @@ def carry(forward: StraightForward, dtype: str, wants: Callable[[str], bool]) ->
         return NO_SUM
     statements, result = _Writer(forward, stream, dtype).written()
     rewritten = replace(forward, statements=statements, result=result, regions=(), mixes=(), joins=(), crosses=())
-    return Carried(rewritten, tuple(forward.statements[place].target for place in sorted(stream.sums)))
+    return CarriedResidual(rewritten, tuple(forward.statements[place].target for place in sorted(stream.sums)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +84,13 @@ class _Stream:
     norms: Mapping[int, NormRun]  # by the first statement: those that read what is carried
     views: frozenset[int]  # on the way to a sum or a norm
 
-    def carries(self, forward: StraightForward) -> frozenset[str]:
+    def carries(self, forward: ForwardIR) -> frozenset[str]:
         """The locals that are carried."""
         ends = {*self.sums, *self.views, *(run.last for run in self.norms.values())}
         return frozenset(forward.statements[place].target for place in ends)
 
 
-def _set_twice(forward: StraightForward) -> str | None:
+def _set_twice(forward: ForwardIR) -> str | None:
     seen: set[str] = {text.partition("=")[0].strip() for text in forward.arguments}
     for statement in forward.statements:
         if statement.target != "_" and statement.target in seen:
@@ -99,7 +99,7 @@ def _set_twice(forward: StraightForward) -> str | None:
     return None
 
 
-def _stream_of(forward: StraightForward, wants: Callable[[str], bool]) -> _Stream:
+def _stream_of(forward: ForwardIR, wants: Callable[[str], bool]) -> _Stream:
     """The sums, the norms of them, and the views on the way from these to the next."""
     statements = forward.statements
     before: dict[str, set[str]] = {}  # the locals that a local is computed from
@@ -140,15 +140,13 @@ def _is_view(statement: Statement) -> bool:
     return statement.op in _VIEWS and statement.call is None and kinds == [RefKind.LOCAL]
 
 
-def _is_closed(forward: StraightForward, run: NormRun) -> bool:
+def _is_closed(forward: ForwardIR, run: NormRun) -> bool:
     """Whether what a norm of several statements computes on the way is read by the norm alone."""
     readers, inside = readers_of(forward), set(range(run.first, run.last + 1))
     return all(readers.get(forward.statements[place].target, set()) <= inside for place in range(run.first, run.last))
 
 
-def _leading_on(
-    forward: StraightForward, sums: set[int], norms: Mapping[int, NormRun], views: set[int]
-) -> Iterator[int]:
+def _leading_on(forward: ForwardIR, sums: set[int], norms: Mapping[int, NormRun], views: set[int]) -> Iterator[int]:
     """The views that a sum, a norm, or another such view reads."""
     useful = {ref.text for place in (*sums, *norms) for ref in forward.statements[place].operands}
     for place in sorted(views, reverse=True):
@@ -158,7 +156,7 @@ def _leading_on(
             yield place
 
 
-def _writer(forward: StraightForward, place: int) -> str:
+def _writer(forward: ForwardIR, place: int) -> str:
     """The module whose forward a statement was written in."""
     return ".".join(filter(None, (forward.owner, forward.statements[place].note)))
 
@@ -166,7 +164,7 @@ def _writer(forward: StraightForward, place: int) -> str:
 class _Writer:
     """Writes the forward anew: carried locals get a second name, and are cast where they are first read otherwise."""
 
-    def __init__(self, forward: StraightForward, stream: _Stream, dtype: str) -> None:
+    def __init__(self, forward: ForwardIR, stream: _Stream, dtype: str) -> None:
         self._forward, self._stream, self._wider, self._dtype_name = forward, stream, _WIDER[dtype], dtype
         self._carried = stream.carries(forward)
         self._taken = {text.partition("=")[0].strip() for text in forward.arguments}

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
+from loka.graph.source import qualified
 from loka.mods.adaptation import Adaptation, Setting
-from loka.sites.source import qualified
 
 _INTERNAL = frozenset(vars(nn.Module()))
 
@@ -81,7 +81,7 @@ def _flat(value: object) -> Iterator[nn.Module]:
             yield from (_flat(part) if isinstance(part, nn.Module | list | tuple | dict) else ())
 
 
-def why_not_exchanged(module: nn.Module, held: Mapping[int, str]) -> str | None:
+def unsupported_exchange(module: nn.Module, held: Mapping[int, str]) -> str | None:
     """Why a module cannot give its place to another: it does more than its class says, or something else holds it."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     if any(hooks):
@@ -102,7 +102,7 @@ def why_another(module: nn.Module, replaces: str) -> str | None:
     kind = type_of(module)
     if kind != replaces:
         return f"is a {kind}, not a {replaces}"
-    reason = why_not_exchanged(module, {})
+    reason = unsupported_exchange(module, {})
     return None if reason is None else f"cannot be exchanged: {reason}"
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from loka.numerics.names import Format
+from loka.numerics.enums import Format
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loka.errors import InputError
+from loka.numerics.enums import Format, Scaling
 from loka.numerics.formats import FORMATS
-from loka.numerics.names import Format, Scaling
 
 BLOCK = 128  # side of a block, elements
 AMAX_FLOOR = 2.0**-100  # of amax; keeps a zero block's scale positive and normal

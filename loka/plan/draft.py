@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from loka.errors import InputError
-from loka.plan.proposals import Proposal
-from loka.policy.checks import package_name
-from loka.sites.site import Kind, Site
+from loka.plan.mod_proposals import Proposal
+from loka.policy.schema.checks import package_name
+from loka.sites.site import GemmKind, Site
 
 HEAD = 16  # output features up to which a GEMM is kept: a head's few numbers cost little and carry the prediction
 NARROW = 16  # input features, the same
@@ -113,7 +113,7 @@ def _rules(sites: Sequence[Site]) -> list[str]:
         rules.append(f"  - {{match: {{max_n: {HEAD}}}, compute: keep, note: heads of few outputs}}")
     if any(site.k <= NARROW for site in sites):
         rules.append(f"  - {{match: {{max_k: {NARROW}}}, compute: keep, note: few input features}}")
-    for kind in (Kind.BMM, Kind.ATTENTION):
+    for kind in (GemmKind.BMM, GemmKind.ATTENTION):
         if any(site.kind is kind for site in sites):
             rules.append(f"  - {{match: {{kind: {kind.value}}}, compute: keep, note: no weight of two dimensions}}")
     return rules

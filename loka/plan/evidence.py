@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 
 from loka.errors import InputError
 from loka.mods.adaptation import Adaptation
-from loka.mods.made import mods_made, why_another
-from loka.numerics.names import OPERANDS, Gemm, Operand, Range
-from loka.plan.measured import portable_name
+from loka.mods.fingerprint import mismatch_reason, mod_fingerprints
+from loka.numerics.enums import OPERANDS, Gemm, Operand, Range
 from loka.plan.plan import Evidence, Plan
-from loka.plan.words import about_words, over_words, pair_words
+from loka.plan.report.format import about_words, over_words, pair_words
+from loka.plan.select.open_measurements import portable_name
+from loka.policy.cascade.settings import Budget, OperandRecipe
 from loka.policy.policy import Policy
-from loka.policy.settings import Budget, OperandRecipe
-from loka.probe.profile import Estimate, OperandSummary, Profile, SiteProfile, Verdict
+from loka.probe.profile.profile import Estimate, OperandSummary, Profile, SiteProfile, Verdict
 from loka.sites.site import Site
 
 NO_EVIDENCE = "no evidence: run loka probe"
@@ -29,7 +29,7 @@ Pair = tuple[OperandRecipe, OperandRecipe]
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ProfiledSites:
     """A profile, ready to be asked site by site."""
 
     profile: Profile
@@ -39,20 +39,20 @@ class Known:
     place: str = ""  # where the policy names it, file:line:column
 
     @classmethod
-    def of(cls, profile: Profile, name: str = "the profile", sha256: str = "", place: str = "") -> Known:
+    def of(cls, profile: Profile, name: str = "the profile", sha256: str = "", place: str = "") -> ProfiledSites:
         """A profile with its sites by name."""
         return cls(profile, {site.name: site for site in profile.sites}, name, sha256, place)
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedGemm:
     """What the evidence says of one GEMM: `evidence` where there is an estimate, and why it is not safe, or ""."""
 
     evidence: Evidence | None
-    why_not: str
+    unsupported_reason: str
 
 
-def open_profile(policy: Policy) -> Known | None:
+def open_profile(policy: Policy) -> ProfiledSites | None:
     """The profile that a policy names, None where it names none.
 
     Raises InputError with the place of the field where the file is missing, is no profile, or is of another model.
@@ -65,7 +65,7 @@ def open_profile(policy: Policy) -> Known | None:
         raise InputError(
             f"{place}: profile: {path} is not there: run loka probe {policy.path}, or leave the field out until then"
         )
-    from loka.probe.file import load_profile  # torch reads the file
+    from loka.probe.profile.profile_file import load_profile  # torch reads the file
 
     try:
         profile = load_profile(path)
@@ -80,15 +80,15 @@ def open_profile(policy: Policy) -> Known | None:
             f"{place}: profile: {path} was learned of {profile.model}, and this policy is for {policy.model.factory}: "
             f"name the profile of that model, or run loka probe {policy.path}"
         )
-    return Known.of(profile, portable_name(policy, policy.profile or "", path), digest, place)
+    return ProfiledSites.of(profile, portable_name(policy, policy.profile or "", path), digest, place)
 
 
-def check_sites(known: Known, sites: Sequence[Site], adaptations: Sequence[Adaptation] = ()) -> None:
+def check_sites(known: ProfiledSites, sites: Sequence[Site], adaptations: Sequence[Adaptation] = ()) -> None:
     """Raises InputError where the profile is of another model than this one, which `adaptations` made of its factory's.
 
     Either other mods made the model that the profile was learned of, or a site has another shape, told with both.
     """
-    other = why_another(known.profile.mods, mods_made(adaptations))
+    other = mismatch_reason(known.profile.mods, mod_fingerprints(adaptations))
     if other is not None:
         raise InputError(
             f"{known.place}: profile: {known.name} was learned of the model {other}: it is not evidence for what this "
@@ -107,22 +107,22 @@ def check_sites(known: Known, sites: Sequence[Site], adaptations: Sequence[Adapt
         raise InputError("\n".join([*changed[:_LISTED], *rest]))
 
 
-def judge(known: Known | None, site: str, gemm: Gemm, asked: Pair, ranged: Pair, budget: Budget) -> Judged:
+def judge(known: ProfiledSites | None, site: str, gemm: Gemm, asked: Pair, ranged: Pair, budget: Budget) -> JudgedGemm:
     """What the evidence says of a GEMM of a site under exactly the recipes that the policy asks for.
 
     `ranged` are the same with the static ranges filled in from the profile: an estimate for either will do.
     """
     if known is None:
-        return Judged(None, NO_EVIDENCE)
+        return JudgedGemm(None, NO_EVIDENCE)
     seen = known.sites.get(site)
     if seen is None:
-        return Judged(None, f"no evidence for this site in {known.name}: run loka probe")
+        return JudgedGemm(None, f"no evidence for this site in {known.name}: run loka probe")
     estimate = _estimate(seen, gemm, asked, ranged)
     if estimate is None:
-        return Judged(None, _lacking(seen, gemm, asked))
+        return JudgedGemm(None, _lacking(seen, gemm, asked))
     evidence = evidence_of(estimate, budget, known.profile)
-    why_not = "" if evidence.verdict is Verdict.SAFE else f"{evidence.verdict.value}: {evidence.figures}"
-    return Judged(evidence, why_not)
+    unsupported_reason = "" if evidence.verdict is Verdict.SAFE else f"{evidence.verdict.value}: {evidence.figures}"
+    return JudgedGemm(evidence, unsupported_reason)
 
 
 def evidence_of(estimate: Estimate, budget: Budget, profile: Profile) -> Evidence:
@@ -143,7 +143,7 @@ def evidence_of(estimate: Estimate, budget: Budget, profile: Profile) -> Evidenc
     )
 
 
-def with_ranges(known: Known | None, site: str, gemm: Gemm, asked: Pair) -> tuple[Pair, str | None]:
+def with_ranges(known: ProfiledSites | None, site: str, gemm: Gemm, asked: Pair) -> tuple[Pair, str | None]:
     """The recipes with each static range that has no `amax` filled from the profile, and why one cannot be, or None."""
     if all(recipe.range is not Range.STATIC or recipe.amax is not None for recipe in asked):
         return asked, None

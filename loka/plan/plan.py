@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from loka.kernels.parts import Source, Work
+from loka.graph.ir import ForwardIR
+from loka.kernels.measurements.parts import PartKind, TimeSource
 from loka.mods.adaptation import Adaptation, Setting, Unchanged
-from loka.mods.rewritten import Rewritten
-from loka.numerics.names import Accumulation, Gemm
-from loka.policy.settings import Assignment, OperandRecipe
-from loka.probe.profile import Interval, Verdict
+from loka.mods.rewrite_result import RewriteResult
+from loka.numerics.enums import Accumulation, Gemm
+from loka.policy.cascade.settings import Assignment, OperandRecipe
+from loka.probe.profile.profile import Interval, Verdict
 from loka.sites.site import Site
-from loka.sites.straight import StraightForward
 
-AS_IS = "as-is"  # the kernel of a GEMM that stays as the model has it
+NATIVE = "as-is"  # the kernel of a GEMM that stays as the model has it
 NOTHING_AROUND = "no norm, activation or residual around it can be taken along"  # a region_note that is no refusal
 
 
-class Target(StrEnum):
+class PlanTarget(StrEnum):
     """The device that a plan is decided for."""
 
     H100 = "h100"
@@ -54,7 +54,7 @@ class KernelTime:
     kernel: str
     us: float  # of one call
     spread: float  # half of the distance between the quartiles, as a share of the time
-    source: Source
+    source: TimeSource
     mere: float | None = None  # as measured; None where the measurements do not say
     sqnr_db: float | None = None
     accumulation: Accumulation | None = None  # None of the model's own
@@ -66,7 +66,7 @@ class StepTime:
 
     forward: float
     backward: float
-    source: Source  # that of its least certain part
+    source: TimeSource  # that of its least certain part
 
     @property
     def us(self) -> float:
@@ -76,7 +76,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class SiteTiming:
-    """What the decision for a site gains by the measurements (`loka.plan.costs` says what is counted)."""
+    """What the decision for a site gains by the measurements (`loka.plan.select.workload` says what is counted)."""
 
     chosen: StepTime
     as_is: StepTime
@@ -104,7 +104,7 @@ class GemmPlan:
     """One GEMM's decision. `operands` and `accumulation` are None where it stays as the model has it."""
 
     gemm: Gemm
-    kernel: str  # a name of `loka.kernels.catalogue`, "torch.scaled_mm"; AS_IS where it stays
+    kernel: str  # a name of `loka.kernels.gemm.catalogue`, "torch.scaled_mm"; AS_IS where it stays
     operands: tuple[OperandRecipe, OperandRecipe] | None
     accumulation: Accumulation | None
     reason: str  # "fp8 by policies/ranker.yaml:14", "kept: no evidence: run loka probe", ...
@@ -152,10 +152,10 @@ class SitePlan:
 class InteractionPlan:
     """An interaction that kernels of its own compute, for the mod `fuse_interaction`."""
 
-    work: Work  # MIX, JOIN or CROSS
+    work: PartKind  # MIX, JOIN or CROSS
     owner: str  # the module whose forward writes it
     what: str  # for people: "a mixing layer of 64 embeddings of 128, rank 32, 32 weighted sums"
-    form: str  # of its gradients' part, in the words of `loka.kernels.interactions`
+    form: str  # of its gradients' part, in the words of `loka.kernels.measurements.interaction_forms`
     samples: int  # of one call: of a cross layer, rows
     columns: int
     calls: int  # in a training step
@@ -166,7 +166,7 @@ class InteractionPlan:
     @property
     def takes(self) -> tuple[str, ...]:
         """The sites whose GEMMs it computes."""
-        return self.sites if self.work is Work.MIX else ()
+        return self.sites if self.work is PartKind.MIX else ()
 
     @property
     def speedup(self) -> float | None:
@@ -182,7 +182,7 @@ class BindingKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Binding:
+class PlannedBinding:
     """One generated class and the modules that become it: same type, same shapes, same recipes."""
 
     name: str  # of the generated class, an identifier: "LayersFmb0"
@@ -191,7 +191,7 @@ class Binding:
     module_type: str  # "torch.nn.modules.linear.Linear"
     sites: tuple[tuple[str, ...], ...]  # for each module, the names of its sites, in the order of their calls
     shapes: tuple[tuple[str, tuple[int, ...]], ...]  # ("weight", (2048, 2048)), ...: what apply checks
-    forward: StraightForward | None = None  # for BindingKind.FORWARD, traced on the first module
+    forward: ForwardIR | None = None  # for BindingKind.FORWARD, traced on the first module
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ class ModPlan:
     promise: str
     settings: tuple[tuple[str, Setting], ...] = ()
     adaptations: tuple[Adaptation, ...] = ()  # of the model's modules, before its sites are found
-    rewritten: tuple[Rewritten, ...] = ()  # of owners' forwards, in which the sites stand
+    rewritten: tuple[RewriteResult, ...] = ()  # of owners' forwards, in which the sites stand
     unchanged: tuple[Unchanged, ...] = ()  # what it was asked for and leaves as it is
     note: str = ""  # why it is there, as the policy says
     gain: Gain | None = None  # None where it was not asked for, or measurements do not say
@@ -230,14 +230,14 @@ class ModPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that code generation needs. Serialises to the same bytes on every machine (`loka.plan.serial`)."""
+    """Everything that code generation needs. Serialises to the same bytes on every machine (`loka.plan.serialize`)."""
 
     name: str
-    target: Target
+    target: PlanTarget
     batch_size: int
     policy_files: tuple[tuple[str, str], ...]  # (file as named, sha256), the policy first and then what it extends
     sites: tuple[SitePlan, ...]  # in model order
-    bindings: tuple[Binding, ...]
+    bindings: tuple[PlannedBinding, ...]
     skipped: tuple[Skipped, ...] = ()
     loka_version: str = ""
     rule_notes: tuple[tuple[str, str], ...] = ()  # ("rule 2: layers.*.mlp.*", why the rule is there)

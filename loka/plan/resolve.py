@@ -1,7 +1,7 @@
 """From what a policy asks to what runs: one decision for every GEMM of every site, each with its reason.
 
 Pure: settings, sites and what tracing found go in, decisions come out. Nothing here looks at a model or a device.
-Policy and evidence say what may run in FP8; where there are measurements, they then say what does (`loka.plan.timed`).
+Policy and evidence say what may run in FP8; where there are measurements, they then say what does (`loka.plan.select.latency_selection`).
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from loka.errors import InputError
-from loka.kernels.catalogue import KERNELS, PREFERRED, Kernel
-from loka.kernels.parts import Costs
-from loka.numerics.names import Accumulation, Compute, Fuse, Gemm
-from loka.plan.choice import Problem, choose
-from loka.plan.costs import Sizes, Surroundings, Traced, gemm_part, surroundings_of
-from loka.plan.evidence import Judged, Known, judge, with_ranges
-from loka.plan.menu import Menu, Offer, menu_of
-from loka.plan.pinned import (
+from loka.kernels.gemm.catalogue import GEMM_KERNELS, PREFERRED, Kernel
+from loka.kernels.measurements.parts import PartCosts
+from loka.numerics.enums import Accumulation, Compute, Fuse, Gemm
+from loka.plan.evidence import JudgedGemm, ProfiledSites, judge, with_ranges
+from loka.plan.plan import NATIVE, GemmPlan, PlanTarget, Rejected, SitePlan
+from loka.plan.report.format import place_words
+from loka.plan.select.enumerate import Offer, SiteOptions, enumerate_options
+from loka.plan.select.kernel_overrides import (
     Pair,
+    accepted_operands,
     candidates,
-    impossible_pins,
+    impossible_overrides,
     other_form,
-    pinned_operands,
-    taken_operands,
+    overridden_operands,
     unknown_kernels,
     with_scalings,
 )
-from loka.plan.plan import AS_IS, GemmPlan, Rejected, SitePlan, Target
-from loka.plan.pricing import Pricer
-from loka.plan.timed import SAFE, Timed, problem_of, revise
-from loka.plan.turning import why_not_turned
-from loka.plan.words import place_words
-from loka.policy.settings import Assignment, GemmSettings, SiteSettings
-from loka.probe.profile import Verdict
+from loka.plan.select.latency_selection import SAFE, LatencySelection, problem_of, revise
+from loka.plan.select.perf_model import PerfModel
+from loka.plan.select.select import SelectionProblem, select
+from loka.plan.select.transposed_operands import unsupported_transpose
+from loka.plan.select.workload import SiteSizes, Surroundings, Traced, gemm_part, surroundings_of
+from loka.policy.cascade.settings import Assignment, GemmSettings, SiteSettings
+from loka.probe.profile.profile import Verdict
 from loka.sites.site import Site
 
 _Sifted = tuple[dict[str, Pair], tuple[Rejected, ...]]  # the kernels that can, each with the form of operands it takes
@@ -43,19 +43,19 @@ _Sifted = tuple[dict[str, Pair], tuple[Rejected, ...]]  # the kernels that can, 
 class Situation:
     """What all sites of a plan are decided against."""
 
-    target: Target
+    target: PlanTarget
     batch_size: int
     files: Mapping[str, str] = field(default_factory=dict)  # a policy file as the plan calls it -> as the user named it
     kernels: tuple[Kernel, ...] = ()  # FP8, the first preferred; (): PREFERRED, or, with measurements, all
-    known: Known | None = None  # the policy's profile
-    costs: Costs | None = None  # the measurements for the target
+    known: ProfiledSites | None = None  # the policy's profile
+    costs: PartCosts | None = None  # the measurements for the target
 
     @property
     def considered(self) -> tuple[Kernel, ...]:
         """The kernels that FP8 may run on."""
         if self.kernels or self.costs is None:
             return self.kernels or PREFERRED
-        return tuple(kernel for kernel in KERNELS if kernel.name != AS_IS)
+        return tuple(kernel for kernel in GEMM_KERNELS if kernel.name != NATIVE)
 
 
 class ImpossibleRuleError(InputError):
@@ -93,7 +93,7 @@ def resolve(
         if gemms is None:
             gemms = resolver.decide(site, wanted, obstacle)
             decided[key] = gemms
-        pins = impossible_pins(site, wanted, gemms, situation.files, situation.batch_size, situation.target.value)
+        pins = impossible_overrides(site, wanted, gemms, situation.files, situation.batch_size, situation.target.value)
         others = [plan for plan in gemms if plan.gemm not in pins]  # once said, at the rule that names the kernel
         problems.update(dict.fromkeys(_impossible(site, wanted, others, situation.files)))
         problems.update(dict.fromkeys(pins.values()))
@@ -117,7 +117,7 @@ class _Draft:
     gemms: tuple[GemmPlan, ...]
 
 
-def _timed_plan(draft: _Draft, found: Timed) -> SitePlan:
+def _timed_plan(draft: _Draft, found: LatencySelection) -> SitePlan:
     gains = found.fused and draft.wanted.fuse is Fuse.AUTO
     return SitePlan(
         draft.site,
@@ -150,15 +150,15 @@ class _Resolver:
     def __init__(self, situation: Situation) -> None:
         self._situation = situation
         self._sifted: dict[tuple[object, ...], _Sifted] = {}
-        self._pricer = Pricer(situation.costs) if situation.costs is not None else None
-        self._menus: dict[tuple[object, ...], Menu | None] = {}
+        self._pricer = PerfModel(situation.costs) if situation.costs is not None else None
+        self._menus: dict[tuple[object, ...], SiteOptions | None] = {}
         self._around: dict[tuple[object, ...], Surroundings] = {}
 
     def decide(self, site: Site, wanted: SiteSettings, obstacle: str | None) -> tuple[GemmPlan, ...]:
         """fprop, then dgrad, then wgrad: operands are turned from those of GEMMs that are decided before."""
         gemms: dict[Gemm, GemmPlan] = {}
         for gemm in site_gemms(site):
-            unable = obstacle or why_not_turned(gemm, wanted.gemms[gemm].operands, gemms)
+            unable = obstacle or unsupported_transpose(gemm, wanted.gemms[gemm].operands, gemms)
             gemms[gemm] = self._decide(site, gemm, wanted, unable)
         return tuple(gemms.values())
 
@@ -178,9 +178,9 @@ class _Resolver:
         if not able:
             return _kept(gemm, rejected[0].reason if rejected else "no kernel is known", judged, rejected)
         if asked.compute is Compute.AUTO:
-            if judged.why_not:
-                waiting = tuple(Rejected(name, judged.why_not) for name in able)
-                return _kept(gemm, judged.why_not, judged, (*waiting, *rejected))
+            if judged.unsupported_reason:
+                waiting = tuple(Rejected(name, judged.unsupported_reason) for name in able)
+                return _kept(gemm, judged.unsupported_reason, judged, (*waiting, *rejected))
             reason = f"{SAFE}, auto{by}"
         else:
             reason = f"fp8{by}{_over_budget(judged)}"
@@ -197,20 +197,20 @@ class _Resolver:
         return self._sifted[key]
 
     def _pinned(self, site: Site, gemm: Gemm, asked: GemmSettings) -> Pair:
-        return pinned_operands(site, gemm, asked, self._situation.batch_size, self._situation.target.value)
+        return overridden_operands(site, gemm, asked, self._situation.batch_size, self._situation.target.value)
 
-    def by_time(self, drafts: Sequence[_Draft], traced: Traced) -> list[Timed | None]:
+    def by_time(self, drafts: Sequence[_Draft], traced: Traced) -> list[LatencySelection | None]:
         """What measurements make of the drafts; None where they say nothing."""
-        found: list[Timed | None] = [None] * len(drafts)
+        found: list[LatencySelection | None] = [None] * len(drafts)
         if self._pricer is None:
             return found
         problems = [self._problem(draft, traced) for draft in drafts]
-        known: dict[tuple[object, ...], tuple[Timed, ...]] = {}
+        known: dict[tuple[object, ...], tuple[LatencySelection, ...]] = {}
         for run in _runs(drafts, problems, traced):
             chain = [(drafts[place].gemms, problem) for place, problem in run]
             key = tuple((id(gemms), id(problem.menu)) for gemms, problem in chain)
             if key not in known:
-                chosen = choose([problem for _, problem in chain])
+                chosen = select([problem for _, problem in chain])
                 known[key] = tuple(
                     revise(problem, gemms, way) for (gemms, problem), way in zip(chain, chosen, strict=True)
                 )
@@ -218,12 +218,12 @@ class _Resolver:
                 found[place] = timed
         return found
 
-    def _problem(self, draft: _Draft, traced: Traced) -> Problem | None:
+    def _problem(self, draft: _Draft, traced: Traced) -> SelectionProblem | None:
         if draft.obstacle is not None:
             return None
         return problem_of(self._menu(draft, traced), draft.gemms, draft.wanted)
 
-    def _menu(self, draft: _Draft, traced: Traced) -> Menu | None:
+    def _menu(self, draft: _Draft, traced: Traced) -> SiteOptions | None:
         site, wanted = draft.site, draft.wanted
         if self._pricer is None:
             return None
@@ -236,8 +236,10 @@ class _Resolver:
         fuse = Fuse.NEVER if site.name in traced.alone else wanted.fuse
         key = (id(wanted), site.rows, site.k, site.n, site.input_grad, around, fuse)
         if key not in self._menus:
-            sizes = Sizes(site.rows.at(self._situation.batch_size), site.k, site.n)
-            self._menus[key] = menu_of(sizes, site_gemms(site), self._offers(draft), around, fuse, self._pricer)
+            sizes = SiteSizes(site.rows.at(self._situation.batch_size), site.k, site.n)
+            self._menus[key] = enumerate_options(
+                sizes, site_gemms(site), self._offers(draft), around, fuse, self._pricer
+            )
         return self._menus[key]
 
     def _offers(self, draft: _Draft) -> dict[Gemm, Offer]:
@@ -261,13 +263,13 @@ class _Resolver:
 
 
 def _runs(
-    drafts: Sequence[_Draft], problems: Sequence[Problem | None], traced: Traced
-) -> Iterator[list[tuple[int, Problem]]]:
+    drafts: Sequence[_Draft], problems: Sequence[SelectionProblem | None], traced: Traced
+) -> Iterator[list[tuple[int, SelectionProblem]]]:
     """The sites that decide together, by their places: neighbours in a chain, every other site by itself."""
     places = {draft.site.name: place for place, draft in enumerate(drafts)}
     in_chains = {name for chain in traced.chains for name in chain}
     for chain in (*traced.chains, *((name,) for name in places if name not in in_chains)):
-        run: list[tuple[int, Problem]] = []
+        run: list[tuple[int, SelectionProblem]] = []
         for name in chain:
             problem = problems[places[name]]
             if problem is not None:
@@ -279,23 +281,23 @@ def _runs(
             yield run
 
 
-def _over_budget(judged: Judged) -> str:
+def _over_budget(judged: JudgedGemm) -> str:
     """What is said of a GEMM that is forced into FP8 against the evidence."""
     evidence = judged.evidence
     return f", over budget: {evidence.figures}" if evidence is not None and evidence.verdict is Verdict.UNSAFE else ""
 
 
-def _sift(site: Site, gemm: Gemm, asked: GemmSettings, situation: Situation, pricer: Pricer | None) -> _Sifted:
+def _sift(site: Site, gemm: Gemm, asked: GemmSettings, situation: Situation, pricer: PerfModel | None) -> _Sifted:
     """The kernels that can run a GEMM, in order, and those that cannot or gave wrong numbers, with why."""
     able: dict[str, Pair] = {}
     rejected = []
-    sizes, target = Sizes(site.rows.at(situation.batch_size), site.k, site.n), situation.target.value
+    sizes, target = SiteSizes(site.rows.at(situation.batch_size), site.k, site.n), situation.target.value
     shape = (sizes.m, sizes.k, sizes.n)
     for kernel in candidates(asked, situation.considered):
-        operands = taken_operands(kernel, gemm, asked, shape, target)
-        reason = kernel.why_not(gemm, operands, asked.accumulation, asked.padding, *shape, target)
+        operands = accepted_operands(kernel, gemm, asked, shape, target)
+        reason = kernel.unsupported_reason(gemm, operands, asked.accumulation, asked.padding, *shape, target)
         if reason is None and pricer is not None:
-            wrong = pricer.why_wrong(gemm_part(gemm, sizes, kernel.name, operands, asked.accumulation))
+            wrong = pricer.wrong_reason(gemm_part(gemm, sizes, kernel.name, operands, asked.accumulation))
             reason = f"its numbers were wrong when it was measured: {wrong}" if wrong else None
         if reason is None:
             able[kernel.name] = _faster_form(kernel, gemm, replace(asked, operands=operands), sizes, target, pricer)
@@ -305,22 +307,24 @@ def _sift(site: Site, gemm: Gemm, asked: GemmSettings, situation: Situation, pri
 
 
 def _faster_form(
-    kernel: Kernel, gemm: Gemm, asked: GemmSettings, sizes: Sizes, target: str, pricer: Pricer | None
+    kernel: Kernel, gemm: Gemm, asked: GemmSettings, sizes: SiteSizes, target: str, pricer: PerfModel | None
 ) -> Pair:
     """The operands as asked for, or in their other form where a kernel takes that faster, by more than the noise."""
     other = other_form(asked.operands)
     if pricer is None or other is None:
         return asked.operands
     here, there = (gemm_part(gemm, sizes, kernel.name, form, asked.accumulation) for form in (asked.operands, other))
-    refused = kernel.why_not(gemm, other, asked.accumulation, asked.padding, sizes.m, sizes.k, sizes.n, target)
+    refused = kernel.unsupported_reason(
+        gemm, other, asked.accumulation, asked.padding, sizes.m, sizes.k, sizes.n, target
+    )
     price, beside = pricer.part(here), pricer.part(there)
-    if refused is not None or price is None or beside is None or pricer.why_wrong(there):
+    if refused is not None or price is None or beside is None or pricer.wrong_reason(there):
         return asked.operands
     return other if beside.us < price.us and not beside.ties_with(price) else asked.operands
 
 
-def _kept(gemm: Gemm, reason: str, judged: Judged, rejected: tuple[Rejected, ...] = ()) -> GemmPlan:
-    return GemmPlan(gemm, AS_IS, None, None, reason, rejected, judged.evidence)
+def _kept(gemm: Gemm, reason: str, judged: JudgedGemm, rejected: tuple[Rejected, ...] = ()) -> GemmPlan:
+    return GemmPlan(gemm, NATIVE, None, None, reason, rejected, judged.evidence)
 
 
 def _by(assignment: Assignment | None) -> str:

@@ -8,19 +8,19 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from loka.numerics.names import Autocast
-from loka.policy import schema
-from loka.policy.complaints import complaints
-from loka.policy.extends import Documents, read_documents
-from loka.policy.policy import Bound, Match, ModelSpec, ModRule, Pattern, Policy, Rule, TrainSpec
+from loka.numerics.enums import Autocast
+from loka.policy.cascade.expand import RuleOrigin, built_in, expand, shown_value
+from loka.policy.policy import Match, ModelSpec, ModRule, Pattern, Policy, Rule, SizeBound, TrainSpec
 from loka.policy.problems import PolicyError, Problem
-from loka.policy.schema_mods import ModSetting, own_parameters
-from loka.policy.spread import Origin, built_in, shown, spread
-from loka.policy.tree import Mapping, Scalar, follow, plain
-from loka.policy.tree import Path as TreePath
+from loka.policy.schema import policy_schema
+from loka.policy.schema.mod_schema import ModSetting, own_parameters
+from loka.policy.schema.validation_errors import validation_errors
+from loka.policy.yaml.extends import Documents, read_documents
+from loka.policy.yaml.tree import Mapping, Scalar, follow, plain
+from loka.policy.yaml.tree import Path as TreePath
 
 DEFAULT_BATCH_SIZE = 4096
-PLAN_FORMAT = "loka.plan"  # of loka.plan.serial, a room above this one
+PLAN_FORMAT = "loka.plan"  # of loka.plan.serialize, a room above this one
 DEFAULT_LEARNING_RATE = 1e-3
 EVERY_SITE = Match("*")
 
@@ -50,11 +50,11 @@ def _refuse_plan(tree: Mapping) -> None:
         raise PolicyError([Problem(entry.key.file, 0, 0, f"a plan of `loka generate`, no policy; {advice}")])
 
 
-def _validate(tree: Mapping, complete: bool, problems: list[Problem]) -> schema.PolicySetting | None:
+def _validate(tree: Mapping, complete: bool, problems: list[Problem]) -> policy_schema.PolicySetting | None:
     try:
-        return schema.PolicySetting.model_validate(plain(tree))
+        return policy_schema.PolicySetting.model_validate(plain(tree))
     except ValidationError as error:
-        problems += complaints(error.errors(include_url=False), tree, complete)
+        problems += validation_errors(error.errors(include_url=False), tree, complete)
         return None
 
 
@@ -64,7 +64,7 @@ def _in_order(problems: list[Problem], documents: Documents) -> list[Problem]:
     return sorted(problems, key=lambda each: (files.get(each.file, len(files)), each.line, each.column))
 
 
-def _policy(path: Path, setting: schema.PolicySetting, tree: Mapping, documents: Documents) -> Policy:
+def _policy(path: Path, setting: policy_schema.PolicySetting, tree: Mapping, documents: Documents) -> Policy:
     model = ModelSpec(setting.model.factory, setting.model.inputs, setting.model.batch_size or DEFAULT_BATCH_SIZE)
     rules = (_rule(rule, tree, index) for index, rule in enumerate(setting.rules or []))
     return Policy(
@@ -74,7 +74,7 @@ def _policy(path: Path, setting: schema.PolicySetting, tree: Mapping, documents:
         files=documents.files,
         model=model,
         train=_train(setting.train, model) if setting.train else None,
-        target=(setting.target or schema.TargetDevice.H100).value,
+        target=(setting.target or policy_schema.TargetDevice.H100).value,
         rules=(_defaults(setting.defaults, tree), *rules),
         mods=tuple(_mod(mod, tree, index) for index, mod in enumerate(setting.mods or [])),
         profile=setting.profile,
@@ -84,36 +84,36 @@ def _policy(path: Path, setting: schema.PolicySetting, tree: Mapping, documents:
     )
 
 
-def _train(setting: schema.TrainSetting, model: ModelSpec) -> TrainSpec:
+def _train(setting: policy_schema.TrainSetting, model: ModelSpec) -> TrainSpec:
     return TrainSpec(
         batches=setting.batches,
         loss=setting.loss,
         test=setting.test,
         steps=setting.steps,
         batch_size=setting.batch_size or model.batch_size,
-        optimizer=(setting.optimizer or schema.Optimizer.ADAM).value,
+        optimizer=(setting.optimizer or policy_schema.Optimizer.ADAM).value,
         learning_rate=DEFAULT_LEARNING_RATE if setting.learning_rate is None else float(setting.learning_rate),
         ema=None if setting.ema is None else float(setting.ema),
         autocast=setting.autocast is Autocast.BFLOAT16,
     )
 
 
-def _defaults(setting: schema.Setting | None, tree: Mapping) -> Rule:
+def _defaults(setting: policy_schema.SiteSetting | None, tree: Mapping) -> Rule:
     """The built-in settings and the policy's own defaults, as a rule for every site."""
     leaves = built_in()
     place = tree.place
     if setting is not None:
-        leaves += spread(setting, Origin(tree, ("defaults",), "defaults"))
+        leaves += expand(setting, RuleOrigin(tree, ("defaults",), "defaults"))
         place = follow(tree, ("defaults",)).key
     return Rule(EVERY_SITE, True, None, "defaults", place.file, place.line if setting else 0, place.column, leaves)
 
 
-def _rule(setting: schema.RuleSetting, tree: Mapping, index: int) -> Rule:
+def _rule(setting: policy_schema.RuleSetting, tree: Mapping, index: int) -> Rule:
     path: TreePath = ("rules", index)
     match = _match(setting.match, tree, (*path, "match"))
     source = f"rule {index + 1}: {match.text}"
     place = follow(tree, path).node.place
-    leaves = spread(setting, Origin(tree, path, source))
+    leaves = expand(setting, RuleOrigin(tree, path, source))
     return Rule(match, bool(setting.optional), setting.note, source, place.file, place.line, place.column, leaves)
 
 
@@ -135,16 +135,16 @@ def _mod(setting: ModSetting, tree: Mapping, index: int) -> ModRule:
     )
 
 
-def _match(value: str | list[str] | schema.Criteria, tree: Mapping, path: TreePath) -> Match:
-    if not isinstance(value, schema.Criteria):
+def _match(value: str | list[str] | policy_schema.Criteria, tree: Mapping, path: TreePath) -> Match:
+    if not isinstance(value, policy_schema.Criteria):
         patterns = _patterns(value, tree, path)
         return Match(", ".join(pattern.text for pattern in patterns), patterns)
     bounds = []
     for field in ("m", "k", "n", "share"):
         least, largest = getattr(value, f"min_{field}"), getattr(value, f"max_{field}")
         if least is not None or largest is not None:
-            bounds.append(Bound(field, least, largest))
-    given = ((name, getattr(value, name)) for name in schema.Criteria.model_fields)
+            bounds.append(SizeBound(field, least, largest))
+    given = ((name, getattr(value, name)) for name in policy_schema.Criteria.model_fields)
     text = ", ".join(f"{name}: {_shown(part)}" for name, part in given if part is not None)
     patterns = _patterns(value.name, tree, (*path, "name")) if value.name is not None else ()
     return Match(text, patterns, value.kind.value if value.kind else None, tuple(bounds))
@@ -157,4 +157,4 @@ def _patterns(value: str | list[str], tree: Mapping, path: TreePath) -> tuple[Pa
 
 
 def _shown(part: object) -> str:
-    return " or ".join(part) if isinstance(part, list) else shown(part)
+    return " or ".join(part) if isinstance(part, list) else shown_value(part)

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from loka.policy.patterns import compile_pattern
+from loka.policy.cascade.patterns import compile_pattern
+from loka.policy.cascade.settings import Assignment, SiteFacts
 from loka.policy.problems import Place
-from loka.policy.settings import Assignment, SiteFacts
-from loka.policy.tree import Mapping, follow
+from loka.policy.yaml.tree import Mapping, follow
 
 OPERAND_FIELDS = ("format", "scaling", "range", "amax", "power_of_two")  # the leaves of one operand
 ModParameter = bool | int | float | str
@@ -58,7 +58,7 @@ class Pattern:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class SizeBound:
     """A range that one figure of a site must lie in, ends included; None where it is open."""
 
     field: str  # m | k | n | share
@@ -78,7 +78,7 @@ class Match:
     text: str  # as shown: "layers.*.mlp.*", "kind: linear, max_n: 16"
     patterns: tuple[Pattern, ...] = ()
     kind: str | None = None
-    bounds: tuple[Bound, ...] = ()
+    bounds: tuple[SizeBound, ...] = ()
 
     def matches(self, facts: SiteFacts) -> bool:
         """Whether a site is meant."""

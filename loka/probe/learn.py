@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from loka.errors import InputError
-from loka.mods.remedies import Mendable
-from loka.numerics.names import OPERANDS, Compute, Gemm, Operand
-from loka.policy.settings import OperandRecipe, SiteSettings
-from loka.probe.biases import BiasTrack
-from loka.probe.estimate import estimate_site
-from loka.probe.evidence import with_seen_ranges
-from loka.probe.findings import find
-from loka.probe.profile import Estimate, Finding, SiteProfile
-from loka.probe.recipes import candidates
-from loka.probe.stats import Recorded, SiteStats
-from loka.probe.summary import summarise
+from loka.mods.suggestions import Suggestible
+from loka.numerics.enums import OPERANDS, Compute, Gemm, Operand
+from loka.policy.cascade.settings import OperandRecipe, SiteSettings
+from loka.probe.diagnostics.finding_evidence import with_seen_ranges
+from loka.probe.diagnostics.findings import find
+from loka.probe.estimate.candidate_recipes import candidates
+from loka.probe.estimate.estimate import estimate_site
+from loka.probe.profile.profile import Estimate, Finding, SiteProfile
+from loka.probe.profile.summarise import summarise
+from loka.probe.stats.bias_track import BiasTrack
+from loka.probe.stats.site_stats import RecordedStats, SiteStats
 from loka.sites.site import Site
 
 LIMIT = 16  # sampled pairs of operands for each GEMM, at most
@@ -26,7 +26,7 @@ Pair = tuple[OperandRecipe, OperandRecipe]
 
 
 def finish(
-    recorded: Recorded,
+    recorded: RecordedStats,
     sites: Sequence[Site],
     settings: Sequence[SiteSettings],
     *,
@@ -34,15 +34,15 @@ def finish(
     limit: int = LIMIT,
     seed: int = 0,
     bias_norms: Mapping[str, BiasTrack] | None = None,
-    mendable: Mapping[str, Mendable] | None = None,
+    mendable: Mapping[str, Suggestible] | None = None,
     progress: Progress | None = None,
-) -> Recorded:
+) -> RecordedStats:
     """`recorded` with an estimate for each GEMM under each candidate recipe, and with its findings.
 
     `sites` and `settings` are those of the policy, in the same order; the candidates are the standard ones and what the
     policy itself asks for, each judged against the site's own budget. A GEMM that the policy keeps gets none.
-    `batch_size` gives M, `limit` the most sampled pairs of operands for a GEMM. `bias_norms`: what `loka.probe.biases`
-    saw, by site; `mendable` what `loka.mods.remedies` says that mods could change. Equal arguments give equal results.
+    `batch_size` gives M, `limit` the most sampled pairs of operands for a GEMM. `bias_norms`: what `loka.probe.stats.bias_track`
+    saw, by site; `mendable` what `loka.mods.suggestions` says that mods could change. Equal arguments give equal results.
 
     Raises InputError where `recorded` holds a site that the model lacks or that has another shape there.
     """
@@ -62,7 +62,7 @@ def finish(
     return replace(recorded, profile=profile)
 
 
-def check_sites(recorded: Recorded, sites: Sequence[Site]) -> None:
+def check_sites(recorded: RecordedStats, sites: Sequence[Site]) -> None:
     """Raises InputError, with both shapes, where what was recorded is of another model than that with `sites`."""
     shapes = {site.name: (site.k, site.n) for site in sites}
     for stats in recorded.stats:

@@ -14,20 +14,20 @@ import torch
 from torch import nn
 
 from loka.errors import InputError, LokaError
-from loka.mods.build import built_model
-from loka.mods.made import ModMade, mods_made
+from loka.mods.fingerprint import ModFingerprint, mod_fingerprints
+from loka.mods.modded_model import built_model
 from loka.policy.load import load_policy
 from loka.policy.policy import Policy
-from loka.probe import file
-from loka.probe.live import check_adapted, find_live
-from loka.probe.ranks import merge_across
-from loka.probe.replay import Replays
-from loka.probe.rows import RowNumbers
-from loka.probe.saver import Saver
-from loka.probe.stats import Recorded, SiteStats
-from loka.probe.summary import profile_of, summarise
-from loka.probe.trackers import SiteSnapshot, Trackers, read
-from loka.probe.watch import Watch
+from loka.probe.capture.graph_replay import Replays
+from loka.probe.capture.live_sites import check_adapted, find_live
+from loka.probe.capture.ranks import merge_across
+from loka.probe.capture.row_sampling import RowNumbers
+from loka.probe.capture.saver import Saver
+from loka.probe.capture.watch import Watch
+from loka.probe.profile import profile_file
+from loka.probe.profile.summarise import profile_of, summarise
+from loka.probe.stats.site_stats import RecordedStats, SiteStats
+from loka.probe.stats.site_trackers import SiteSnapshot, Trackers, read
 from loka.sites.callables import current_directory_importable
 from loka.sites.discover import find_sites
 
@@ -66,7 +66,7 @@ class Probe:
         model: the model that trains, on the device that it trains on, as the policy's mods make it.
         policy: a policy, or the path of one. Its `model` section is built once more, with its mods, to find the sites.
         every: one step in so many is sampled.
-        path: where to save (the full form, see `loka.probe.file`); None: nothing is saved.
+        path: where to save (the full form, see `loka.probe.profile.profile_file`); None: nothing is saved.
         save_every: steps between saves; one more is made at the end, also after Ctrl-C.
         rows: sampled of each call, the same ones of the input and of its output gradient. With one step in 100 over
             10,000 steps the default makes 25,600 rows; a short run wants more.
@@ -97,7 +97,7 @@ class Probe:
         self.unseen_steps = 0  # sampled steps in which no site was seen at all
         self.samples = 0  # sampled steps in which any was
         check_adapted(model, adapted.adaptations)
-        self._mods = mods_made(adapted.adaptations)
+        self._mods = mod_fingerprints(adapted.adaptations)
         self._live = find_live(model, sites)
         self._every = every
         self._path = None if path is None else Path(path)
@@ -160,7 +160,7 @@ class Probe:
         stats = tuple(read(site) for site in self._snapshots())
         return stats if self._group is None else merge_across(stats, self._group)
 
-    def recorded(self) -> Recorded:
+    def recorded(self) -> RecordedStats:
         """The full profile of what was learned so far, without estimates and findings. As `stats` otherwise."""
         return self._finish(self._ranks(), self._step, self._last_sampled, self.samples)(self.stats())
 
@@ -250,7 +250,7 @@ class Probe:
         stats = self.stats()
         if torch.distributed.get_rank(self._group) == 0:
             finish = self._finish(self._ranks(), self._step, self._last_sampled, self.samples)
-            file.save(self._path, finish(stats))
+            profile_file.save(self._path, finish(stats))
         self._own_path().unlink(missing_ok=True)
 
     def _own_path(self) -> Path:
@@ -266,7 +266,7 @@ class Probe:
 
     def _finish(
         self, ranks: int, done: int, last_sampled: int, samples: int
-    ) -> Callable[[tuple[SiteStats, ...]], Recorded]:
+    ) -> Callable[[tuple[SiteStats, ...]], RecordedStats]:
         """What makes the full profile of statistics, as the Probe stands now; it runs in the saving thread."""
         batch = self._policy.train.batch_size if self._policy.train else self._policy.model.batch_size
         rows = {live.site.name: live.site.rows.at(batch) for live in self._live.sites}
@@ -286,14 +286,14 @@ class Probe:
 
 def _recorded(
     policy: Policy,
-    mods: tuple[ModMade, ...],
+    mods: tuple[ModFingerprint, ...],
     batch: int,
     rows: dict[str, int],
     counted: tuple[int, int, int],
     stats: tuple[SiteStats, ...],
-) -> Recorded:
+) -> RecordedStats:
     sites = tuple(summarise(site, (), _rows_of(site, rows[site.name])) for site in stats)
-    return Recorded(profile_of(policy.name, policy.model.factory, batch, *counted, sites, mods=mods), stats)
+    return RecordedStats(profile_of(policy.name, policy.model.factory, batch, *counted, sites, mods=mods), stats)
 
 
 def _rows_of(site: SiteStats, expected: int) -> int:

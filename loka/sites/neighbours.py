@@ -52,7 +52,7 @@ class Node:
     parameter: str | None = None  # the qualified name, where this is a Parameter
     buffer: str | None = None
     children: list[Node] = field(default_factory=list)
-    layout: Any = None  # of `loka.sites.ghost`
+    layout: Any = None  # of `loka.sites.fake_outputs`
 
     @property
     def view(self) -> bool:

@@ -11,30 +11,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from loka.sites.site import Kind
-from loka.sites.sizes import Size
+from loka.sites.batch_sizes import Size
+from loka.sites.site import GemmKind
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class TensorOrigin:
     """Where an operand of a product comes from."""
 
     parameter: str | None  # qualified name, where the operand is a Parameter or its transpose
     computed_from: str = ""  # "Parameter 'w' by getitem", "buffer 'mask'", or "" for an activation
 
 
-class Origins(Protocol):
+class TensorOrigins(Protocol):
     """Tells the origin of a tensor."""
 
-    def __call__(self, tensor: Tensor) -> Origin:
+    def __call__(self, tensor: Tensor) -> TensorOrigin:
         """The origin of `tensor`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class MatrixProduct:
     """One call that multiplies matrices. `terms` are its (M, K, N), whose multiply-adds sum up to the call's."""
 
-    kind: Kind
+    kind: GemmKind
     x: Tensor | None
     weight: str | None
     bias: Tensor | None
@@ -47,7 +47,7 @@ class Product:
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
-Describe = Callable[[Args, Kwargs, Origins], Product | None]
+Describe = Callable[[Args, Kwargs, TensorOrigins], MatrixProduct | None]
 
 
 def _arg(args: Args, kwargs: Kwargs, position: int, *names: str) -> Any:
@@ -74,16 +74,16 @@ def unpatchable(weight: Tensor) -> str | None:
 
 
 def _product(
-    kind: Kind, x: Tensor, weight: Tensor, origin: Origin, mkn: tuple[Size, Size, Size], bias: Any = None
-) -> Product:
+    kind: GemmKind, x: Tensor, weight: Tensor, origin: TensorOrigin, mkn: tuple[Size, Size, Size], bias: Any = None
+) -> MatrixProduct:
     """A product whose weight side is known."""
     blocked = unpatchable(weight)
     if blocked is None and not x.dtype.is_floating_point:
         blocked = f"its input is {str(x.dtype).removeprefix('torch.')}"
-    return Product(kind, x, origin.parameter, bias, *mkn, (mkn,), blocked)
+    return MatrixProduct(kind, x, origin.parameter, bias, *mkn, (mkn,), blocked)
 
 
-def _between(kind: Kind, a: Tensor, b: Tensor, origins: Origins, bias: Any = None) -> Product | None:
+def _between(kind: GemmKind, a: Tensor, b: Tensor, origins: TensorOrigins, bias: Any = None) -> MatrixProduct | None:
     """The product a @ b, with torch.matmul's rules for the dimensions."""
     if a.dim() == 0 or b.dim() == 0:
         return None
@@ -98,7 +98,7 @@ def _between(kind: Kind, a: Tensor, b: Tensor, origins: Origins, bias: Any = Non
         return _product(kind, b, a, of_a, (batch * columns, k, a.shape[0]))
     batch = size_of(_broadcast(a.shape[:-2], b.shape[:-2]))
     mkn = (batch * (a.shape[-2] if a.dim() > 1 else 1), k, columns)
-    return Product(Kind.BMM, a, None, None, *mkn, (mkn,), _no_weight(of_a, of_b))
+    return MatrixProduct(GemmKind.BMM, a, None, None, *mkn, (mkn,), _no_weight(of_a, of_b))
 
 
 def _broadcast(a: Any, b: Any) -> list[Size]:
@@ -113,7 +113,7 @@ def _is_one(size: Size) -> bool:
     return isinstance(size, int) and size == 1
 
 
-def _no_weight(of_a: Origin, of_b: Origin) -> str:
+def _no_weight(of_a: TensorOrigin, of_b: TensorOrigin) -> str:
     if of_a.parameter and of_b.parameter:
         return f"both operands are Parameters ('{of_a.parameter}', '{of_b.parameter}'): no input takes part"
     one = of_b if of_b.parameter or of_b.computed_from else of_a
@@ -124,7 +124,7 @@ def _no_weight(of_a: Origin, of_b: Origin) -> str:
     return "both operands are computed: no Parameter takes part"
 
 
-def _linear(args: Args, kwargs: Kwargs, origins: Origins) -> Product | None:
+def _linear(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
     x, weight = _arg(args, kwargs, 0, "input"), _arg(args, kwargs, 1, "weight")
     bias = _arg(args, kwargs, 2, "bias")
     of_x, of_w = origins(x), origins(weight)
@@ -132,43 +132,45 @@ def _linear(args: Args, kwargs: Kwargs, origins: Origins) -> Product | None:
         weight = weight.unsqueeze(0)
     mkn = (size_of(x.shape[:-1]), weight.shape[1], weight.shape[0])
     if of_w.parameter and not of_x.parameter:
-        return _product(Kind.FUNCTIONAL_LINEAR, x, weight, of_w, mkn, bias)
+        return _product(GemmKind.FUNCTIONAL_LINEAR, x, weight, of_w, mkn, bias)
     if of_x.parameter and x.dim() == 2 and not of_w.parameter and bias is None:
-        return _product(Kind.FUNCTIONAL_LINEAR, weight, x, of_x, (mkn[2], mkn[1], mkn[0]))
-    return Product(Kind.BMM, x, None, None, *mkn, (mkn,), _no_weight(of_x, of_w))
+        return _product(GemmKind.FUNCTIONAL_LINEAR, weight, x, of_x, (mkn[2], mkn[1], mkn[0]))
+    return MatrixProduct(GemmKind.BMM, x, None, None, *mkn, (mkn,), _no_weight(of_x, of_w))
 
 
-def _matmul(args: Args, kwargs: Kwargs, origins: Origins) -> Product | None:
+def _matmul(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
     b = _arg(args, kwargs, 1, "other", "mat2", "vec", "tensor2", "input2")
-    return _between(Kind.MATMUL, _arg(args, kwargs, 0, "input", "self", "tensor1"), b, origins)
+    return _between(GemmKind.MATMUL, _arg(args, kwargs, 0, "input", "self", "tensor1"), b, origins)
 
 
-def _rmatmul(args: Args, kwargs: Kwargs, origins: Origins) -> Product | None:
-    return _between(Kind.MATMUL, args[1], args[0], origins)
+def _rmatmul(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
+    return _between(GemmKind.MATMUL, args[1], args[0], origins)
 
 
-def _inner(args: Args, kwargs: Kwargs, origins: Origins) -> Product | None:
+def _inner(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
     a, b = _arg(args, kwargs, 0, "input"), _arg(args, kwargs, 1, "other")
     if b.dim() < 1 or a.dim() < 1:
         return None
     mkn = (size_of(a.shape[:-1]), a.shape[-1], size_of(b.shape[:-1]))
-    return Product(Kind.MATMUL, a, None, None, *mkn, (mkn,), "torch.inner is not rewritten: write F.linear")
+    return MatrixProduct(GemmKind.MATMUL, a, None, None, *mkn, (mkn,), "torch.inner is not rewritten: write F.linear")
 
 
-def _addmm(args: Args, kwargs: Kwargs, origins: Origins) -> Product | None:
+def _addmm(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
     bias = _arg(args, kwargs, 0, "input")
     a, b = _arg(args, kwargs, 1, "mat1", "batch1", "mat"), _arg(args, kwargs, 2, "mat2", "batch2", "vec")
-    found = _between(Kind.ADDMM, a, b, origins)
-    if found is None or found.kind is Kind.BMM:
+    found = _between(GemmKind.ADDMM, a, b, origins)
+    if found is None or found.kind is GemmKind.BMM:
         return found
     scaled = [name for name in ("beta", "alpha") if kwargs.get(name, 1) != 1]
     takes_bias = found.x is a and bias.dim() == 1 and origins(bias).parameter is not None
     blocked = found.blocked or (f"addmm with {scaled[0]}={kwargs[scaled[0]]}" if scaled else None)
     mkn = (found.m, found.k, found.n)
-    return Product(Kind.ADDMM, found.x, found.weight, bias if takes_bias else None, *mkn, found.terms, blocked)
+    return MatrixProduct(
+        GemmKind.ADDMM, found.x, found.weight, bias if takes_bias else None, *mkn, found.terms, blocked
+    )
 
 
-def _einsum(args: Args, kwargs: Kwargs, origins: Origins) -> Product | None:
+def _einsum(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
     if not args or not isinstance(args[0], str):
         return None
     operands = list(args[1]) if len(args) == 2 and isinstance(args[1], list | tuple) else list(args[1:])
@@ -198,8 +200,8 @@ def _expand_ellipsis(terms: list[str], operands: list[Tensor]) -> list[str]:
 
 
 def _einsum_product(
-    terms: list[str], output: str, letters: dict[str, Size], operands: list[Tensor], origins: Origins
-) -> Product:
+    terms: list[str], output: str, letters: dict[str, Size], operands: list[Tensor], origins: TensorOrigins
+) -> MatrixProduct:
     found = [origins(operand) for operand in operands]
     side = next((i for i, o in enumerate(found) if o.parameter), len(found) - 1)
     weight, rest = terms[side], "".join(t for i, t in enumerate(terms) if i != side)
@@ -211,14 +213,14 @@ def _einsum_product(
     total = (size_of(kept), size_of(summed), 1)
     x = operands[1 - side] if len(operands) == 2 else operands[0 if side else 1]
     blocked = _einsum_blocked(terms, output, side, found)
-    kind = Kind.EINSUM if found[side].parameter else Kind.BMM
+    kind = GemmKind.EINSUM if found[side].parameter else GemmKind.BMM
     mkn = (m, k, n) if found[side].parameter else total
     if blocked is None and (reason := unpatchable(operands[side])):
         blocked = reason
-    return Product(kind, x, found[side].parameter, None, *mkn, (total,), blocked)
+    return MatrixProduct(kind, x, found[side].parameter, None, *mkn, (total,), blocked)
 
 
-def _einsum_blocked(terms: list[str], output: str, side: int, found: list[Origin]) -> str | None:
+def _einsum_blocked(terms: list[str], output: str, side: int, found: list[TensorOrigin]) -> str | None:
     """Why an einsum is no matrix product with one weight, or None."""
     text = f"einsum '{','.join(terms)}->{output}'"
     if len(terms) != 2:
@@ -237,7 +239,7 @@ def _einsum_blocked(terms: list[str], output: str, side: int, found: list[Origin
     return None if fits else f"{text} is not a matrix product with one weight"
 
 
-def _tensordot(args: Args, kwargs: Kwargs, origins: Origins) -> Product | None:
+def _tensordot(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
     a, b, dims = args[0], args[1], _arg(args, kwargs, 2, "dims")
     if isinstance(dims, Tensor):
         return None
@@ -252,37 +254,41 @@ def _tensordot(args: Args, kwargs: Kwargs, origins: Origins) -> Product | None:
     reason = _no_weight(of_a, of_b)
     if weight.parameter:
         reason = "torch.tensordot is not rewritten: write F.linear, @ or einsum"
-    return Product(Kind.MATMUL if weight.parameter else Kind.BMM, x, weight.parameter, None, *mkn, (mkn,), reason)
+    return MatrixProduct(
+        GemmKind.MATMUL if weight.parameter else GemmKind.BMM, x, weight.parameter, None, *mkn, (mkn,), reason
+    )
 
 
-def _chain(args: Args, kwargs: Kwargs, origins: Origins) -> Product | None:
+def _chain(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
     """chain_matmul and multi_dot; the order of multiplication is the library's, here it is read from the left."""
     parts = list(args[0]) if isinstance(args[0], list | tuple) else list(args)
     if len(parts) < 2 or any(p.dim() != 2 for p in parts):
         return None
     terms = tuple((parts[0].shape[0], p.shape[0], p.shape[1]) for p in parts[1:])
-    return Product(Kind.BMM, parts[0], None, None, *terms[-1], terms, "a chain of matrix products in one call")
+    return MatrixProduct(
+        GemmKind.BMM, parts[0], None, None, *terms[-1], terms, "a chain of matrix products in one call"
+    )
 
 
-def _bilinear(args: Args, kwargs: Kwargs, origins: Origins) -> Product | None:
+def _bilinear(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
     x1, _, weight = args[:3]
     rows = size_of(x1.shape[:-1])
     n, k1, k2 = weight.shape
     terms = ((rows, k1, n * k2), (rows, k2, n))
-    return Product(Kind.BMM, x1, None, None, rows, k1 * k2, n, terms, "its weight has 3 dimensions, not two")
+    return MatrixProduct(GemmKind.BMM, x1, None, None, rows, k1 * k2, n, terms, "its weight has 3 dimensions, not two")
 
 
-def _attention(args: Args, kwargs: Kwargs, origins: Origins) -> Product | None:
+def _attention(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
     """F.scaled_dot_product_attention: K is the two head widths together, so that 2 M K N counts both products."""
     q, k, v = (_arg(args, kwargs, i, name) for i, name in enumerate(("query", "key", "value")))
     m, length = size_of(q.shape[:-1]), k.shape[-2]
     width, width_v = q.shape[-1], v.shape[-1]
     terms = ((m, width, length), (m, length, width_v))
     reason = "scaled_dot_product_attention multiplies activations: no Parameter takes part"
-    return Product(Kind.ATTENTION, q, None, None, m, width + width_v, length, terms, reason)
+    return MatrixProduct(GemmKind.ATTENTION, q, None, None, m, width + width_v, length, terms, reason)
 
 
-def _multi_head(args: Args, kwargs: Kwargs, origins: Origins) -> Product | None:
+def _multi_head(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
     """F.multi_head_attention_forward, of (length, batch, width) or (length, width): projections and scores in one."""
     q, k, v = (_arg(args, kwargs, i, name) for i, name in enumerate(("query", "key", "value")))
     width = q.shape[-1]
@@ -291,7 +297,7 @@ def _multi_head(args: Args, kwargs: Kwargs, origins: Origins) -> Product | None:
     terms = (*projections, (m, width, length), (m, length, width))
     n = 4 * width + 2 * length  # exact for self-attention
     reason = "nn.MultiheadAttention computes its projections and scores in one opaque call"
-    return Product(Kind.ATTENTION, q, None, None, m, width, n, terms, reason)
+    return MatrixProduct(GemmKind.ATTENTION, q, None, None, m, width, n, terms, reason)
 
 
 def _aten(*names: str) -> list[Callable[..., Any]]:

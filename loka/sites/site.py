@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class GemmKind(StrEnum):
     """How the model writes a GEMM."""
 
     LINEAR = "linear"  # a plain nn.Linear that is called
@@ -19,7 +19,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowCount:
     """The M of a GEMM as a function of the batch: `per_sample * batch + fixed`."""
 
     per_sample: int
@@ -43,11 +43,11 @@ class Site:
     """
 
     name: str
-    kind: Kind
+    kind: GemmKind
     owner: str  # qualified name of the module whose forward holds the call; "" is the model itself
     weight: str | None  # qualified name of the Parameter; None where the weight is computed
     bias: str | None
-    rows: Rows  # M, of one call
+    rows: RowCount  # M, of one call
     k: int
     n: int
     calls: int  # in one training forward; 0 where a module is never called

@@ -37,7 +37,7 @@ SPLITS = {"train": 1, "test": 2, "calibration": 3}  # separate streams: no row o
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ClickRows:
     """Consecutive rows: dense (R, DENSE), ids (R, len(ROWS)), click probability (R,) and click (R,)."""
 
     dense: npt.NDArray[np.float32]
@@ -59,13 +59,13 @@ class Teacher:
         _, _, score = self._draw(np.random.default_rng([TEACHER_KEY, SPLITS["calibration"]]), 4 * BLOCK)
         self._mean, self._std = float(score.mean()), float(score.std())
 
-    def rows(self, split: str, seed: int, block: int) -> Rows:
+    def rows(self, split: str, seed: int, block: int) -> ClickRows:
         """One block of BLOCK rows."""
         rng = np.random.default_rng([TEACHER_KEY, SPLITS[split], seed, block])
         dense, ids, score = self._draw(rng, BLOCK)
         probability = 1 / (1 + np.exp(-(SLOPE * (score - self._mean) / self._std + INTERCEPT)))
         click = (rng.random(BLOCK) < probability).astype(np.float32)
-        return Rows(dense.astype(np.float32), ids, probability, click)
+        return ClickRows(dense.astype(np.float32), ids, probability, click)
 
     def _draw(self, rng: np.random.Generator, count: int) -> tuple[Floats, Ids, Floats]:
         """Dense features, ids, and the teacher's raw score of each row."""
@@ -109,7 +109,7 @@ class ClickStream:
 
     def __iter__(self) -> Iterator[Batch]:
         teacher = Teacher()
-        held: dict[int, Rows] = {}
+        held: dict[int, ClickRows] = {}
         for start in range(0, self.samples, self.batch_size):
             stop = min(start + self.batch_size, self.samples)
             needed = range(start // BLOCK, (stop - 1) // BLOCK + 1)
@@ -118,7 +118,7 @@ class ClickStream:
             yield _cut(list(held.values()), start - first, stop - first)
 
 
-def _cut(blocks: list[Rows], start: int, stop: int) -> Batch:
+def _cut(blocks: list[ClickRows], start: int, stop: int) -> Batch:
     """Rows `start` to `stop` of consecutive blocks, as tensors."""
     dense = np.concatenate([block.dense for block in blocks])[start:stop]
     ids = np.concatenate([block.ids for block in blocks])[start:stop]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.bench.job import Job
+from loka.bench.quality.training_job import TrainingJob
 
 FEATURES, SAMPLES = 8, 1000
 
@@ -48,8 +48,8 @@ def model() -> nn.Module:
 
 
 @pytest.fixture
-def job() -> Job:
-    return Job(
+def job() -> TrainingJob:
+    return TrainingJob(
         factory=model,
         batches=Batches,
         test_batches=held_out,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from loka.bench.ablate import Asked, check, kinds_of
-from loka.bench.ablation import BASE, Column, Row, chosen, mods_of, rows_of, unit_of
-from loka.bench.ablation_targets import TARGETS, judged
+from loka.bench.ablation.ablate import AblationRequest, check, kinds_of
+from loka.bench.ablation.ablation_targets import TARGETS, judged
+from loka.bench.ablation.plan_rows_columns import BASE, AblationRow, Column, chosen, mods_of, rows_of, unit_of
 from loka.errors import InputError
 from loka.policy.load import load_policy
 from loka.policy.policy import Policy
@@ -49,7 +49,9 @@ def test_rows_are_in_the_order_of_what_matters_most() -> None:
     assert rows[0] == BASE
     assert rows[1].mods == MODS
     assert rows[-1].mods == PAPER
-    assert rows[2] == Row("exact", ("fuse_interaction",), f"{rows[2].title.split(';')[0]}; fuse_interaction alone")
+    assert rows[2] == AblationRow(
+        "exact", ("fuse_interaction",), f"{rows[2].title.split(';')[0]}; fuse_interaction alone"
+    )
     assert rows[6].mods == ("block_norm", "hard_swish", "fuse_interaction")
 
 
@@ -93,7 +95,7 @@ def test_which_mods_change_modules_and_which_are_exact() -> None:
 
 def test_a_unit_is_the_policy_with_the_mods_of_its_row(policy: Policy, tmp_path: Path) -> None:
     kinds = kinds_of(MODS)
-    row = Row("some", ("block_norm", "fuse_interaction"), "")
+    row = AblationRow("some", ("block_norm", "fuse_interaction"), "")
     unit = unit_of(policy, row, Column.FP8, kinds, whole=False)
     tree = yaml.safe_load(unit.text)
     assert tree["name"] == unit.package == "ablation_loka_fp8_block_norm_fuse_interaction"
@@ -108,7 +110,7 @@ def test_a_unit_is_the_policy_with_the_mods_of_its_row(policy: Policy, tmp_path:
 
 
 def test_the_profile_speaks_of_the_model_with_all_mods_in_fp8_alone(policy: Policy, tmp_path: Path) -> None:
-    kinds, row = kinds_of(MODS), Row("all", MODS, "")
+    kinds, row = kinds_of(MODS), AblationRow("all", MODS, "")
     texts = {column: yaml.safe_load(unit_of(policy, row, column, kinds, whole=True).text) for column in Column}
     assert texts[Column.FP8]["profile"] == str(tmp_path.resolve() / "evidence.safetensors")
     assert "profile" not in texts[Column.OURS]
@@ -118,14 +120,14 @@ def test_the_profile_speaks_of_the_model_with_all_mods_in_fp8_alone(policy: Poli
 
 def test_mods_that_torch_compile_does_not_see_make_no_unit_of_their_own(policy: Policy) -> None:
     kinds = kinds_of(MODS)
-    exact = Row("exact", ("fuse_interaction",), "")
+    exact = AblationRow("exact", ("fuse_interaction",), "")
     of = {column: [unit_of(policy, row, column, kinds, False) for row in (BASE, exact)] for column in Column}
     assert of[Column.COMPILED][0] == of[Column.COMPILED][1]
     assert of[Column.OURS][0] != of[Column.OURS][1]
 
 
 def test_the_baseline_is_measured_whatever_is_chosen(policy: Policy) -> None:
-    work = check(Asked("model", (str(policy.path),), "mods", modes="train", only="all,loka-fp8", batch=8))
+    work = check(AblationRequest("model", (str(policy.path),), "mods", modes="train", only="all,loka-fp8", batch=8))
     assert list(work.units) == [("none", Column.COMPILED), ("all", Column.FP8)]
     assert work.columns == (Column.COMPILED, Column.FP8)
     assert [row.name for row in work.rows] == ["none", "all"]
@@ -136,25 +138,25 @@ def test_the_baseline_is_measured_whatever_is_chosen(policy: Policy) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (Asked("model", ("clicks.yaml",), "rules"), "--ablate: there is no 'rules'"),
-        (Asked("model", ("clicks.yaml",), ""), "--ablate: there is no ''"),
-        (Asked("region", ("clicks.yaml",), "mods"), "--ablate is for one policy"),
-        (Asked("model", (), "mods"), "--ablate is for one policy"),
-        (Asked("model", ("a.yaml", "b.yaml"), "mods"), "--ablate is for one policy"),
-        (Asked("model", ("clicks.yaml",), "mods", batch=0), "--batch: 0 is too few"),
-        (Asked("model", ("clicks.yaml",), "mods", loss_steps=-1), "--loss-steps: -1 is too few"),
-        (Asked("model", ("clicks.yaml",), "mods", loss_steps=5), "clicks.yaml.*no train section"),
-        (Asked("model", ("clicks.yaml",), "mods", jobs=-1), "--jobs: -1 is too few"),
-        (Asked("model", ("clicks.yaml",), "mods", seconds=0.0), "--seconds: 0 is no time"),
-        (Asked("model", ("clicks.yaml",), "mods", modes="training"), "--modes: there is no 'training'"),
-        (Asked("model", ("clicks.yaml",), "mods", modes=","), "--modes: names none"),
-        (Asked("model", ("clicks.yaml",), "mods", only="every"), "no row or column 'every'"),
-        (Asked("model", ("wukong_small",), "mods"), "wukong_small"),
+        (AblationRequest("model", ("clicks.yaml",), "rules"), "--ablate: there is no 'rules'"),
+        (AblationRequest("model", ("clicks.yaml",), ""), "--ablate: there is no ''"),
+        (AblationRequest("region", ("clicks.yaml",), "mods"), "--ablate is for one policy"),
+        (AblationRequest("model", (), "mods"), "--ablate is for one policy"),
+        (AblationRequest("model", ("a.yaml", "b.yaml"), "mods"), "--ablate is for one policy"),
+        (AblationRequest("model", ("clicks.yaml",), "mods", batch=0), "--batch: 0 is too few"),
+        (AblationRequest("model", ("clicks.yaml",), "mods", loss_steps=-1), "--loss-steps: -1 is too few"),
+        (AblationRequest("model", ("clicks.yaml",), "mods", loss_steps=5), "clicks.yaml.*no train section"),
+        (AblationRequest("model", ("clicks.yaml",), "mods", jobs=-1), "--jobs: -1 is too few"),
+        (AblationRequest("model", ("clicks.yaml",), "mods", seconds=0.0), "--seconds: 0 is no time"),
+        (AblationRequest("model", ("clicks.yaml",), "mods", modes="training"), "--modes: there is no 'training'"),
+        (AblationRequest("model", ("clicks.yaml",), "mods", modes=","), "--modes: names none"),
+        (AblationRequest("model", ("clicks.yaml",), "mods", only="every"), "no row or column 'every'"),
+        (AblationRequest("model", ("wukong_small",), "mods"), "wukong_small"),
     ],
 )
 @pytest.mark.usefixtures("policy")
 def test_mistakes_are_told_before_anything_runs(
-    asked: Asked, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asked: AblationRequest, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=message):

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loka.bench.ablation import Column, rows_of
-from loka.bench.ablation_report import (
+from loka.bench.ablation.ablation_report import (
     Ablation,
     details,
     loss_table,
@@ -22,10 +21,11 @@ from loka.bench.ablation_report import (
     to_text,
     write_files,
 )
-from loka.bench.ablation_targets import FACTORY
-from loka.bench.ablation_unit import Loss, Mode, Outcome
+from loka.bench.ablation.ablation_targets import FACTORY
+from loka.bench.ablation.ablation_unit import Loss, Mode, UnitOutcome
+from loka.bench.ablation.plan_rows_columns import Column, rows_of
 from loka.bench.machine import Environment
-from loka.bench.timing import Timing
+from loka.bench.speed.timing import Timing
 
 MODS = ("no_bias", "block_norm", "hard_swish", "fuse_interaction")
 EXACT = frozenset({"fuse_interaction"})
@@ -36,13 +36,15 @@ def mode(us: float, db: float | None = None) -> Mode:
     return Mode(Timing(us, us - 1, us + 1, 9), 512.4, 17, db)
 
 
-def outcome(train: float, infer: float, loss: Loss | None = None) -> Outcome:
-    return Outcome({"train": mode(train), "infer": mode(infer, 30.0)}, loss, {}, 5.0)
+def outcome(train: float, infer: float, loss: Loss | None = None) -> UnitOutcome:
+    return UnitOutcome({"train": mode(train), "infer": mode(infer, 30.0)}, loss, {}, 5.0)
 
 
 ROWS = rows_of(MODS, EXACT)[:3]
 CELLS = tuple((row.name, column) for row in ROWS for column in Column)
-FAILED = Outcome({"infer": mode(800.0, 20.0)}, None, {"train": "LokaError: a | bar", "loss": "LokaError: a | bar"}, 5.0)
+FAILED = UnitOutcome(
+    {"infer": mode(800.0, 20.0)}, None, {"train": "LokaError: a | bar", "loss": "LokaError: a | bar"}, 5.0
+)
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from loka.bench import ablation_run
-from loka.bench.ablation import Column, Unit
-from loka.bench.ablation_run import default_jobs, run_units, words
-from loka.bench.ablation_unit import Loss, Mode, Outcome, Wanted
-from loka.bench.timing import Timing
+from loka.bench.ablation import ablation_run
+from loka.bench.ablation.ablation_run import default_jobs, run_units, words
+from loka.bench.ablation.ablation_unit import Loss, Mode, UnitOutcome, Wanted
+from loka.bench.ablation.plan_rows_columns import Column, Unit
+from loka.bench.speed.timing import Timing
 
 POLICY = """\
 version: 1
@@ -42,7 +42,7 @@ def models_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parent)
 
 
-def measured(units: Sequence[Unit], wanted: Wanted, jobs: int = 1, seconds: float = FOREVER) -> list[Outcome]:
+def measured(units: Sequence[Unit], wanted: Wanted, jobs: int = 1, seconds: float = FOREVER) -> list[UnitOutcome]:
     found = list(run_units(units, wanted, jobs, seconds, lambda line: None))
     assert [each for each, _ in found] == list(units)
     return [outcome for _, outcome in found]
@@ -131,9 +131,9 @@ def test_a_unit_without_room_beside_others_is_measured_alone(monkeypatch: pytest
 
         def wait_ready(self, end: float) -> None: ...
 
-        def outcome(self, end: float) -> Outcome:
+        def outcome(self, end: float) -> UnitOutcome:
             failures = {} if self._alone or self.unit is COMPILED else {"train": "OutOfMemoryError: CUDA out of memory"}
-            return Outcome({}, None, failures, 1.0)
+            return UnitOutcome({}, None, failures, 1.0)
 
     class Started:
         def __init__(self, group: Sequence[Unit], wanted: Wanted, threads: int) -> None:
@@ -153,7 +153,7 @@ def test_a_unit_without_room_beside_others_is_measured_alone(monkeypatch: pytest
 
 def test_words_tell_everything_that_a_unit_has() -> None:
     mode = Mode(Timing(1234.5, 1.0, 2.0, 3), 12.0, 41, 30.25)
-    outcome = Outcome({"infer": mode}, Loss(0.5, 0.25, 0.75, 9), {"train": "no", "loss": "no"}, 61.0)
+    outcome = UnitOutcome({"infer": mode}, Loss(0.5, 0.25, 0.75, 9), {"train": "no", "loss": "no"}, 61.0)
     assert words(outcome) == (
         "infer 1234.5 us, peak 12 MiB, 41 kernels, 30.2 dB; log loss 0.25000 after 9 steps; train, loss failed: no; "
         "in 61 s"

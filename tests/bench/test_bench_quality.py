@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from loka.bench.job import Job
-from loka.bench.quality import Quality, Verdict, compare, t_quantile, t_within
-from loka.bench.training import PairResult, TrainResult
+from loka.bench.quality.compare_quality import Quality, QualityVerdict, compare, t_quantile, t_within
+from loka.bench.quality.training import PairResult, TrainResult
+from loka.bench.quality.training_job import TrainingJob
 
 
 def pairs(*percent: float) -> tuple[PairResult, ...]:
@@ -44,15 +44,15 @@ def test_mean_error_and_interval() -> None:
 @pytest.mark.parametrize(
     ("percent", "verdict"),
     [
-        ((0.010, 0.011, 0.012), Verdict.WITHIN_BUDGET),  # told apart from zero, yet within what was allowed
-        ((-0.5, -0.51, -0.52), Verdict.WITHIN_BUDGET),  # better
-        ((0.30, 0.31, 0.29), Verdict.TOLD_APART),
-        ((0.04, 0.05, 0.06), Verdict.TOLD_APART),  # worse, and not shown to be within the budget
-        ((-0.2, 0.3, 0.1), Verdict.UNDECIDED),
-        ((0.0,), Verdict.UNDECIDED),
+        ((0.010, 0.011, 0.012), QualityVerdict.WITHIN_BUDGET),  # told apart from zero, yet within what was allowed
+        ((-0.5, -0.51, -0.52), QualityVerdict.WITHIN_BUDGET),  # better
+        ((0.30, 0.31, 0.29), QualityVerdict.TOLD_APART),
+        ((0.04, 0.05, 0.06), QualityVerdict.TOLD_APART),  # worse, and not shown to be within the budget
+        ((-0.2, 0.3, 0.1), QualityVerdict.UNDECIDED),
+        ((0.0,), QualityVerdict.UNDECIDED),
     ],
 )
-def test_verdicts(percent: tuple[float, ...], verdict: Verdict) -> None:
+def test_verdicts(percent: tuple[float, ...], verdict: QualityVerdict) -> None:
     assert Quality(pairs(*percent), budget_percent=0.05).verdict is verdict
 
 
@@ -61,7 +61,7 @@ def test_a_single_seed_has_no_interval() -> None:
     assert (quality.standard_error, quality.interval) == (None, None)
 
 
-def test_compare_trains_a_pair_for_each_seed_and_tells_a_ruined_model_apart(job: Job) -> None:
+def test_compare_trains_a_pair_for_each_seed_and_tells_a_ruined_model_apart(job: TrainingJob) -> None:
     def ruin(model: nn.Module) -> nn.Module:
         for parameter in model.parameters():
             parameter.requires_grad_(False)
@@ -76,19 +76,19 @@ def test_compare_trains_a_pair_for_each_seed_and_tells_a_ruined_model_apart(job:
         check=checked.append, finished=finished.append,
     )  # fmt: skip
     assert [pair.seed for pair in quality.pairs] == [0, 1, 2]
-    assert quality.verdict is Verdict.TOLD_APART
+    assert quality.verdict is QualityVerdict.TOLD_APART
     assert set(seen) == {(seed, label) for seed in (0, 1, 2) for label in ("as it is", "patched")}
     assert len(checked) == 3
     assert tuple(finished) == quality.pairs
 
 
-def test_compare_of_equal_models_is_within_budget(job: Job) -> None:
+def test_compare_of_equal_models_is_within_budget(job: TrainingJob) -> None:
     def exact(model: nn.Module) -> torch.nn.Module:
         return model
 
-    assert compare(job, exact, (0, 1)).verdict is Verdict.WITHIN_BUDGET
+    assert compare(job, exact, (0, 1)).verdict is QualityVerdict.WITHIN_BUDGET
 
 
-def test_no_seed_is_an_error(job: Job) -> None:
+def test_no_seed_is_an_error(job: TrainingJob) -> None:
     with pytest.raises(ValueError, match="at least one seed"):
         compare(job, lambda model: None, ())

@@ -1,4 +1,4 @@
-"""The scale benchmark's parts; the whole of it is run by hand: python -m loka.bench.scale."""
+"""The scale benchmark's parts; the whole of it is run by hand: python -m benchmarks.cli_scale."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from loka.bench.scale import (
+from benchmarks.cli_scale import (
     LAYERS,
     POLICY,
-    Costs,
     Run,
+    ScaleCosts,
     Tower,
     run_process,
     table,
@@ -54,7 +54,7 @@ def test_a_process_that_fails_is_reported_with_what_it_said(tmp_path: Path) -> N
 
 
 def test_the_table_takes_building_the_model_off() -> None:
-    costs = Costs((Run("loka --help", 0.2, 30.0), Run("loka plan", 5.0, 900.0)), 1.5, 0.5)
+    costs = ScaleCosts((Run("loka --help", 0.2, 30.0), Run("loka plan", 5.0, 900.0)), 1.5, 0.5)
     help_line, plan_line = table(costs).splitlines()[2:]
     assert help_line.split() == ["loka", "--help", "0.20", "30"]
     assert plan_line.split() == ["loka", "plan", "5.00", "4.50", "900"]

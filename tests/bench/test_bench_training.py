@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.bench.ema import WeightAverage
-from loka.bench.job import OPTIMIZERS, Job
-from loka.bench.training import NonFiniteLossError, build, predict, train, train_pair
+from loka.bench.quality.ema import WeightAverage
+from loka.bench.quality.training import NonFiniteLossError, build, predict, train, train_pair
+from loka.bench.quality.training_job import OPTIMIZERS, TrainingJob
 from loka.errors import InputError
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_training_learns(job: Job, optimizer: str) -> None:
+def test_training_learns(job: TrainingJob, optimizer: str) -> None:
     job = replace(job, optimizer=optimizer, learning_rate={"adam": 5e-2, "adagrad": 1e-1, "sgd": 0.5}[optimizer])
     result = train(build(job, 0), job, seed=0)
     assert result.ne < 0.9
@@ -25,24 +25,24 @@ def test_training_learns(job: Job, optimizer: str) -> None:
 
 
 @pytest.mark.parametrize(("batch_size", "steps"), [(64, 16), (333, 4), (999, 2), (5000, 1)])
-def test_odd_last_batches_are_trained_on(job: Job, batch_size: int, steps: int) -> None:
+def test_odd_last_batches_are_trained_on(job: TrainingJob, batch_size: int, steps: int) -> None:
     result = train(build(job, 0), replace(job, batch_size=batch_size), seed=0)
     assert (result.steps, result.samples) == (steps, 1000)
 
 
-def test_progress_ends_at_all_samples(job: Job) -> None:
+def test_progress_ends_at_all_samples(job: TrainingJob) -> None:
     seen: list[tuple[int, int | None]] = []
     train(build(job, 0), replace(job, batch_size=300), 0, lambda done, total: seen.append((done, total)))
     assert seen == [(300, 1000), (600, 1000), (900, 1000), (1000, 1000)]
 
 
-def test_steps_limit_the_run(job: Job) -> None:
+def test_steps_limit_the_run(job: TrainingJob) -> None:
     totals: list[int | None] = []
     result = train(build(job, 0), replace(job, steps=3), 0, lambda _, total: totals.append(total))
     assert (result.steps, result.samples, totals) == (3, 192, [192, 192, 192])
 
 
-def test_batches_of_unknown_length_have_no_total(job: Job) -> None:
+def test_batches_of_unknown_length_have_no_total(job: TrainingJob) -> None:
     def stream(batch_size: int, seed: int):  # type: ignore[no-untyped-def]
         yield from job.batches(batch_size, seed)
 
@@ -51,7 +51,7 @@ def test_batches_of_unknown_length_have_no_total(job: Job) -> None:
     assert totals == {None}
 
 
-def test_a_run_repeats_exactly_and_leaves_the_callers_generator_alone(job: Job) -> None:
+def test_a_run_repeats_exactly_and_leaves_the_callers_generator_alone(job: TrainingJob) -> None:
     torch.manual_seed(123)
     before = torch.get_rng_state()
     first, second = (train(build(job, 7), job, 7) for _ in range(2))
@@ -60,13 +60,13 @@ def test_a_run_repeats_exactly_and_leaves_the_callers_generator_alone(job: Job) 
     assert train(build(job, 8), job, 8).ne != first.ne
 
 
-def test_a_pair_without_a_change_is_the_same_run_twice(job: Job) -> None:
+def test_a_pair_without_a_change_is_the_same_run_twice(job: TrainingJob) -> None:
     pair = train_pair(job, lambda model: None, seed=3)
     assert pair.ne_difference_percent == 0
     assert pair.as_is.train_loss == pair.patched.train_loss
 
 
-def test_a_pair_starts_from_the_same_weights_though_the_factory_draws_new_ones(job: Job) -> None:
+def test_a_pair_starts_from_the_same_weights_though_the_factory_draws_new_ones(job: TrainingJob) -> None:
     calls = []
 
     def restless() -> nn.Module:
@@ -81,7 +81,7 @@ def test_a_pair_starts_from_the_same_weights_though_the_factory_draws_new_ones(j
     assert pair.as_is.train_loss == pair.patched.train_loss
 
 
-def test_the_patch_is_checked_after_training_and_progress_is_labelled(job: Job) -> None:
+def test_the_patch_is_checked_after_training_and_progress_is_labelled(job: TrainingJob) -> None:
     order: list[object] = []
 
     def progress(label: str, done: int, total: int | None) -> None:
@@ -99,7 +99,7 @@ def test_the_patch_is_checked_after_training_and_progress_is_labelled(job: Job) 
     assert pair.ne_difference_percent != 0
 
 
-def test_a_factory_that_changes_its_shapes_is_refused(job: Job) -> None:
+def test_a_factory_that_changes_its_shapes_is_refused(job: TrainingJob) -> None:
     sizes = iter((4, 5))
 
     def changing() -> nn.Module:
@@ -111,7 +111,7 @@ def test_a_factory_that_changes_its_shapes_is_refused(job: Job) -> None:
 
 
 @pytest.mark.parametrize("bad_step", [1, 5, 16])
-def test_the_first_step_without_a_finite_loss_is_named(job: Job, bad_step: int) -> None:
+def test_the_first_step_without_a_finite_loss_is_named(job: TrainingJob, bad_step: int) -> None:
     step = [0]
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ def test_the_average_is_the_weighted_mean_of_all_steps() -> None:
     assert torch.equal(model.weight, own)
 
 
-def test_decay_zero_evaluates_the_last_weights(job: Job) -> None:
+def test_decay_zero_evaluates_the_last_weights(job: TrainingJob) -> None:
     job = replace(job, ema=0)
     model = build(job, 0)
     result = train(model, job, 0)
@@ -151,7 +151,7 @@ def test_decay_zero_evaluates_the_last_weights(job: Job) -> None:
     assert result.log_loss == pytest.approx(loss, rel=1e-6)
 
 
-def test_prediction_does_not_depend_on_the_batch_size_nor_change_the_mode(job: Job) -> None:
+def test_prediction_does_not_depend_on_the_batch_size_nor_change_the_mode(job: TrainingJob) -> None:
     model = build(job, 0)
     assert model.training
     whole, _ = predict(model, job.test_batches(1000, 0), "cpu")
@@ -160,7 +160,7 @@ def test_prediction_does_not_depend_on_the_batch_size_nor_change_the_mode(job: J
     assert model.training
 
 
-def test_inputs_may_be_keywords(job: Job) -> None:
+def test_inputs_may_be_keywords(job: TrainingJob) -> None:
     class Named(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -177,7 +177,7 @@ def test_inputs_may_be_keywords(job: Job) -> None:
     assert train(build(job, 0), job, 0).ne < 0.95
 
 
-def test_warm_up_raises_the_rate_linearly(job: Job) -> None:
+def test_warm_up_raises_the_rate_linearly(job: TrainingJob) -> None:
     rates = [replace(job, learning_rate=1.0, warmup=3).rate(step) for step in (1, 2, 3, 4, 100)]
     assert rates == [0.25, 0.5, 0.75, 1.0, 1.0]
 
@@ -187,12 +187,12 @@ def test_warm_up_raises_the_rate_linearly(job: Job) -> None:
     [{"optimizer": "adamw2"}, {"learning_rate": 0.0}, {"learning_rate": float("nan")}, {"ema": 1.0}, {"batch_size": 0},
      {"test_batch_size": 0}, {"steps": 0}, {"warmup": -1}],
 )  # fmt: skip
-def test_numbers_out_of_range_are_refused(job: Job, change: dict[str, object]) -> None:
+def test_numbers_out_of_range_are_refused(job: TrainingJob, change: dict[str, object]) -> None:
     with pytest.raises(InputError, match=next(iter(change))):
         replace(job, **change)  # type: ignore[arg-type]
 
 
-def test_empty_batches_and_a_wrong_output_are_refused(job: Job) -> None:
+def test_empty_batches_and_a_wrong_output_are_refused(job: TrainingJob) -> None:
     with pytest.raises(InputError, match="training batches are empty"):
         train(build(job, 0), replace(job, batches=lambda size, seed: []), 0)
     with pytest.raises(InputError, match="test batches are empty"):
@@ -215,7 +215,7 @@ class TwoHeads(nn.Module):
         return first if self.one_evaluated and not self.training else (first, second)
 
 
-def test_a_model_of_two_heads_is_refused_before_any_step(job: Job) -> None:
+def test_a_model_of_two_heads_is_refused_before_any_step(job: TrainingJob) -> None:
     trained: list[object] = []
     job = replace(job, factory=lambda: TwoHeads(False), loss=lambda output, target: trained.append(output))
     with pytest.raises(InputError, match=r"a tuple of \(1000,\) and \(1000,\) for a target of \(1000,\)"):
@@ -225,7 +225,7 @@ def test_a_model_of_two_heads_is_refused_before_any_step(job: Job) -> None:
     assert trained == []
 
 
-def test_a_model_of_two_heads_trains_where_it_evaluates_one(job: Job) -> None:
+def test_a_model_of_two_heads_trains_where_it_evaluates_one(job: TrainingJob) -> None:
     def loss(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
         return nn.functional.binary_cross_entropy_with_logits(torch.stack(output, 1), target)
 
@@ -237,7 +237,7 @@ def test_a_model_of_two_heads_trains_where_it_evaluates_one(job: Job) -> None:
 
 
 @pytest.mark.parametrize("tested", [False, True])
-def test_labels_in_several_tensors_are_refused_before_any_step(job: Job, tested: bool) -> None:
+def test_labels_in_several_tensors_are_refused_before_any_step(job: TrainingJob, tested: bool) -> None:
     def several(size: int, seed: int):  # type: ignore[no-untyped-def]
         return ((inputs, {"click": click, "buy": click}) for inputs, click in job.batches(size, seed))
 
@@ -250,7 +250,7 @@ def test_labels_in_several_tensors_are_refused_before_any_step(job: Job, tested:
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_autocast_holds_in_training_and_in_evaluation(job: Job, autocast: bool) -> None:
+def test_autocast_holds_in_training_and_in_evaluation(job: TrainingJob, autocast: bool) -> None:
     seen: dict[bool, set[torch.dtype]] = {True: set(), False: set()}
     make = job.factory
 

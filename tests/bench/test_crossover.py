@@ -8,9 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from loka.bench.crossover import Ratio, View, crossover, least_rows, ratio_at, ratios, summary, to_markdown
-from loka.bench.crossover_plot import plot, values
-from loka.kernels.parts import Part, Source, Timed, Work
+from benchmarks.crossover.crossover import (
+    CrossoverView,
+    Ratio,
+    crossover,
+    least_rows,
+    ratio_at,
+    ratios,
+    summary,
+    to_markdown,
+)
+from benchmarks.crossover.crossover_plot import plot, values
+from loka.kernels.measurements.parts import Part, PartKind, PartTime, TimeSource
 
 SIZES = (64, 128, 256)
 
@@ -21,60 +30,60 @@ class FakeCosts:
 
     largest: int = 10**6
     spread: float = 0.0
-    source: Source = Source.MEASURED
+    source: TimeSource = TimeSource.MEASURED
 
-    def time(self, part: Part) -> Timed | None:
+    def time(self, part: Part) -> PartTime | None:
         if max(part.rows, part.columns, part.contraction) > self.largest:
             return None
-        if part.work is not Work.GEMM:
-            return Timed(1.0, self.spread, self.source)
+        if part.work is not PartKind.GEMM:
+            return PartTime(1.0, self.spread, self.source)
         us = part.rows * part.columns * part.contraction / 2**20
         fast = 0.5 if "fast" in part.recipe else 1.0
         slow = 2.0 if "tensorwise" in part.recipe else 1.0
-        return Timed(2.0 + (us * fast * slow / 2 if part.recipe else us), self.spread, self.source)
+        return PartTime(2.0 + (us * fast * slow / 2 if part.recipe else us), self.spread, self.source)
 
 
 def test_each_view_adds_up_its_parts() -> None:
     shape = (256, 256, 128)  # 8 us in FLOPs
-    found = {view: ratio_at(FakeCosts(), view, shape) for view in View}
-    assert found[View.GEMM] == Ratio(10 / 6, 0.0)
-    assert found[View.FAST] == Ratio(10 / 4, 0.0)
-    assert found[View.QUANTISED] == Ratio(10 / 8, 0.0)
-    assert found[View.TRAINED] == Ratio(30 / 24, 0.0)
+    found = {view: ratio_at(FakeCosts(), view, shape) for view in CrossoverView}
+    assert found[CrossoverView.GEMM] == Ratio(10 / 6, 0.0)
+    assert found[CrossoverView.FAST] == Ratio(10 / 4, 0.0)
+    assert found[CrossoverView.QUANTISED] == Ratio(10 / 8, 0.0)
+    assert found[CrossoverView.TRAINED] == Ratio(30 / 24, 0.0)
 
 
 def test_turning_and_quantising_are_of_the_matrices_that_the_gemms_take() -> None:
     seen: list[Part] = []
 
     class Seen(FakeCosts):
-        def time(self, part: Part) -> Timed | None:
+        def time(self, part: Part) -> PartTime | None:
             seen.append(part)
             return super().time(part)
 
-    ratio_at(Seen(), View.TRAINED, (512, 128, 256))
-    gemms = {(part.rows, part.columns, part.contraction) for part in seen if part.work is Work.GEMM}
+    ratio_at(Seen(), CrossoverView.TRAINED, (512, 128, 256))
+    gemms = {(part.rows, part.columns, part.contraction) for part in seen if part.work is PartKind.GEMM}
     assert gemms == {(512, 256, 128), (512, 128, 256), (256, 128, 512)}
-    for work in (Work.QUANTISE, Work.TURN):
+    for work in (PartKind.QUANTISE, PartKind.TURN):
         assert {(part.rows, part.columns) for part in seen if part.work is work} == {(512, 128), (256, 128), (512, 256)}
     one_scale = {(part.rows, part.columns, part.contraction) for part in seen if part.recipe.count("tensorwise") == 2}
     assert one_scale == {(256, 128, 512)}
 
 
 def test_ties_are_told_from_gains() -> None:
-    found = ratio_at(FakeCosts(spread=0.2), View.QUANTISED, (256, 256, 128))
+    found = ratio_at(FakeCosts(spread=0.2), CrossoverView.QUANTISED, (256, 256, 128))
     assert found is not None
     assert found.value == pytest.approx(1.25)
     assert found.noise == pytest.approx(0.5)
     assert found.tie
     assert not found.gains
-    assert ratio_at(FakeCosts(spread=0.01), View.QUANTISED, (256, 256, 128)).gains  # type: ignore[union-attr]
+    assert ratio_at(FakeCosts(spread=0.01), CrossoverView.QUANTISED, (256, 256, 128)).gains  # type: ignore[union-attr]
 
 
 def test_what_was_not_measured_is_not_shown() -> None:
-    assert ratio_at(FakeCosts(source=Source.INTERPOLATED), View.GEMM, (64, 64, 64)) is None
+    assert ratio_at(FakeCosts(source=TimeSource.INTERPOLATED), CrossoverView.GEMM, (64, 64, 64)) is None
     found = crossover(FakeCosts(largest=128), SIZES)
-    assert set(found[View.GEMM]) == {(m, k, n) for m in (64, 128) for k in (64, 128) for n in (64, 128)}
-    _, lines = ratios(found[View.GEMM], SIZES)
+    assert set(found[CrossoverView.GEMM]) == {(m, k, n) for m in (64, 128) for k in (64, 128) for n in (64, 128)}
+    _, lines = ratios(found[CrossoverView.GEMM], SIZES)
     assert lines[-1] == ("256", "256", "-", "-", "-")
 
 
@@ -94,7 +103,7 @@ def test_the_least_rows_have_no_gap_above_them() -> None:
 def test_the_page_has_every_view_and_is_the_same_twice() -> None:
     page = to_markdown(crossover(FakeCosts(), SIZES), "A device", "made up", SIZES)
     assert page == to_markdown(crossover(FakeCosts(), SIZES), "A device", "made up", SIZES)
-    assert page.count("## ") == len(View)
+    assert page.count("## ") == len(CrossoverView)
     assert "| 256 | 256 | 1.20 | 1.33 | 1.50 |" not in page.split("## ")[1]
     assert "| 256 | 128 | 1.33 | 1.50 | 1.67 |" in page.split("## ")[1]
 

@@ -10,23 +10,33 @@ from pathlib import Path
 import pytest
 import torch
 
-from loka.bench import dispatch_cases, dispatch_run
-from loka.bench.dispatch_bound import bound_us
-from loka.bench.dispatch_cases import COMPILED, DISPATCH, FUSED, SHAPES, SINGLES, decisions, gemm_words, is_rendered
-from loka.bench.dispatch_run import AS_COMPILED, Line, read_lines, run_dispatch
-from loka.bench.dispatch_table import best_words, means, times, to_markdown, variants_of
+from benchmarks.dispatch import dispatch_cases, dispatch_run
+from benchmarks.dispatch.dispatch_bound import bound_us
+from benchmarks.dispatch.dispatch_cases import (
+    COMPILED,
+    DISPATCH,
+    FUSED,
+    SHAPES,
+    SINGLES,
+    decisions,
+    gemm_words,
+    is_rendered,
+)
+from benchmarks.dispatch.dispatch_run import AS_COMPILED, Line, read_lines, run_dispatch
+from benchmarks.dispatch.dispatch_table import best_words, means, times, to_markdown, variants_of
 from loka.bench.machine import HOPPER
-from loka.bench.packages import Workshop
-from loka.bench.record_grid import DENSE_RECIPES, kinds
-from loka.bench.regions import Shape
-from loka.bench.roofline import PEAKS
-from loka.bench.steps import Measured
-from loka.bench.timing import Timing
-from loka.codegen import chain_shapes, render_package
+from loka.bench.record.grid import DENSE_RECIPES, kinds
+from loka.bench.speed.region_speed import Shape
+from loka.bench.speed.roofline import PEAKS
+from loka.bench.speed.steps import MeasuredStep
+from loka.bench.speed.timing import Timing
+from loka.bench.subjects.packages import Workshop
+from loka.codegen import render_package
+from loka.codegen.chains import chain_shapes
 from loka.errors import InputError
-from loka.kernels.measurements import Measurement, Measurements, Versions
-from loka.kernels.part_bounds import bound_us as part_us
-from loka.kernels.parts import Part, Work
+from loka.kernels.measurements.lookup import Measurement, Measurements, Versions
+from loka.kernels.measurements.part_bounds import bound_us as part_us
+from loka.kernels.measurements.parts import Part, PartKind
 
 MACHINE = Versions("NVIDIA H100 80GB HBM3", "9.0", "580.65.06", "13.0", "13.1.1", "2.11.0", "3.6.0", "")
 SHAPE = Shape(8192, 2048, 1024)
@@ -41,16 +51,16 @@ def known(fp8: float = 0.5, fast: float = 1.0, fbgemm: float = 0.0) -> Measureme
     parts = []
     for m, k, n in ((8192, 1024, 2048), (256, 20000, 64)):
         for sizes in ((m, n, k), (m, k, n), (n, k, m)):
-            own = Part(Work.GEMM, "as-is", *sizes)
+            own = Part(PartKind.GEMM, "as-is", *sizes)
             parts.append((own, part_us(own)))
             for recipe in DENSE_RECIPES:
-                part = Part(Work.GEMM, "torch.scaled_mm", *sizes, recipe=recipe)
+                part = Part(PartKind.GEMM, "torch.scaled_mm", *sizes, recipe=recipe)
                 parts.append((part, part_us(own) * fp8 * (fast if "fast" in recipe else 1.0)))
                 if fbgemm and "rowwise" in recipe:
                     share = fbgemm if sizes[2] != m else 2.0
                     parts.append((replace(part, kernel="fbgemm.rowwise"), share * parts[-1][1]))
         for rows, columns in ((m, k), (m, n), (n, k)):
-            for work in (Work.QUANTISE, Work.TURN, Work.FORWARD, Work.BACKWARD, Work.COPY):
+            for work in (PartKind.QUANTISE, PartKind.TURN, PartKind.FORWARD, PartKind.BACKWARD, PartKind.COPY):
                 for recipe, around in kinds(work, 512):
                     part = Part(work, "rendered", rows, columns, recipe=recipe, around=around)
                     parts.append((part, part_us(part)))
@@ -120,7 +130,7 @@ def test_the_bound_is_bytes_and_the_best_gemms() -> None:
     peaks = PEAKS["NVIDIA H100 80GB HBM3"]
     fast, slow = (bound_us(SHAPE, known(fp8=share), peaks) for share in (0.1, 0.2))
     gemms = sum(
-        part_us(Part(Work.GEMM, "as-is", *sizes))
+        part_us(Part(PartKind.GEMM, "as-is", *sizes))
         for sizes in ((8192, 2048, 1024), (8192, 1024, 2048), (2048, 1024, 8192))
     )
     assert fast is not None
@@ -135,12 +145,12 @@ def on_a_device(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     """A device on which what is compiled takes 10 us and anything else 5; what ran, and whether it was compiled."""
     ran: list[tuple[str, bool]] = []
 
-    def measure(work, variant, training, package, compiled=True) -> Measured:  # type: ignore[no-untyped-def]
+    def measure(work, variant, training, package, compiled=True) -> MeasuredStep:  # type: ignore[no-untyped-def]
         ran.append((variant.name, compiled))
         if variant.name == "cublas-fast":
             raise RuntimeError("out of memory")
         us = 10.0 if compiled else 5.0
-        return Measured(Timing(us, us, us, 9), None, None)
+        return MeasuredStep(Timing(us, us, us, 9), None, None)
 
     monkeypatch.setattr(dispatch_run, "measure", measure)
     monkeypatch.setattr(dispatch_run, "_work", lambda shape: None)

@@ -7,16 +7,16 @@ import runpy
 import pytest
 import torch
 
-from loka.bench import exact_cases, exact_mods
-from loka.bench.exact_cases import CASES, Case
-from loka.bench.exact_mods import BF16, FP8
-from loka.bench.packages import Workshop
+from benchmarks.exact_mods import exact_cases, exact_mods
+from benchmarks.exact_mods.exact_cases import CASES, ModCase
+from benchmarks.exact_mods.exact_mods import BF16, FP8
+from loka.bench.subjects.packages import Workshop
 from loka.errors import InputError
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
-def test_the_mod_of_a_case_finds_what_it_is_for(case: Case) -> None:
+@pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
+def test_the_mod_of_a_case_finds_what_it_is_for(case: ModCase) -> None:
     with Workshop() as workshop:
         package = exact_mods.package(workshop, case, BF16 if case.bf16 else FP8, modded=True)
         model = exact_cases.build(case)
@@ -39,10 +39,10 @@ def test_an_unknown_case_is_refused_by_name() -> None:
         exact_cases.named(["experts"])
 
 
-@pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")
+@pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # that the module is imported already
 def test_run_as_a_program_it_builds_the_model_that_it_plans_for() -> None:
-    program = runpy.run_module("loka.bench.exact_mods", run_name="loka_program")
+    program = runpy.run_module("benchmarks.exact_mods.exact_mods", run_name="loka_program")
     case = exact_cases.named(["joined_13x512"])[0]
     with Workshop() as workshop:
         program["package"](workshop, case, BF16, modded=True).apply(program["build"](case)).remove()

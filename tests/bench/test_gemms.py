@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loka.bench.gemm_work import Work, copies_of, sqnr_of
-from loka.bench.gemms import GEMMS, NORMS, SPLITS, candidates_of, load, main, parse
+from benchmarks.gemm_tilings import GEMMS, NORMS, SPLITS, candidates_of, load, main, parse
+from loka.bench.speed.gemm_work import GemmWork, copies_of, sqnr_of
 from loka.errors import InputError
-from loka.kernels.gemm_configs import candidates
-from loka.numerics.names import Accumulation
+from loka.kernels.fused.triton_gemm.gemm_tiling import candidates
+from loka.numerics.enums import Accumulation
 
 
 @pytest.mark.parametrize(("kind", "shapes"), [("gemm", GEMMS), ("split", SPLITS), ("norm", NORMS)])
@@ -30,7 +30,9 @@ def test_a_candidate_is_an_operator_whose_error_is_told(tmp_path):
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(rows, 32, generator=generator).bfloat16() for rows in (8, 16))
     operator = load(candidate, tmp_path)
-    right, wrong = (Work(((a, b),), product) for product in (a.float() @ b.float().T, a.float() @ b.float().T + 1.0))
+    right, wrong = (
+        GemmWork(((a, b),), product) for product in (a.float() @ b.float().T, a.float() @ b.float().T + 1.0)
+    )
     assert sqnr_of(operator, right) > 40.0
     assert sqnr_of(operator, wrong) < 20.0
     assert load(candidate, tmp_path) is operator  # written once

@@ -10,21 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.held_out import held_out
+from benchmarks.held_out.held_out import NOTES, RECIPES, gemm_errors, judge, main, write_table
+from benchmarks.held_out.held_out_capture import CapturedOperands
+from benchmarks.held_out.held_out_cases import CASES, StudyCase, StudySizes, held_out_batches, training_batches
+from benchmarks.held_out.held_out_pool import RowPool
+from benchmarks.held_out.held_out_rows import COPULA, GAUSSIAN, NORMAL, POOLED_ROWS, TRAINING_ROWS, WHOLE_RUN
 from loka import zoo
-from loka.bench import held_out
-from loka.bench.held_out import NOTES, RECIPES, gemm_errors, judge, main, write_table
-from loka.bench.held_out_capture import Operands
-from loka.bench.held_out_cases import CASES, Case, Sizes, held_out_batches, training_batches
-from loka.bench.held_out_pool import RowPool
-from loka.bench.held_out_rows import COPULA, GAUSSIAN, NORMAL, POOLED_ROWS, TRAINING_ROWS, WHOLE_RUN
 from loka.errors import InputError
-from loka.numerics.names import Gemm
-from loka.probe.estimate import errors
-from loka.probe.samplers import Drawn
+from loka.numerics.enums import Gemm
+from loka.probe.estimate.estimate import errors
+from loka.probe.estimate.samplers import Drawn
 
 FEATURES = 8
 
-TINY = Case(
+TINY = StudyCase(
     model="tiny",
     data="numbered",
     factory="held_out_models:Tiny",
@@ -35,7 +35,7 @@ TINY = Case(
     learning_rate=1e-2,
     steps=40,
 )
-SIZES = Sizes(watched=16, every=2, batches=6, draws=4, seed=3)
+SIZES = StudySizes(watched=16, every=2, batches=6, draws=4, seed=3)
 
 
 @pytest.fixture(autouse=True)
@@ -109,9 +109,9 @@ def test_from_end_to_end_on_a_tiny_model_twice_with_the_same_numbers() -> None:
 
 
 def test_pooled_rows_are_real_rows_with_their_own_gradients() -> None:
-    def step(start: int) -> dict[str, tuple[Operands, ...]]:
+    def step(start: int) -> dict[str, tuple[CapturedOperands, ...]]:
         x = torch.arange(start, start + 16.0)[:, None].expand(16, FEATURES)
-        return {"first": (Operands(x, torch.zeros(12, FEATURES), -x[:, :1].expand(16, 12)),)}
+        return {"first": (CapturedOperands(x, torch.zeros(12, FEATURES), -x[:, :1].expand(16, 12)),)}
 
     (site,) = (site for site in held_out._sites(TINY) if site.name == "first")
     pool = RowPool((site,), batch_size=16, seed=0)

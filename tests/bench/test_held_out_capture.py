@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.held_out.held_out_capture import CapturedOperands, capture
 from loka import zoo
-from loka.bench.held_out_capture import Operands, capture
 from loka.errors import InputError
-from loka.numerics.names import Gemm
-from loka.sites.build import BuiltModel
+from loka.numerics.enums import Gemm
+from loka.sites.build_model import BuiltModel
 from loka.sites.discover import find_sites
 from loka.sites.site import Site
 
@@ -41,7 +41,7 @@ def weighed(out: Tensor, target: Tensor) -> Tensor:
     return (out * target).sum()
 
 
-def captured(model: nn.Module, x: Tensor, dy: Tensor) -> Operands:
+def captured(model: nn.Module, x: Tensor, dy: Tensor) -> CapturedOperands:
     (site,) = sites_of(model, x)
     (operands,) = capture(model, (site,), (x,), dy, weighed)[site.name]
     assert (operands.input.shape[1], operands.weight.shape[0]) == (site.k, site.n)
@@ -97,7 +97,7 @@ def test_an_nn_linear_and_its_three_products_are_those_of_autograd() -> None:
     assert torch.equal(last.input, F.relu(model[0](x)).detach())
     assert torch.equal(last.grad_output, dy)
 
-    def product(operands: Operands, gemm: Gemm) -> Tensor:
+    def product(operands: CapturedOperands, gemm: Gemm) -> Tensor:
         a, b = operands.of(gemm)
         return a @ b.t()
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from loka.bench.held_out_cases import CASES, Sizes
-from loka.bench.held_out_report import markdown
-from loka.bench.held_out_rows import COPULA, GAUSSIAN, Judged, Row, gaps, grouped, interval, misses
-from loka.numerics.names import Format, Gemm, Scaling
-from loka.probe.profile import Interval
+from benchmarks.held_out.held_out_cases import CASES, StudySizes
+from benchmarks.held_out.held_out_report import markdown
+from benchmarks.held_out.held_out_rows import COPULA, GAUSSIAN, HeldOutRow, JudgedRow, gaps, grouped, interval, misses
+from loka.numerics.enums import Format, Gemm, Scaling
+from loka.probe.profile.profile import Interval
 
 
 def exactly(value: float) -> Interval:
@@ -26,9 +26,9 @@ def row(
     actual_sqnr: float | Interval = 30.0,
     actual_mere: float | Interval = 0.1,
     gemm: Gemm = Gemm.FPROP,
-) -> Row:
+) -> HeldOutRow:
     numbers = [v if isinstance(v, Interval) else exactly(v) for v in (mere, sqnr, actual_mere, actual_sqnr)]
-    return Row("Wukong", "clicks", site, gemm, Format.E4M3, Scaling.ROWWISE, sampler, *numbers)
+    return HeldOutRow("Wukong", "clicks", site, gemm, Format.E4M3, Scaling.ROWWISE, sampler, *numbers)
 
 
 def test_a_gap_is_predicted_minus_actual_and_relative_to_the_actual_in_mere() -> None:
@@ -121,8 +121,8 @@ def test_the_report_holds_the_figures_and_says_what_is_missed() -> None:
         row(sampler=COPULA, sqnr=30.25, mere=0.101),
         row("exact", actual_sqnr=150.0),
     )
-    judged = Judged(CASES["ranker"], rows, {"train": 1.4, "draw": 2.0})
-    text = markdown("python -m loka.bench.held_out --model ranker", [judged], Sizes(seed=7))
+    judged = JudgedRow(CASES["ranker"], rows, {"train": 1.4, "draw": 2.0})
+    text = markdown("python -m benchmarks.held_out.held_out --model ranker", [judged], StudySizes(seed=7))
     figures = "0.25 (2.00) | yes | 1.0 (100.0) | yes | 0.12 (100 % of 1) | yes | 0.01 (100 % of 1) | yes |"
     assert f"| all | {figures}" in text
     assert f"| fprop | {figures}" in text
@@ -130,5 +130,7 @@ def test_the_report_holds_the_figures_and_says_what_is_missed() -> None:
     assert "| Wukong | embedded clicks | 512 | 400 | 0.001 | 2 | 3 |" in text
     assert "Seed 7" in text
     assert "1 x fprop e4m3 rowwise of `exact`" in text
-    worse = markdown("x", [replace(judged, rows=(rows[0], replace(rows[1], predicted_sqnr=exactly(31.5))))], Sizes())
+    worse = markdown(
+        "x", [replace(judged, rows=(rows[0], replace(rows[1], predicted_sqnr=exactly(31.5))))], StudySizes()
+    )
     assert "| all | 1.50 (2.00) | **no** | 1.0 (100.0) | yes | 0.75 (0 % of 1) | **no** |" in worse

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from loka.bench.held_out_times import held_out, main
-from loka.kernels.measurements import Measurements
-from loka.kernels.parts import Work
+from benchmarks.held_out_times import held_out, main
+from loka.kernels.measurements.lookup import Measurements
+from loka.kernels.measurements.parts import PartKind
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from measured_cases import HOPPER, gemm, grid, measurement, passes, quantise, record
@@ -21,7 +21,7 @@ FINE = (64, 128, 256, 512)
 
 def test_times_that_go_by_bytes_are_met_between_neighbours():
     (found,) = held_out(Measurements.of(passes(FINE), HOPPER))
-    assert (found.kind.work, found.asked, found.between) == (Work.QUANTISE, 12, 8)
+    assert (found.kind.work, found.asked, found.between) == (PartKind.QUANTISE, 12, 8)
     assert found.worst < 1.01
 
 

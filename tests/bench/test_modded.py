@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from loka import zoo
-from loka.bench.modded import with_mods
-from loka.bench.models import MODELS
-from loka.mods.modules import BlockNorm
+from loka.bench.speed.model_speed import MODELS
+from loka.bench.subjects.modded import with_mods
+from loka.mods.mod_modules import BlockNorm
 
 
 @pytest.mark.parametrize("size", ["small", "large"])

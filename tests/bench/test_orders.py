@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from loka.bench import __main__ as entry
-from loka.bench.orders import Order, carry_out
-from loka.bench.record import record
-from loka.bench.record_book import FileBook
-from loka.bench.record_check import Check
-from loka.bench.record_clock import Span
-from loka.bench.record_gemms import Prepared
-from loka.bench.record_grid import grid
-from loka.bench.record_run import parts_of
+from loka.bench.record.check_numbers import Check
+from loka.bench.record.clock import Span
+from loka.bench.record.commands import Command, carry_out
+from loka.bench.record.gemm_parts import PreparedCall
+from loka.bench.record.grid import grid
+from loka.bench.record.record import record
+from loka.bench.record.run_record import parts_of
+from loka.bench.record.store import FileBook
 from loka.errors import InputError
-from loka.kernels.measurements import Measurements, Recording, Versions
-from loka.kernels.parts import Part, Source, Work
+from loka.kernels.measurements.lookup import Measurements, Recording, Versions
+from loka.kernels.measurements.parts import Part, PartKind, TimeSource
 
 MACHINE = Versions("NVIDIA H100 80GB HBM3", "9.0", "580.65.06", "13.0", "13.1.1", "2.11.0", "3.6.0", "")
 
@@ -28,11 +28,11 @@ MACHINE = Versions("NVIDIA H100 80GB HBM3", "9.0", "580.65.06", "13.0", "13.1.1"
 class FakeBench:
     """Each part takes a microsecond for each million of elements, and one more."""
 
-    def prepare(self, part: Part) -> tuple[Prepared, ...]:
+    def prepare(self, part: Part) -> tuple[PreparedCall, ...]:
         size = part.rows * part.columns * max(part.contraction, 1)
         share = 0.5 if part.recipe else 1.0
-        errors = (0.17, 28.5) if part.work is Work.GEMM else (None, None)
-        return (Prepared(lambda: 1.0 + share * size / 1e6, (), lambda found: Check(*errors)),)
+        errors = (0.17, 28.5) if part.work is PartKind.GEMM else (None, None)
+        return (PreparedCall(lambda: 1.0 + share * size / 1e6, (), lambda found: Check(*errors)),)
 
 
 class FakeClock:
@@ -58,11 +58,11 @@ def recorded(tmp_path: Path) -> Path:
 
 
 def test_what_was_recorded_can_be_planned_by_and_is_not_measured_again(recorded: Path) -> None:
-    part = Part(Work.GEMM, "torch.scaled_mm", 512, 256, 128, recipe="e4m3 rowwise, e4m3 rowwise, fast")
+    part = Part(PartKind.GEMM, "torch.scaled_mm", 512, 256, 128, recipe="e4m3 rowwise, e4m3 rowwise, fast")
     known = Measurements.open(recorded, "h100")
     timed = known.time(part)
     assert timed is not None
-    assert timed.source is Source.MEASURED
+    assert timed.source is TimeSource.MEASURED
     assert timed.us == pytest.approx(1.0 + 512 * 256 * 128 / 2e6, rel=1e-5)
     assert known.error(part) == (0.17, 28.5)
     assert fill(recorded, [part]) == []
@@ -70,8 +70,10 @@ def test_what_was_recorded_can_be_planned_by_and_is_not_measured_again(recorded:
 
 def test_the_map_is_written_as_a_page(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
-    monkeypatch.setattr("loka.bench.orders.plot", lambda found, machine, path: drawn.append((machine, path.name)))
-    outcome = carry_out(Order("crossover", (str(recorded),), out=tmp_path / "results"), print)
+    monkeypatch.setattr(
+        "loka.bench.record.commands.plot", lambda found, machine, path: drawn.append((machine, path.name))
+    )
+    outcome = carry_out(Command("crossover", (str(recorded),), out=tmp_path / "results"), print)
     (page,) = (tmp_path / "results").glob("crossover-*.md")
     assert drawn == [(MACHINE.device, page.name.replace(".md", ".svg"))]
     assert "GEMM alone, precise accumulation: 64 shapes: FP8 wins 64, loses 0, ties 0" in outcome.text
@@ -82,7 +84,7 @@ def test_the_map_is_written_as_a_page(recorded: Path, tmp_path: Path, monkeypatc
 
 def test_measurements_are_exported_without_a_gpu(recorded: Path, tmp_path: Path) -> None:
     text = tmp_path / "h100.jsonl"
-    outcome = carry_out(Order("kernels", (str(recorded),), export=text), print)
+    outcome = carry_out(Command("kernels", (str(recorded),), export=text), print)
     assert "measurements on NVIDIA H100 80GB HBM3" in outcome.text
     assert '"loka bench kernels --record h100.sqlite"' in text.read_text().splitlines()[0]
     assert Measurements.open(text, "h100").sha256 == Measurements.open(recorded, "h100").sha256
@@ -104,22 +106,22 @@ def test_two_recordings_are_compared(recorded: Path, tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("order", "message"),
     [
-        (Order("crossover"), "name one file"),
-        (Order("regret", ("a",)), "name two files"),
-        (Order("region", record=Path("x")), "are for `loka bench kernels`"),
-        (Order("kernels", ("gemm",), record=Path("x")), "name kinds of parts with --parts, not 'gemm'"),
-        (Order("kernels", (), record=Path("x"), parts="gemms"), "no parts of the kind 'gemms'"),
-        (Order("kernels", (), policy=Path("x")), "name the file with --record"),
-        (Order("kernels", (), export=Path("x")), "name the one file of measurements"),
-        (Order("crossover", ("nowhere.sqlite",)), "is not there"),
-        (Order("crossover", ("nowhere.sqlite",), target=""), "nothing is measured for ''; write h100 or h200"),
-        (Order("kernels", ("nowhere.sqlite",), export=Path("x"), target="reference"), "measured for 'reference'"),
-        (Order("kernels", record=Path("x"), seconds=math.nan), "--seconds: nan is no time to work in"),
-        (Order("kernels", record=Path("x"), seconds=-1), "--seconds: -1 is no time"),
-        (Order("dispatch", ("nowhere.sqlite", "a,b")), "^loka bench: 'a,b' is no shape"),
+        (Command("crossover"), "name one file"),
+        (Command("regret", ("a",)), "name two files"),
+        (Command("region", record=Path("x")), "are for `loka bench kernels`"),
+        (Command("kernels", ("gemm",), record=Path("x")), "name kinds of parts with --parts, not 'gemm'"),
+        (Command("kernels", (), record=Path("x"), parts="gemms"), "no parts of the kind 'gemms'"),
+        (Command("kernels", (), policy=Path("x")), "name the file with --record"),
+        (Command("kernels", (), export=Path("x")), "name the one file of measurements"),
+        (Command("crossover", ("nowhere.sqlite",)), "is not there"),
+        (Command("crossover", ("nowhere.sqlite",), target=""), "nothing is measured for ''; write h100 or h200"),
+        (Command("kernels", ("nowhere.sqlite",), export=Path("x"), target="reference"), "measured for 'reference'"),
+        (Command("kernels", record=Path("x"), seconds=math.nan), "--seconds: nan is no time to work in"),
+        (Command("kernels", record=Path("x"), seconds=-1), "--seconds: -1 is no time"),
+        (Command("dispatch", ("nowhere.sqlite", "a,b")), "^loka bench: 'a,b' is no shape"),
     ],
 )
-def test_orders_that_are_not_right_say_so(order: Order, message: str) -> None:
+def test_orders_that_are_not_right_say_so(order: Command, message: str) -> None:
     with pytest.raises(InputError, match=message):
         carry_out(order, print)
 
@@ -133,9 +135,15 @@ def test_nothing_is_recorded_without_a_gpu(tmp_path: Path, capsys: pytest.Captur
 
 def test_the_parts_of_a_policy_are_those_that_its_plan_asks_for(tmp_path: Path) -> None:
     parts = parts_of((), Path("policies/ranker.yaml"))
-    assert {part.work for part in parts} >= {Work.GEMM, Work.QUANTISE, Work.TURN, Work.FORWARD, Work.BACKWARD}
-    rows = {part.rows for part in parts if part.work is Work.GEMM and part.kernel == "torch.scaled_mm"}
+    assert {part.work for part in parts} >= {
+        PartKind.GEMM,
+        PartKind.QUANTISE,
+        PartKind.TURN,
+        PartKind.FORWARD,
+        PartKind.BACKWARD,
+    }
+    rows = {part.rows for part in parts if part.work is PartKind.GEMM and part.kernel == "torch.scaled_mm"}
     assert 4096 in rows
     gemms = parts_of(("gemm",), Path("policies/ranker.yaml"))
-    assert set(gemms) == {part for part in parts if part.work is Work.GEMM}
+    assert set(gemms) == {part for part in parts if part.work is PartKind.GEMM}
     assert len(set(parts)) == len(parts)

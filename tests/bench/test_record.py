@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from loka.bench.record import in_order, measure, record
-from loka.bench.record_check import Check
-from loka.bench.record_clock import MOST_SETS, Span, counts, span_of
-from loka.bench.record_gemms import Gemms, Prepared
+from loka.bench.record.check_numbers import Check
+from loka.bench.record.clock import MOST_SETS, Span, counts, span_of
+from loka.bench.record.gemm_parts import Gemms, PreparedCall
+from loka.bench.record.record import in_order, measure, record
 from loka.errors import InputError, LokaError
-from loka.kernels.parts import Part, Work
+from loka.kernels.measurements.parts import Part, PartKind
 
-SMALL = Part(Work.GEMM, "as-is", 64, 64, 64)
-LARGE = Part(Work.GEMM, "as-is", 128, 64, 64)
-PLAIN = Part(Work.FORWARD, "rendered", 64, 64, recipe="bfloat16", around="silu")
+SMALL = Part(PartKind.GEMM, "as-is", 64, 64, 64)
+LARGE = Part(PartKind.GEMM, "as-is", 128, 64, 64)
+PLAIN = Part(PartKind.FORWARD, "rendered", 64, 64, recipe="bfloat16", around="silu")
 
 
 @dataclass
@@ -42,11 +42,11 @@ class FakeBench:
     wrong: dict[Part, str] = field(default_factory=dict)
     prepared: list[Part] = field(default_factory=list)
 
-    def prepare(self, part: Part) -> tuple[Prepared, ...]:
+    def prepare(self, part: Part) -> tuple[PreparedCall, ...]:
         self.prepared.append(part)
         if part in self.failures:
             raise RuntimeError(self.failures[part])
-        return (Prepared(lambda: part.rows, (), lambda found: Check(wrong=self.wrong.get(part, ""))),)
+        return (PreparedCall(lambda: part.rows, (), lambda found: Check(wrong=self.wrong.get(part, ""))),)
 
 
 class FakeClock:
@@ -109,7 +109,7 @@ def test_when_the_time_is_over_the_rest_is_left_for_another_run() -> None:
 
 
 def test_gemms_of_one_size_follow_each_other() -> None:
-    fast = Part(Work.GEMM, "torch.scaled_mm", 64, 64, 64, recipe="e4m3 rowwise, e4m3 rowwise, fast")
+    fast = Part(PartKind.GEMM, "torch.scaled_mm", 64, 64, 64, recipe="e4m3 rowwise, e4m3 rowwise, fast")
     order = in_order([PLAIN, fast, LARGE, SMALL])
     assert order == [SMALL, fast, LARGE, PLAIN]
     assert in_order(list(reversed(order))) == order
@@ -119,8 +119,8 @@ def test_the_numbers_are_looked_at_before_the_clock_runs() -> None:
     seen: list[str] = []
 
     class Bench:
-        def prepare(self, part: Part) -> tuple[Prepared, ...]:
-            return (Prepared(lambda: seen.append("called"), (), lambda found: seen.append("checked") or Check()),)
+        def prepare(self, part: Part) -> tuple[PreparedCall, ...]:
+            return (PreparedCall(lambda: seen.append("called"), (), lambda found: seen.append("checked") or Check()),)
 
     class Clock:
         def time(self, call: Any, arguments: Any) -> Span:
@@ -136,7 +136,7 @@ def test_the_numbers_are_looked_at_before_the_clock_runs() -> None:
     [("e4m3 rowwise, e4m3 rowwise, precise", 28.5), ("e4m3 tensorwise, e4m3 tensorwise, fast", 28.5)],
 )
 def test_a_product_is_compared_with_float64(recipe: str, decibels: float) -> None:
-    part = Part(Work.GEMM, "torch.scaled_mm", 128, 96, 256, recipe=recipe)
+    part = Part(PartKind.GEMM, "torch.scaled_mm", 128, 96, 256, recipe=recipe)
     (prepared,) = Gemms("cpu").prepare(part)
     check = prepared.check(prepared.call(*prepared.arguments))
     assert check.wrong == ""
@@ -157,7 +157,7 @@ def test_float32_is_multiplied_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr(torch, "mm", lambda a, b: seen.append(torch.get_float32_matmul_precision()) or a @ b)
     before = torch.get_float32_matmul_precision()
-    (prepared,) = Gemms("cpu").prepare(Part(Work.GEMM, "as-is", 64, 64, 64, dtype="float32"))
+    (prepared,) = Gemms("cpu").prepare(Part(PartKind.GEMM, "as-is", 64, 64, 64, dtype="float32"))
     prepared.call(*prepared.arguments)
     assert seen == ["high"]
     assert torch.get_float32_matmul_precision() == before
@@ -167,7 +167,7 @@ def test_float32_is_multiplied_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_tile_is_found(recipe: str) -> None:
     """One tile of 128 x 128 in a product of 64 of them, far from its beginning, and a single element."""
     kernel = "torch.scaled_mm" if recipe else "as-is"
-    (prepared,) = Gemms("cpu").prepare(Part(Work.GEMM, kernel, 1024, 1024, 64, recipe=recipe))
+    (prepared,) = Gemms("cpu").prepare(Part(PartKind.GEMM, kernel, 1024, 1024, 64, recipe=recipe))
     found: Tensor = prepared.call(*prepared.arguments).clone()
     assert prepared.check(found).wrong == ""
     found[640:768, 384:512] *= 4.0
@@ -188,13 +188,13 @@ def test_a_product_that_is_not_finite_is_wrong() -> None:
     ("part", "message"),
     [
         (
-            Part(Work.GEMM, "cutlass", 64, 64, 64, recipe="e4m3 rowwise, e4m3 rowwise, fast"),
+            Part(PartKind.GEMM, "cutlass", 64, 64, 64, recipe="e4m3 rowwise, e4m3 rowwise, fast"),
             "there is no kernel 'cutlass'",
         ),
-        (Part(Work.GEMM, "torch.scaled_mm", 64, 64, 64, recipe="e4m3"), "a GEMM has no recipe 'e4m3'"),
-        (Part(Work.GEMM, "as-is", 64, 64, 64, dtype="int8"), "no GEMM writes 'int8'"),
+        (Part(PartKind.GEMM, "torch.scaled_mm", 64, 64, 64, recipe="e4m3"), "a GEMM has no recipe 'e4m3'"),
+        (Part(PartKind.GEMM, "as-is", 64, 64, 64, dtype="int8"), "no GEMM writes 'int8'"),
         (
-            Part(Work.GEMM, "torch.scaled_mm", 64, 64, 64, recipe="e5m2 rowwise, e5m2 rowwise, fast"),
+            Part(PartKind.GEMM, "torch.scaled_mm", 64, 64, 64, recipe="e5m2 rowwise, e5m2 rowwise, fast"),
             "multiplies no e5m2 x e5m2",
         ),
     ],
@@ -229,21 +229,21 @@ def test_a_restless_time_is_taken_twice_and_the_calmer_one_counts() -> None:
 
 def test_a_call_that_does_several_parts_is_shared_by_them() -> None:
     class Bench:
-        def prepare(self, part: Part) -> tuple[Prepared, ...]:
-            return (Prepared(lambda: 9.0, (), lambda found: Check(), parts=3),)
+        def prepare(self, part: Part) -> tuple[PreparedCall, ...]:
+            return (PreparedCall(lambda: 9.0, (), lambda found: Check(), parts=3),)
 
     assert measure(SMALL, Bench(), FakeClock())[0].us == 3.0
 
 
 def test_of_several_ways_the_fastest_right_one_counts() -> None:
     class Bench:
-        def prepare(self, part: Part) -> tuple[Prepared, ...]:
+        def prepare(self, part: Part) -> tuple[PreparedCall, ...]:
             def failing() -> float:
                 raise RuntimeError("no room")
 
-            wrong = Prepared(lambda: 1.0, (), lambda found: Check(wrong="3.0 dB"))
-            slow, fast = (Prepared(lambda us=us: us, (), lambda found: Check()) for us in (3.0, 2.0))
-            return (wrong, Prepared(failing, (), lambda found: Check()), slow, fast)
+            wrong = PreparedCall(lambda: 1.0, (), lambda found: Check(wrong="3.0 dB"))
+            slow, fast = (PreparedCall(lambda us=us: us, (), lambda found: Check()) for us in (3.0, 2.0))
+            return (wrong, PreparedCall(failing, (), lambda found: Check()), slow, fast)
 
     span, check = measure(SMALL, Bench(), FakeClock())
     assert (span.us, check.wrong) == (2.0, "")

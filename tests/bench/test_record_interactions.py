@@ -13,18 +13,18 @@ import pytest
 import torch
 
 from loka.bench.machine import HOPPER
-from loka.bench.record import AllParts, in_order, measure
-from loka.bench.record_check import Check
-from loka.bench.record_clock import GraphClock, Span
-from loka.bench.record_gemms import Gemms
-from loka.bench.record_grid import grid
-from loka.bench.record_interaction_grid import interaction_parts
-from loka.bench.record_interactions import Interactions, specs_of
-from loka.bench.record_kernels import PACKAGE, Kernels
-from loka.bench.record_producers import Producers
+from loka.bench.record.check_numbers import Check
+from loka.bench.record.clock import GraphClock, Span
+from loka.bench.record.compiled_kernels import PACKAGE, CompiledKernels
+from loka.bench.record.gemm_parts import Gemms
+from loka.bench.record.grid import grid
+from loka.bench.record.interaction_grid import interaction_parts
+from loka.bench.record.interaction_parts import InteractionParts, specs_of
+from loka.bench.record.producer_parts import Producers
+from loka.bench.record.record import AllParts, in_order, measure
 from loka.errors import InputError
-from loka.kernels.interactions import BACKWARDS, Crossing, Form, Joining, Mixing, parts_of
-from loka.kernels.parts import COMPILED, RENDERED, Part, Work
+from loka.kernels.measurements.interaction_forms import BACKWARDS, Crossing, Form, Joining, Mixing, parts_of
+from loka.kernels.measurements.parts import COMPILED, RENDERED, Part, PartKind
 
 FORMS: tuple[tuple[Form, int], ...] = (
     (Mixing(16, 8, 6, passing=True), 32),
@@ -41,9 +41,9 @@ COMPILED_PARTS = tuple(replace(part, kernel=COMPILED) for part in PARTS)
 
 
 @pytest.fixture
-def interactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Interactions:
+def interactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InteractionParts:
     """The parts' kernels as operators, which run their references on the CPU; nothing is compiled there."""
-    Kernels(PARTS, tmp_path)
+    CompiledKernels(PARTS, tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     for name in [name for name in sys.modules if name.startswith(PACKAGE)]:
@@ -52,18 +52,18 @@ def interactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Interaction
     def operators() -> ModuleType:
         return importlib.import_module(f"{PACKAGE}.fused")
 
-    return Interactions(operators, "cpu")
+    return InteractionParts(operators, "cpu")
 
 
 @pytest.mark.parametrize("part", [*PARTS, *COMPILED_PARTS], ids=str)
-def test_every_form_can_be_run_and_agrees_with_float64(interactions: Interactions, part: Part) -> None:
+def test_every_form_can_be_run_and_agrees_with_float64(interactions: InteractionParts, part: Part) -> None:
     (prepared,) = interactions.prepare(part)
     assert prepared.check(prepared.call(*prepared.arguments)) == Check()
     assert (prepared.less is not None) == (part.kernel == COMPILED and part.work in BACKWARDS)
 
 
 @pytest.mark.parametrize("part", [*PARTS, *COMPILED_PARTS], ids=str)
-def test_wrong_samples_are_found(interactions: Interactions, part: Part) -> None:
+def test_wrong_samples_are_found(interactions: InteractionParts, part: Part) -> None:
     (prepared,) = interactions.prepare(part)
     made = prepared.call(*prepared.arguments)
     first = (made[0] if isinstance(made, tuple | list) else made).detach()
@@ -71,8 +71,8 @@ def test_wrong_samples_are_found(interactions: Interactions, part: Part) -> None
     assert "dB against its reference" in prepared.check(made).wrong
 
 
-def test_wrong_sums_are_found_where_all_samples_are_looked_at(interactions: Interactions) -> None:
-    part = next(part for part in PARTS if part.work is Work.MIX_BACKWARD)
+def test_wrong_sums_are_found_where_all_samples_are_looked_at(interactions: InteractionParts) -> None:
+    part = next(part for part in PARTS if part.work is PartKind.MIX_BACKWARD)
     (prepared,) = interactions.prepare(part)
     made = prepared.call(*prepared.arguments)
     made[1].mul_(1.5)
@@ -98,8 +98,8 @@ class StepClock:
         return Span({"forward": 3.0, "step": 10.0}[call.__name__], 0.02, 5)
 
 
-def test_a_compiled_backward_is_its_step_less_its_forward(interactions: Interactions) -> None:
-    part = next(part for part in COMPILED_PARTS if part.work is Work.JOIN_BACKWARD)
+def test_a_compiled_backward_is_its_step_less_its_forward(interactions: InteractionParts) -> None:
+    part = next(part for part in COMPILED_PARTS if part.work is PartKind.JOIN_BACKWARD)
     clock = StepClock()
     span, check = measure(part, interactions, clock)
     assert (span.us, check) == (7.0, Check())
@@ -107,7 +107,9 @@ def test_a_compiled_backward_is_its_step_less_its_forward(interactions: Interact
     assert clock.called == ["step", "forward"]
 
 
-def test_a_forward_and_its_step_are_compiled_once(interactions: Interactions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_and_its_step_are_compiled_once(
+    interactions: InteractionParts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled: list[object] = []
     monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
     form, columns = FORMS[3]
@@ -118,7 +120,7 @@ def test_a_forward_and_its_step_are_compiled_once(interactions: Interactions, mo
     assert len(compiled) == 2
 
 
-def test_another_kernel_is_refused(interactions: Interactions) -> None:
+def test_another_kernel_is_refused(interactions: InteractionParts) -> None:
     with pytest.raises(InputError, match="rendered or compiled, not on a kernel"):
         interactions.prepare(replace(PARTS[0], kernel="torch.scaled_mm"))
 
@@ -133,7 +135,7 @@ def test_the_grid_holds_the_interactions_of_the_shipped_policies() -> None:
     known = set(interaction_parts())
     assert {part for pair in wanted for part in pair} <= known
     assert all(specs_of(part) for part in known)
-    assert {part.work for part in grid(("mix", "mix-backward"))} == {Work.MIX, Work.MIX_BACKWARD}
+    assert {part.work for part in grid(("mix", "mix-backward"))} == {PartKind.MIX, PartKind.MIX_BACKWARD}
 
 
 @pytest.mark.gpu
@@ -143,9 +145,9 @@ def test_the_grid_holds_the_interactions_of_the_shipped_policies() -> None:
 def test_interactions_are_measured_on_a_gpu(tmp_path: Path) -> None:
     forms = (FORMS[0], FORMS[2], FORMS[5])
     parts = [part for form, d in forms for kernel in (RENDERED, COMPILED) for part in parts_of(form, 4096, d, kernel)]
-    kernels = Kernels(parts, tmp_path)
+    kernels = CompiledKernels(parts, tmp_path)
     kernels.compile(2, print)
-    bench = AllParts(Gemms(), Producers(kernels.module), Interactions(kernels.module))
+    bench = AllParts(Gemms(), Producers(kernels.module), InteractionParts(kernels.module))
     clock = GraphClock()
     for part in in_order(parts):
         span, check = measure(part, bench, clock)

@@ -12,22 +12,22 @@ import pytest
 import torch
 
 from loka.bench.machine import HOPPER
-from loka.bench.record import AllParts, measure
-from loka.bench.record_check import Check
-from loka.bench.record_clock import GraphClock
-from loka.bench.record_gemms import TRITON, Gemms
-from loka.bench.record_grid import POWERS, WIDE, WIDTHS, gemm_sizes, grid, kinds
-from loka.bench.record_interactions import Interactions
-from loka.bench.record_interactions import specs_of as interaction_specs
-from loka.bench.record_kernels import PACKAGE, TILINGS, Kernels, product_of
-from loka.bench.record_producers import Producers
-from loka.bench.record_specs import parse_around, parse_written, specs_of
+from loka.bench.record.check_numbers import Check
+from loka.bench.record.clock import GraphClock
+from loka.bench.record.compiled_kernels import PACKAGE, TILINGS, CompiledKernels, product_of
+from loka.bench.record.gemm_parts import TRITON, Gemms
+from loka.bench.record.grid import POWERS, WIDE, WIDTHS, gemm_sizes, grid, kinds
+from loka.bench.record.interaction_parts import InteractionParts
+from loka.bench.record.interaction_parts import specs_of as interaction_specs
+from loka.bench.record.part_specs import parse_around, parse_written, specs_of
+from loka.bench.record.producer_parts import Producers
+from loka.bench.record.record import AllParts, measure
 from loka.errors import InputError
-from loka.kernels.parts import INTERACTIONS, Part, Work
+from loka.kernels.measurements.parts import INTERACTIONS, Part, PartKind
 
 WIDTH = 256
 SIZES = ((512, 512, 512), (2048, 512, 512))  # the second is one of our own products, too
-OTHERS = (Work.QUANTISE, Work.TURN, Work.FORWARD, Work.BACKWARD, Work.COPY)
+OTHERS = (PartKind.QUANTISE, PartKind.TURN, PartKind.FORWARD, PartKind.BACKWARD, PartKind.COPY)
 USUAL = tuple(
     Part(work, "rendered", 96, WIDTH, recipe=recipe, around=around)
     for work in OTHERS
@@ -35,16 +35,16 @@ USUAL = tuple(
 )
 PARTS = (
     *USUAL,
-    Part(Work.FORWARD, "rendered", 96, WIDTH, dtype="float32", recipe="e4m3 rowwise", around="layer_norm"),
-    Part(Work.QUANTISE, "rendered", 96, WIDTH, recipe="e5m2 rowwise"),
-    Part(Work.COPY, "rendered", 96, WIDTH, dtype="float32", recipe="bfloat16"),
+    Part(PartKind.FORWARD, "rendered", 96, WIDTH, dtype="float32", recipe="e4m3 rowwise", around="layer_norm"),
+    Part(PartKind.QUANTISE, "rendered", 96, WIDTH, recipe="e5m2 rowwise"),
+    Part(PartKind.COPY, "rendered", 96, WIDTH, dtype="float32", recipe="bfloat16"),
 )
 
 
 @pytest.fixture
 def producers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Producers:
     """The parts' kernels as operators, which run their references on the CPU."""
-    Kernels(PARTS, tmp_path)
+    CompiledKernels(PARTS, tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in [name for name in sys.modules if name.startswith(PACKAGE)]:
         monkeypatch.delitem(sys.modules, name)
@@ -62,7 +62,7 @@ def test_every_kind_of_part_can_be_run_and_agrees_with_its_reference(producers: 
     assert prepared.check(made) == Check()
 
 
-@pytest.mark.parametrize("part", [part for part in PARTS if part.work is not Work.COPY], ids=str)
+@pytest.mark.parametrize("part", [part for part in PARTS if part.work is not PartKind.COPY], ids=str)
 def test_wrong_rows_are_found(producers: Producers, part: Part) -> None:
     (prepared,) = producers.prepare(part)
     made = prepared.call(*prepared.arguments)
@@ -72,7 +72,7 @@ def test_wrong_rows_are_found(producers: Producers, part: Part) -> None:
 
 
 def test_wrong_sums_are_found(producers: Producers) -> None:
-    part = Part(Work.BACKWARD, "rendered", 96, WIDTH, recipe="bfloat16", around="layer_norm")
+    part = Part(PartKind.BACKWARD, "rendered", 96, WIDTH, recipe="bfloat16", around="layer_norm")
     (prepared,) = producers.prepare(part)
     made = prepared.call(*prepared.arguments)
     made[1].mul_(1.5)
@@ -80,14 +80,14 @@ def test_wrong_sums_are_found(producers: Producers) -> None:
 
 
 def test_a_backward_is_timed_with_the_reduction_of_its_sums() -> None:
-    part = Part(Work.BACKWARD, "rendered", 96, WIDTH, recipe="e4m3 rowwise", around="layer_norm")
+    part = Part(PartKind.BACKWARD, "rendered", 96, WIDTH, recipe="e4m3 rowwise", around="layer_norm")
     assert [spec.function for spec in specs_of(part)] == [f"layer_norm_backward_e4m3_{WIDTH}", "reduce_2"]
-    unweighted = Part(Work.BACKWARD, "rendered", 96, WIDTH, recipe="bfloat16", around="relu")
+    unweighted = Part(PartKind.BACKWARD, "rendered", 96, WIDTH, recipe="bfloat16", around="relu")
     assert len(specs_of(unweighted)) == 1
 
 
 def test_one_scale_takes_two_launches() -> None:
-    part = Part(Work.QUANTISE, "rendered", 96, WIDTH, recipe="e4m3 tensorwise")
+    part = Part(PartKind.QUANTISE, "rendered", 96, WIDTH, recipe="e4m3 tensorwise")
     assert [spec.function for spec in specs_of(part)] == [
         f"quantise_maximum_{WIDTH}",
         f"quantise_e4m3_tensorwise_{WIDTH}",
@@ -119,15 +119,15 @@ def test_every_part_of_the_grid_can_be_prepared_for() -> None:
     for part in parts:
         if part.work in INTERACTIONS:
             assert interaction_specs(part)
-        elif part.work is not Work.GEMM:
-            assert specs_of(part) or part.work is Work.COPY
+        elif part.work is not PartKind.GEMM:
+            assert specs_of(part) or part.work is PartKind.COPY
         elif part.kernel == TRITON:
             assert product_of(part).k == part.contraction
     assert {part.columns for part in grid(("forward",))} == {*WIDTHS, *(width for _, width in WIDE)}
 
 
 def test_kinds_of_parts_can_be_chosen() -> None:
-    assert {part.work for part in grid(("turn", "copy"))} == {Work.TURN, Work.COPY}
+    assert {part.work for part in grid(("turn", "copy"))} == {PartKind.TURN, PartKind.COPY}
     assert any(part.kernel == "fbgemm.rowwise" for part in grid(("gemm",), ("fbgemm.rowwise",)))
     with pytest.raises(InputError, match="no parts of the kind 'gemms'"):
         grid(("gemms",))
@@ -140,14 +140,14 @@ def test_kernels_come_from_the_folder_that_is_asked_for(tmp_path: Path) -> None:
     made = []
     for folder, part in zip(folders, parts, strict=True):
         folder.mkdir()
-        made.append(Kernels([part], folder))
+        made.append(CompiledKernels([part], folder))
     for kernels, part in ((made[0], parts[0]), (made[1], parts[1]), (made[0], parts[0])):
         assert hasattr(kernels.module(), specs_of(part)[0].function)
 
 
 def test_products_are_rendered_in_several_tilings(tmp_path: Path) -> None:
-    part = Part(Work.GEMM, TRITON, 64, 256, 512, recipe="e4m3 rowwise, e4m3 rowwise, fast")
-    Kernels([part], tmp_path)
+    part = Part(PartKind.GEMM, TRITON, 64, 256, 512, recipe="e4m3 rowwise, e4m3 rowwise, fast")
+    CompiledKernels([part], tmp_path)
     texts = [(tmp_path / f"{PACKAGE}_{index}" / "triton_kernels.py").read_text() for index in range(TILINGS)]
     assert all(f"def {product_of(part).function}(" in text for text in texts)
     assert len(set(texts)) == TILINGS
@@ -161,13 +161,13 @@ def test_products_are_rendered_in_several_tilings(tmp_path: Path) -> None:
 )
 def test_parts_are_measured_on_a_gpu(tmp_path: Path) -> None:
     parts = [*PARTS, *(part for part in grid(("gemm",)) if (part.rows, part.columns, part.contraction) in SIZES)]
-    kernels = Kernels(parts, tmp_path)
-    bench = AllParts(Gemms(rendered=kernels.products), Producers(kernels.module), Interactions(kernels.module))
+    kernels = CompiledKernels(parts, tmp_path)
+    bench = AllParts(Gemms(rendered=kernels.products), Producers(kernels.module), InteractionParts(kernels.module))
     clock = GraphClock()
     for part in parts:
         span, check = measure(part, bench, clock)
         assert check.wrong == "", part
         assert 0.5 < span.us < 200, part
         assert span.spread < 0.3, part
-    (single,) = bench.prepare(Part(Work.GEMM, "as-is", 4096, 4096, 4096, dtype="float32"))
+    (single,) = bench.prepare(Part(PartKind.GEMM, "as-is", 4096, 4096, 4096, dtype="float32"))
     assert clock.time(single.call, single.arguments).us < 1000  # 2700 us where it is not TF32

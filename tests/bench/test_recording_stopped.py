@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from loka.bench import orders
-from loka.bench.orders import Order
-from loka.bench.record import Tally
-from loka.kernels.measurements import Measurements, Versions
+from loka.bench.record import commands
+from loka.bench.record.commands import Command
+from loka.bench.record.record import Tally
+from loka.kernels.measurements.lookup import Measurements, Versions
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from measured_cases import HOPPER, LATER, gemm, measurement, record
@@ -34,9 +34,9 @@ def test_only_what_asked_for_every_part_came_to_its_end(tally, machine, tmp_path
         book.recording.add(measurement(PARTS[0]))
         return tally
 
-    monkeypatch.setattr(orders, "require_gpu", lambda: None)
-    monkeypatch.setattr(orders, "parts_of", lambda *_: PARTS)
-    monkeypatch.setattr(orders, "run_record", run)
+    monkeypatch.setattr(commands, "require_gpu", lambda: None)
+    monkeypatch.setattr(commands, "parts_of", lambda *_: PARTS)
+    monkeypatch.setattr(commands, "run_record", run)
     monkeypatch.setattr(Versions, "here", lambda library="": replace(LATER, library=library))
-    orders.record(Order("kernels", record=path), path, lambda line: None)
+    commands.record(Command("kernels", record=path), path, lambda line: None)
     assert Measurements.open(path, "h100").machine == machine

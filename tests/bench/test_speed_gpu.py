@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from loka.bench import __main__ as entry
-from loka.bench import kernels, library_gemms
-from loka.bench.regions import Form
-from loka.bench.request import Request, run
 from loka.bench.results import to_markdown
+from loka.bench.speed import kernel_speed, library_gemms
+from loka.bench.speed.region_speed import Form
+from loka.bench.speed.request import Request, run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -82,12 +82,12 @@ def test_memory_of_one_variant_is_not_counted_for_the_next(tmp_path: Path) -> No
 
 
 def test_rendered_kernels_and_gemms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "SHAPES", ((256, 512),))
+    monkeypatch.setattr(kernel_speed, "SHAPES", ((256, 512),))
     monkeypatch.setattr(library_gemms, "SHAPES", ((512, 256, 128),))
     report = run(Request("kernels"), tmp_path, quiet)
     rendered, products = report.sections
-    assert [cell.work for cell in rendered.cells] == [case.title for case in kernels.CASES]
-    assert [cell.failure for cell in rendered.cells] == [""] * len(kernels.CASES)
+    assert [cell.work for cell in rendered.cells] == [case.title for case in kernel_speed.CASES]
+    assert [cell.failure for cell in rendered.cells] == [""] * len(kernel_speed.CASES)
     assert all(cell.timing is not None and 0 < cell.timing.median_us < 1000 for cell in rendered.cells)
     for cell in rendered.cells:
         assert cell.errors is not None

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from loka.bench import kernels, library_gemms
-from loka.bench.kernels import CASES, FAMILIES, GEMM, SHAPES, Case
-from loka.bench.library_gemms import GEMMS, Gemm
-from loka.bench.packages import Workshop
-from loka.bench.peers import PeerMissingError
-from loka.bench.roofline import PEAKS
-from loka.bench.steps import decibels
-from loka.bench.timing import Timing, rotations, size_of
-from loka.kernels.matrix_specs import Reduce
+from loka.bench.speed import kernel_speed, library_gemms
+from loka.bench.speed.kernel_speed import CASES, FAMILIES, GEMM, SHAPES, KernelCase
+from loka.bench.speed.library_gemms import GEMMS, LibraryGemm
+from loka.bench.speed.roofline import PEAKS
+from loka.bench.speed.steps import decibels
+from loka.bench.speed.timing import Timing, rotations, size_of
+from loka.bench.subjects.packages import Workshop
+from loka.bench.subjects.peers import PeerMissingError
+from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
 
 
 def test_every_family_has_cases() -> None:
@@ -29,8 +29,8 @@ def test_every_family_has_cases() -> None:
 
 
 def test_families_keep_their_order() -> None:
-    assert kernels.families(()) == FAMILIES
-    assert kernels.families(("gemm", "turn")) == ("turn", "gemm")
+    assert kernel_speed.families(()) == FAMILIES
+    assert kernel_speed.families(("gemm", "turn")) == ("turn", "gemm")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def module() -> Any:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
 def test_every_kernel_can_be_called_as_it_is_measured(
-    case: Case, module: ModuleType, monkeypatch: pytest.MonkeyPatch
+    case: KernelCase, module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With CPU tensors, through the reference of the operator that wraps the same function."""
     width = SHAPES[0][1]
@@ -58,14 +58,14 @@ def test_every_kernel_can_be_called_as_it_is_measured(
 
 def test_the_first_value_of_fp8_rows_is_scaled() -> None:
     rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    scaled = kernels.first_value(
+    scaled = kernel_speed.first_value(
         ("values", "scale", "largest"),
         (rows.to(torch.float8_e4m3fn), torch.tensor([[2.0], [0.5]]), torch.zeros(1)),
     )
     assert scaled.tolist() == [[2.0, 4.0], [1.5, 2.0]]
-    assert kernels.first_value(("out", "mean"), (rows.bfloat16(), torch.zeros(2))).tolist() == rows.tolist()
+    assert kernel_speed.first_value(("out", "mean"), (rows.bfloat16(), torch.zeros(2))).tolist() == rows.tolist()
     known = rows.to(torch.float8_e4m3fn), torch.ones(64, rows.shape[1])  # partial sums of a gradient, no scale
-    assert kernels.first_value(("values", "dweight"), known).tolist() == rows.tolist()
+    assert kernel_speed.first_value(("values", "dweight"), known).tolist() == rows.tolist()
 
 
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - {GEMM}))
@@ -84,9 +84,9 @@ def test_a_cell_has_the_bytes_as_its_bound_and_compares_with_the_reference(
 
     launch.__name__ = function
     monkeypatch.setattr(module, function, launch)
-    monkeypatch.setattr(kernels, "time_call", lambda call, sets: Timing(len(sets), 1.0, 1.0, 1))
+    monkeypatch.setattr(kernel_speed, "time_call", lambda call, sets: Timing(len(sets), 1.0, 1.0, 1))
     peaks = PEAKS["NVIDIA H100 80GB HBM3"]
-    cell = kernels._cell(case, 64, width, module, peaks, lambda line: None)
+    cell = kernel_speed._cell(case, 64, width, module, peaks, lambda line: None)
     assert cell.failure == ""
     assert cell.timing is not None
     assert cell.errors is not None
@@ -110,16 +110,16 @@ def _place_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_partial_sums_are_as_many_as_a_backward_leaves() -> None:
-    partial, dtype, *rest = kernels.reduce_arguments(512, 2, "cpu")
+    partial, dtype, *rest = kernel_speed.reduce_arguments(512, 2, "cpu")
     assert partial.shape[1] == 512
-    assert partial.shape[0] % kernels.MULTIPROCESSORS == 0
+    assert partial.shape[0] % kernel_speed.MULTIPROCESSORS == 0
     assert dtype is torch.bfloat16
     assert len(rest) == 2
-    assert len(kernels.reduce_arguments(512, 4, "cpu")) == len(Reduce(4).parameters)
+    assert len(kernel_speed.reduce_arguments(512, 4, "cpu")) == len(Reduce(4).parameters)
 
 
 @pytest.mark.parametrize("gemm", [gemm for gemm in GEMMS if not gemm.fbgemm], ids=lambda gemm: gemm.name)
-def test_every_gemm_is_the_same_product(gemm: Gemm) -> None:
+def test_every_gemm_is_the_same_product(gemm: LibraryGemm) -> None:
     torch.manual_seed(0)
     a, b = library_gemms.operands(64, 32, 128, "cpu")
     found = library_gemms.call_of(gemm)(*library_gemms.arguments_of(gemm, a, b))

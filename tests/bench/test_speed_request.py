@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from loka.bench import machine, request
+from loka.bench import machine
 from loka.bench.machine import require_gpu
-from loka.bench.regions import DEFAULT_SHAPES, Form, Shape, check_shape, parse_shape
-from loka.bench.request import Job, Request, check, run
 from loka.bench.results import Cell, Section
-from loka.bench.timing import Timing
-from loka.bench.variants import NAMES, choose, variants_named
+from loka.bench.speed import request
+from loka.bench.speed.region_speed import DEFAULT_SHAPES, Form, Shape, check_shape, parse_shape
+from loka.bench.speed.request import BenchJob, Request, check, run
+from loka.bench.speed.timing import Timing
+from loka.bench.subjects.variants import NAMES, choose, variants_named
 from loka.errors import InputError
 
 
@@ -112,7 +113,7 @@ def test_a_run_reports_what_was_asked_and_where_it_ran(monkeypatch: pytest.Monke
     section = Section("one", (Cell("work", "bf16", Timing(1.0, 1.0, 1.0, 1)),), "bf16")
     asked = Request("model", ("dcnv2",), only="infer")
     monkeypatch.setattr(request, "require_gpu", lambda: None)
-    monkeypatch.setattr(request, "check", lambda given: Job(given, (), lambda progress: (section,)))
+    monkeypatch.setattr(request, "check", lambda given: BenchJob(given, (), lambda progress: (section,)))
     report = run(asked, tmp_path, print, datetime(2026, 11, 21, 8, 12, 30, tzinfo=UTC))
     assert (report.what, report.date, report.sections) == ("model", "2026-11-21T08:12Z", (section,))
     assert report.command == "loka bench model dcnv2 --only infer"

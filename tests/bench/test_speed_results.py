@@ -26,7 +26,7 @@ from loka.bench.results import (
     usable_folder,
     write_files,
 )
-from loka.bench.timing import Timing
+from loka.bench.speed.timing import Timing
 from loka.errors import InputError
 
 HERE = Environment("a device", "0.1.0", "3.12.0", "2.11.0", "13.0", "3.6.0", None, "1.6.0")

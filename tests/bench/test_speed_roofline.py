@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from loka.bench.roofline import (
+from loka.bench.speed.roofline import (
     PEAKS,
-    Chain,
     Peaks,
+    RooflineChain,
     SiteWork,
     bytes_us,
     chain_backward_bytes,
@@ -19,12 +19,12 @@ from loka.bench.roofline import (
     peaks_of,
     product_us,
 )
-from loka.bench.variants import Precision
+from loka.bench.subjects.variants import Precision
 
 ROUND = Peaks(bandwidth=1e12, flops={Precision.BF16: 1e14, Precision.FP8: 2e14, Precision.FP8_FAST: 4e14})
 H100 = PEAKS["NVIDIA H100 80GB HBM3"]
-NORMS = Chain(rows=1000, widths=(100, 200), before=True, after=True)
-BARE = Chain(rows=1000, widths=(100, 200, 300), before=False, after=False)
+NORMS = RooflineChain(rows=1000, widths=(100, 200), before=True, after=True)
+BARE = RooflineChain(rows=1000, widths=(100, 200, 300), before=False, after=False)
 
 
 def test_a_large_product_takes_its_flops_and_a_small_one_its_bytes() -> None:
@@ -78,7 +78,7 @@ def test_a_chain_is_the_sum_of_its_products_and_passes() -> None:
 
 
 def test_the_large_region_is_bound_by_ten_passes_and_three_products() -> None:
-    chain = Chain(16384, (2048, 2048), before=True, after=True)
+    chain = RooflineChain(16384, (2048, 2048), before=True, after=True)
     tensor = 16384 * 2048 * 2  # 67 MB
     expected = 3 * 2 * 16384 * 2048 * 2048 / 1277e12 + (10 * tensor + 4 * 2048 * 2048) / 2.43e12
     assert chain_us(chain, Precision.FP8, training=True, peaks=H100) == pytest.approx(1e6 * expected)

@@ -12,16 +12,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.bench import comparison, peers, steps
-from loka.bench.calibration import learned
-from loka.bench.comparison import LONGEST_FAILURE, Comparison, cell_of, compare, describe
-from loka.bench.packages import Learn, Made, Subject, Workshop
-from loka.bench.peers import PeerMissingError, prepare
 from loka.bench.results import Cell, Errors
-from loka.bench.steps import Measured, Work, decibels, errors_of, make_work, measure, step_of
-from loka.bench.timing import Timing
-from loka.bench.variants import VARIANTS, Variant
-from loka.dispatch.errors import VerifyError
+from loka.bench.speed import comparison, steps
+from loka.bench.speed.comparison import LONGEST_FAILURE, Comparison, cell_of, compare, describe
+from loka.bench.speed.steps import MeasuredStep, StepWork, decibels, errors_of, make_work, measure, step_of
+from loka.bench.speed.timing import Timing
+from loka.bench.subjects import peers
+from loka.bench.subjects.calibration import learned
+from loka.bench.subjects.packages import BuiltPackage, Learn, Subject, Workshop
+from loka.bench.subjects.peers import PeerMissingError, prepare
+from loka.bench.subjects.variants import VARIANTS, Variant
+from loka.dispatch.dispatch_errors import VerifyError
 from loka.errors import InputError, LokaError
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}
@@ -54,7 +55,7 @@ def workshop() -> Iterator[Workshop]:
 
 
 @pytest.fixture
-def work() -> Work:
+def work() -> StepWork:
     torch.manual_seed(0)
     base = nn.Sequential(nn.LayerNorm(SIZE), nn.Linear(SIZE, SIZE), nn.SiLU())
     return make_work("small", base, (torch.randn(32, SIZE),), (True, False), 1)
@@ -82,7 +83,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return asked
 
 
-def test_work_holds_values_of_bfloat16_and_its_reference_is_autograds(work: Work) -> None:
+def test_work_holds_values_of_bfloat16_and_its_reference_is_autograds(work: StepWork) -> None:
     for value in (*work.inputs, *work.base.parameters()):
         assert torch.equal(value.bfloat16().float(), value)
     assert work.leaves == ("x", "0.weight", "0.bias", "1.weight", "1.bias")
@@ -116,7 +117,7 @@ def test_a_step_of_a_function_needs_its_model() -> None:
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", ["tf32", "bf16", "loka-bf16", "loka-fp8", "loka-fp8-fast", "loka-fp8-known"])
 def test_every_variant_computes_the_same_function(
-    work: Work, workshop: Workshop, on_the_cpu: list[bool], name: str, training: bool
+    work: StepWork, workshop: Workshop, on_the_cpu: list[bool], name: str, training: bool
 ) -> None:
     variant = BY_NAME[name]
     before = {key: value.clone() for key, value in work.base.state_dict().items()}
@@ -141,7 +142,7 @@ def test_every_variant_computes_the_same_function(
 
 
 def test_planned_gemms_that_do_not_run_are_an_error(
-    work: Work, workshop: Workshop, on_the_cpu: list[bool], monkeypatch: pytest.MonkeyPatch
+    work: StepWork, workshop: Workshop, on_the_cpu: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = workshop.make(SUBJECT, BY_NAME["loka-fp8"]).package
     untouched = nn.Sequential(nn.LayerNorm(SIZE), nn.Linear(SIZE, SIZE), nn.SiLU()).bfloat16()
@@ -169,12 +170,12 @@ def test_decibels_are_bounded_and_of_finite_signals() -> None:
 def test_a_cell_tells_what_failed_and_the_next_goes_on() -> None:
     said: list[str] = []
 
-    def failing() -> tuple[Measured, float | None]:
+    def failing() -> tuple[MeasuredStep, float | None]:
         raise RuntimeError("no\n  kernel " + "x" * 1000)
 
     bad = cell_of("work train", "work", "peer", failing, said.append)
     good = cell_of(
-        "work train", "work", "ours", lambda: (Measured(Timing(5.0, 4.0, 6.0, 9), 1.0, None), 2.5), said.append
+        "work train", "work", "ours", lambda: (MeasuredStep(Timing(5.0, 4.0, 6.0, 9), 1.0, None), 2.5), said.append
     )
     assert bad.timing is None
     assert bad.failure.startswith("RuntimeError: no kernel xxx")
@@ -199,32 +200,32 @@ def test_work_that_cannot_be_set_up_fails_in_every_cell() -> None:
 
 def test_progress_tells_the_errors() -> None:
     said: list[str] = []
-    found = Measured(Timing(5.0, 4.0, 6.0, 9), None, Errors(36.54, 27.1, "x"))
+    found = MeasuredStep(Timing(5.0, 4.0, 6.0, 9), None, Errors(36.54, 27.1, "x"))
     cell_of("work infer", "work", "ours", lambda: (found, None), said.append)
     assert said == ["work infer ours: 5.0 us (4.0 to 6.0), 36.5 and 27.1 dB, in 0 s"]
 
 
 def test_ctrl_c_is_no_failure_of_a_variant() -> None:
-    def interrupted() -> tuple[Measured, float | None]:
+    def interrupted() -> tuple[MeasuredStep, float | None]:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         cell_of("work", "work", "peer", interrupted, print)
 
 
-def test_a_comparison_generates_each_package_once(monkeypatch: pytest.MonkeyPatch, work: Work) -> None:
+def test_a_comparison_generates_each_package_once(monkeypatch: pytest.MonkeyPatch, work: StepWork) -> None:
     made: list[str] = []
 
     class Counting(Workshop):
-        def make(self, subject: Subject, variant: Variant, learn: Learn | None = None) -> Made:
+        def make(self, subject: Subject, variant: Variant, learn: Learn | None = None) -> BuiltPackage:
             made.append(variant.name)
-            return Made(ModuleType(variant.name), SimpleNamespace())  # type: ignore[arg-type]
+            return BuiltPackage(ModuleType(variant.name), SimpleNamespace())  # type: ignore[arg-type]
 
-    def measured(work: Work, variant: Variant, training: bool, package: ModuleType | None) -> Measured:
+    def measured(work: StepWork, variant: Variant, training: bool, package: ModuleType | None) -> MeasuredStep:
         assert (package.__name__ if package else "") == (variant.name if variant.generated else "")
-        return Measured(Timing(1.0, 1.0, 1.0, 1), None, None)
+        return MeasuredStep(Timing(1.0, 1.0, 1.0, 1), None, None)
 
-    def bound(variant: Variant, training: bool, made: Made | None) -> float:
+    def bound(variant: Variant, training: bool, made: BuiltPackage | None) -> float:
         return 2.0 if training else 1.0
 
     monkeypatch.setattr(comparison, "measure", measured)
@@ -318,7 +319,7 @@ def test_errors_of_peers_are_described_on_one_line() -> None:
     assert describe(InputError("a\n  b")) == "InputError: a b"
 
 
-def test_inputs_are_fresh_leaves(work: Work) -> None:
+def test_inputs_are_fresh_leaves(work: StepWork) -> None:
     (x,) = steps.fresh_inputs(work, torch.float32, training=True)
     assert x.is_leaf
     assert x.requires_grad

@@ -10,22 +10,22 @@ import pytest
 import torch
 from torch import nn
 
-from loka.bench import models, regions
-from loka.bench.calibration import learned
-from loka.bench.models import MODELS, fp8_sites, site_works
-from loka.bench.packages import Made, Subject, Workshop
-from loka.bench.regions import DEFAULT_SHAPES, Form, Shape, build, chain_of
-from loka.bench.steps import Work, fresh_inputs, make_work
-from loka.bench.variants import VARIANTS, Variant
+from loka.bench.speed import model_speed, region_speed
+from loka.bench.speed.model_speed import MODELS, fp8_sites, site_works
+from loka.bench.speed.region_speed import DEFAULT_SHAPES, Form, Shape, build, chain_of
+from loka.bench.speed.steps import StepWork, fresh_inputs, make_work
+from loka.bench.subjects.calibration import learned
+from loka.bench.subjects.packages import BuiltPackage, Subject, Workshop
+from loka.bench.subjects.variants import VARIANTS, Variant
 from loka.errors import LokaError
-from loka.plan.make import model_sites
-from loka.sites.site import Kind, Rows, Site
+from loka.plan.planner import model_sites
+from loka.sites.site import GemmKind, RowCount, Site
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 SMALL = Shape(m=64, n=256, k=128)
 
 
-def work_of(shape: Shape) -> Work:
+def work_of(shape: Shape) -> StepWork:
     torch.manual_seed(0)
     x = torch.randn(shape.m, shape.k)
     return make_work("a region", build(Form.LAYER_NORM, shape.k, shape.n), (x,), (True,), 10)
@@ -57,13 +57,13 @@ def test_the_block_norm_region_has_two_weights_alone() -> None:
 
 
 def test_chains_follow_the_forms() -> None:
-    assert chain_of(Form.LAYER_NORM, SMALL) == regions.Chain(64, (128, 256), before=True, after=True)
-    assert chain_of(Form.BLOCK_NORM, SMALL) == regions.Chain(64, (128, 256, 256), before=False, after=False)
+    assert chain_of(Form.LAYER_NORM, SMALL) == region_speed.Chain(64, (128, 256), before=True, after=True)
+    assert chain_of(Form.BLOCK_NORM, SMALL) == region_speed.Chain(64, (128, 256, 256), before=False, after=False)
 
 
 def test_every_fp8_bound_of_the_seven_is_below_bf16s() -> None:
-    from loka.bench.roofline import PEAKS, chain_us
-    from loka.bench.variants import Precision
+    from loka.bench.speed.roofline import PEAKS, chain_us
+    from loka.bench.subjects.variants import Precision
 
     peaks = PEAKS["NVIDIA H100 80GB HBM3"]
     for shape in DEFAULT_SHAPES:
@@ -77,7 +77,7 @@ def test_every_fp8_bound_of_the_seven_is_below_bf16s() -> None:
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if v.generated], ids=lambda variant: variant.name)
 def test_a_package_is_generated_for_the_layer_norm_region(variant: Variant) -> None:
     with Workshop() as workshop:
-        made = workshop.make(regions.subject(Form.LAYER_NORM, SMALL), variant, partial(learned, work_of(SMALL)))
+        made = workshop.make(region_speed.subject(Form.LAYER_NORM, SMALL), variant, partial(learned, work_of(SMALL)))
         (site,) = made.plan.sites
         assert site.region == ("layer_norm", "linear", "layer_norm", "sigmoid")
         assert [gemm.fp8 for gemm in site.gemms] == [variant.precision.is_fp8] * 3
@@ -92,7 +92,9 @@ def test_known_scales_are_those_of_the_work_itself() -> None:
     work = work_of(SMALL)
     seen: list[torch.Tensor] = []
     with Workshop() as workshop:
-        made = workshop.make(regions.subject(Form.LAYER_NORM, SMALL), BY_NAME["loka-fp8-known"], partial(learned, work))
+        made = workshop.make(
+            region_speed.subject(Form.LAYER_NORM, SMALL), BY_NAME["loka-fp8-known"], partial(learned, work)
+        )
         model = copy.deepcopy(work.base).bfloat16()
         hook = model.linear.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
         model(*fresh_inputs(work, torch.bfloat16, training=True))
@@ -110,12 +112,12 @@ def test_known_scales_are_those_of_the_work_itself() -> None:
 
 def test_known_scales_without_maxima_are_refused() -> None:
     with Workshop() as workshop, pytest.raises(LokaError, match="needs the maxima"):
-        workshop.make(regions.subject(Form.LAYER_NORM, SMALL), BY_NAME["loka-fp8-known"])
+        workshop.make(region_speed.subject(Form.LAYER_NORM, SMALL), BY_NAME["loka-fp8-known"])
 
 
 def test_both_weights_of_the_block_norm_region_run_in_fp8_with_dgrad() -> None:
     with Workshop() as workshop:
-        made = workshop.make(regions.subject(Form.BLOCK_NORM, SMALL), BY_NAME["loka-fp8"])
+        made = workshop.make(region_speed.subject(Form.BLOCK_NORM, SMALL), BY_NAME["loka-fp8"])
         assert [[gemm.fp8 for gemm in site.gemms] for site in made.plan.sites] == [[True] * 3] * 2
 
 
@@ -139,7 +141,7 @@ def test_models_build_and_take_their_inputs(name: str) -> None:
 
 
 def test_a_model_of_the_zoo_is_planned_with_a_gradient_of_its_inputs() -> None:
-    subject = models.subject("dcnv2")
+    subject = model_speed.subject("dcnv2")
     with Workshop() as workshop:
         small = Subject(subject.name, subject.source, 32)
         made = workshop.make(small, BY_NAME["loka-fp8"])
@@ -152,21 +154,23 @@ def test_a_model_of_the_zoo_is_planned_with_a_gradient_of_its_inputs() -> None:
     torchao = fp8_sites(BY_NAME["torchao-rowwise"], sites, None)
     assert torchao == ours - {"over.8"}
     assert fp8_sites(BY_NAME["bf16"], sites, None) == frozenset()
-    assert fp8_sites(BY_NAME["loka-bf16"], sites, Made(made.package, made.plan)) == ours
+    assert fp8_sites(BY_NAME["loka-bf16"], sites, BuiltPackage(made.package, made.plan)) == ours
 
 
-def site(name: str, kind: Kind, fed_by: tuple[str, ...], k: int = 8, owner: str = "layer", per_sample: int = 1) -> Site:
+def site(
+    name: str, kind: GemmKind, fed_by: tuple[str, ...], k: int = 8, owner: str = "layer", per_sample: int = 1
+) -> Site:
     return Site(
-        name=name, kind=kind, owner=owner, weight=None, bias=None, rows=Rows(per_sample), k=k, n=4, calls=2,
+        name=name, kind=kind, owner=owner, weight=None, bias=None, rows=RowCount(per_sample), k=k, n=4, calls=2,
         calls_eval=2, share=0.1, input_grad=True, fed_by=fed_by, followed_by=(), where="",
     )  # fmt: skip
 
 
 def test_a_linear_has_a_pass_where_something_elementwise_feeds_it() -> None:
     sites = [
-        site("fed", Kind.LINEAR, ("silu", "layer_norm", "linear")),
-        site("straight", Kind.LINEAR, ("linear",)),
-        site("first", Kind.LINEAR, ()),
+        site("fed", GemmKind.LINEAR, ("silu", "layer_norm", "linear")),
+        site("straight", GemmKind.LINEAR, ("linear",)),
+        site("first", GemmKind.LINEAR, ()),
     ]
     works = site_works(sites, batch=100, fp8=frozenset({"fed"}))
     assert [work.fed for work in works] == [800, 0, 0]
@@ -176,10 +180,10 @@ def test_a_linear_has_a_pass_where_something_elementwise_feeds_it() -> None:
 
 def test_products_of_one_module_read_one_tensor() -> None:
     sites = [
-        site("rank", Kind.MATMUL, ("layer_norm", "add"), k=16),
-        site("products", Kind.BMM, ("layer_norm", "add"), k=32),
-        site("compress", Kind.MATMUL, ("layer_norm", "add"), k=16),
-        site("unfed", Kind.MATMUL, (), k=64),
-        site("elsewhere", Kind.MATMUL, ("add",), k=16, owner="other"),
+        site("rank", GemmKind.MATMUL, ("layer_norm", "add"), k=16),
+        site("products", GemmKind.BMM, ("layer_norm", "add"), k=32),
+        site("compress", GemmKind.MATMUL, ("layer_norm", "add"), k=16),
+        site("unfed", GemmKind.MATMUL, (), k=64),
+        site("elsewhere", GemmKind.MATMUL, ("add",), k=16, owner="other"),
     ]
     assert [work.fed for work in site_works(sites, 10, frozenset())] == [0, 320, 0, 0, 160]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from loka.bench.timing import LAUNCHES, MEASURED_MS, Timing, rotations, size_of, summarise, time_call, time_step
+from loka.bench.speed.timing import LAUNCHES, MEASURED_MS, Timing, rotations, size_of, summarise, time_call, time_step
 from loka.errors import InputError
 
 

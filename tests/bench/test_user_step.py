@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.bench import launches
-from loka.bench.launches import kernels_among
-from loka.bench.user_step import Example, tensors_of, user_step
+from loka.bench.speed import launches
+from loka.bench.speed.launches import kernels_among
+from loka.bench.speed.user_step import Example, tensors_of, user_step
 from loka.errors import InputError
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from loka.bench import __main__ as entry
-from loka.bench import request
 from loka.bench.results import Cell, Section
-from loka.bench.timing import Timing
+from loka.bench.speed import request
+from loka.bench.speed.timing import Timing
 
 SECTION = Section(
     "a section",

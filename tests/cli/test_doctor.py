@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from loka.cli import deciding
-from loka.kernels import measurement_text
-from loka.kernels.library import Library
-from loka.kernels.measurements import Recording, Versions, export
-from loka.probe.file import save
+from loka.cli import doctor_inputs
+from loka.kernels.gemm.library import Library
+from loka.kernels.measurements import text_file
+from loka.kernels.measurements.lookup import Recording, Versions, export
+from loka.probe.profile.profile_file import save
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -39,7 +39,7 @@ class Absent:
 @pytest.fixture
 def machine(monkeypatch) -> Callable[[Versions | None], None]:
     """Says what the current device is."""
-    return lambda here: monkeypatch.setattr(deciding, "this_device", lambda: here)
+    return lambda here: monkeypatch.setattr(doctor_inputs, "this_device", lambda: here)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def data(monkeypatch, tmp_path_factory) -> Path:
     """The folder of the sets that ship, with one for the H100."""
     folder = tmp_path_factory.mktemp("data")
     export(record(folder / "m.sqlite", grid()), folder / "h100.jsonl", "h100", "made up")
-    monkeypatch.setattr(measurement_text, "DATA", folder)
+    monkeypatch.setattr(text_file, "DATA", folder)
     return folder
 
 
@@ -64,7 +64,7 @@ def doctor(loka) -> Callable[..., dict[str, tuple[str, str, str]]]:
 
 
 def test_without_a_set_it_says_how_to_make_one(doctor, machine, monkeypatch, tmp_path):
-    monkeypatch.setattr(measurement_text, "DATA", tmp_path)
+    monkeypatch.setattr(text_file, "DATA", tmp_path)
     machine(None)
     assert doctor()["measurements h100"] == (
         "missing", "", "none ship for h100; a policy can name its own: loka bench kernels --record FILE",
@@ -99,7 +99,7 @@ def test_what_differs_here_is_named(doctor, machine, data):
 
 
 def test_a_library_that_was_measured_and_is_not_here_is_named(doctor, machine, data, monkeypatch):
-    monkeypatch.setattr(deciding, "KERNELS", (Absent(),))
+    monkeypatch.setattr(doctor_inputs, "KERNELS", (Absent(),))
     path = data / "m.sqlite"
     with Recording(
         path, lambda kernel: replace(HOPPER, library="1.6.0" if kernel == "absent.rowwise" else "")
@@ -129,7 +129,7 @@ def test_a_damaged_set_is_a_problem(doctor, machine, data):
 
 
 def test_a_policy_that_names_nothing(shop, doctor, machine, monkeypatch, tmp_path):
-    monkeypatch.setattr(measurement_text, "DATA", tmp_path)
+    monkeypatch.setattr(text_file, "DATA", tmp_path)
     machine(None)
     shop.write_policy(HEAD)
     items = doctor(shop.policy)

@@ -88,10 +88,10 @@ def test_names_are_made_from_anything():
 
 
 def test_ten_thousand_layers_make_no_longer_a_draft(shop, loka):
-    from loka.sites.site import Kind, Rows, Site
+    from loka.sites.site import GemmKind, RowCount, Site
 
     def site(name: str, n: int) -> Site:
-        return Site(name, Kind.LINEAR, "", f"{name}.weight", None, Rows(1), 64, n, 1, 1, 1e-4, True, (), (), "")
+        return Site(name, GemmKind.LINEAR, "", f"{name}.weight", None, RowCount(1), 64, n, 1, 1, 1e-4, True, (), (), "")
 
     sites = [site(f"layers.{i}", 64) for i in range(10_000)]
     text = draft_policy(DraftOptions("big", "shopmodel:build", None, 64), [*sites, site("head\n: x", 1)])

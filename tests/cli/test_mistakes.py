@@ -172,7 +172,7 @@ def test_two_heads_are_refused_before_training(verb, shop, loka, policy_text, mo
 
 def test_a_fault_of_loka_in_training_keeps_its_traceback(shop, loka, monkeypatch):
     assert loka("generate", shop.policy).status == 0
-    monkeypatch.setattr("loka.bench.training._read", None)
+    monkeypatch.setattr("loka.bench.quality.training._read", None)
     with pytest.raises(TypeError, match="not callable"):
         loka("train", shop.policy)
 
@@ -240,23 +240,23 @@ def test_an_error_is_one_line_however_long(shop, loka, policy_text):
 
 
 def test_a_fault_of_the_program_keeps_its_traceback(shop, loka, monkeypatch):
-    from loka.plan import make
+    from loka.plan import planner
 
     def broken(path, gains):
         raise ZeroDivisionError("a fault")
 
-    monkeypatch.setattr(make, "planned", broken)
+    monkeypatch.setattr(planner, "planned", broken)
     with pytest.raises(ZeroDivisionError):
         loka("plan", shop.policy)
 
 
 def test_an_interrupt_leaves_with_130(shop, loka, monkeypatch):
-    from loka.plan import make
+    from loka.plan import planner
 
     def interrupted(path, gains):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(make, "planned", interrupted)
+    monkeypatch.setattr(planner, "planned", interrupted)
     ran = loka("plan", shop.policy)
     assert (ran.status, ran.out, ran.err) == (130, "", "interrupted\n")
 

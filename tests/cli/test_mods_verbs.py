@@ -12,7 +12,7 @@ import torch
 import loka as lk
 from loka import dispatch
 from loka.errors import InputError
-from loka.probe.file import load_profile
+from loka.probe.profile.profile_file import load_profile
 
 MODS = """\
 mods:

@@ -9,12 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from loka.numerics.names import Format, Gemm, Operand
-from loka.plan.serial import from_json
-from loka.policy.settings import OperandRecipe
-from loka.probe.bins import MAGNITUDE_BINS, View
-from loka.probe.file import save
-from loka.probe.profile import (
+from loka.numerics.enums import Format, Gemm, Operand
+from loka.plan.serialize import from_json
+from loka.policy.cascade.settings import OperandRecipe
+from loka.probe.profile.profile import (
     Estimate,
     Finding,
     Interval,
@@ -24,6 +22,8 @@ from loka.probe.profile import (
     Shares,
     SiteProfile,
 )
+from loka.probe.profile.profile_file import save
+from loka.probe.stats.bins import MAGNITUDE_BINS, HistogramView
 
 SIZES = {"dense": (13, 32), "layers.0.up": (24, 32), "layers.1.up": (24, 32), "layers.0.down": (32, 24)}
 FILE = "policies/profiles/shop.safetensors"
@@ -44,7 +44,7 @@ def operand(which: Operand, width: int) -> OperandSummary:
     counts = [0] * MAGNITUDE_BINS
     counts[60:70] = [1, 5, 20, 100, 300, 300, 100, 20, 5, 1]
     weight = which is Operand.WEIGHT
-    shares = () if weight else tuple(Shares(view, format, 0.015, 0.25) for view in View for format in Format)
+    shares = () if weight else tuple(Shares(view, format, 0.015, 0.25) for view in HistogramView for format in Format)
     spread = Quantiles(1.0, 1.5, 2.0, 2.5, 3.0)
     return OperandSummary(
         which, width, 0 if weight else 20, 1280, 1280, 0, 0, 0.125, 2.5, 1.25, 0.5, tuple(counts), shares, spread,
@@ -260,10 +260,10 @@ def test_explain_shows_distributions_recipes_and_findings(shop, loka, learned):
 
 
 def test_explain_draws_in_plain_characters_where_blocks_cannot_be_shown(shop, loka, learned, monkeypatch):
-    from loka.cli import seen
+    from loka.cli.tables import profile_lines
 
     learned()
-    monkeypatch.setattr(seen, "_shows", lambda text: False)
+    monkeypatch.setattr(profile_lines, "_shows", lambda text: False)
     lines = loka("explain", shop.policy, "dense").out.splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("input: "))
     assert "@" in lines[at + 1]
@@ -272,7 +272,7 @@ def test_explain_draws_in_plain_characters_where_blocks_cannot_be_shown(shop, lo
 
 @pytest.mark.parametrize(("encoding", "shows"), [("utf-8", True), ("ascii", False), ("latin-1", False), (None, False)])
 def test_what_a_terminal_shows_goes_by_its_encoding(encoding, shows, monkeypatch):
-    from loka.cli.seen import _shows
+    from loka.cli.tables.profile_lines import _shows
 
     class Out:
         pass

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import time
 
-from loka.probe import file
-from loka.probe.stats import Recorded
+from loka.probe.profile import profile_file
+from loka.probe.stats.site_stats import RecordedStats
 
 KEPT = "policies/profiles/shop.interrupted.safetensors"
 WAIT = 100.0  # seconds
@@ -37,9 +37,11 @@ def test_killed_while_training_keeps_what_was_saved_last(shop, loka):
         running.wait()
     assert running.returncode == -signal.SIGKILL
     assert {name for name in set(shop.files()) - before if not name.endswith(".tmp")} == {KEPT}
-    saved = file.load(kept)
-    assert isinstance(saved, Recorded)
+    saved = profile_file.load(kept)
+    assert isinstance(saved, RecordedStats)
     assert saved.profile.samples in (5, 10)
     path.write_text(text, encoding="utf-8")
     assert loka("probe", shop.policy, "--from", KEPT).status == 0
-    assert file.load_profile(shop.folder / "policies/profiles/shop.safetensors").samples == saved.profile.samples
+    assert (
+        profile_file.load_profile(shop.folder / "policies/profiles/shop.safetensors").samples == saved.profile.samples
+    )

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from loka.probe import file
+from loka.probe.profile import profile_file
 
 SUMMARY = "policies/profiles/shop.safetensors"
 
@@ -146,7 +146,7 @@ def test_a_profile_that_was_cut_short(verb, shop, loka):
 
 def test_an_earlier_profile_stays_where_training_fails(shop, loka, policy_text):
     assert loka("probe", shop.policy, "--steps", "2").status == 0
-    profile = file.load_profile(shop.folder / SUMMARY)
+    profile = profile_file.load_profile(shop.folder / SUMMARY)
     path = shop.folder / "shopmodel.py"
     text = path.read_text(encoding="utf-8")
     path.write_text(
@@ -155,4 +155,4 @@ def test_an_earlier_profile_stays_where_training_fails(shop, loka, policy_text):
     sys.modules.pop("shopmodel", None)
     before = shop.files()
     refused(loka("probe", shop.policy), before, shop, "training raised AssertionError")
-    assert file.load_profile(shop.folder / SUMMARY) == profile
+    assert profile_file.load_profile(shop.folder / SUMMARY) == profile

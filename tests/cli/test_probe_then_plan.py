@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from loka.numerics.names import Compute, Gemm, Operand, Range
-from loka.plan.make import examine
+from loka.numerics.enums import Compute, Gemm, Operand, Range
+from loka.plan.planner import examine
 from loka.policy.load import load_policy
-from loka.probe import file
-from loka.probe.evidence import estimate_of
-from loka.probe.profile import Verdict
+from loka.probe.diagnostics.finding_evidence import estimate_of
+from loka.probe.profile import profile_file
+from loka.probe.profile.profile import Verdict
 
 SUMMARY = "policies/profiles/shop.safetensors"
 NAMED = "profile: profiles/shop.safetensors\n"
@@ -23,7 +23,7 @@ def line_of(text, start):
 def test_a_static_range_is_judged_and_planned_with_what_was_seen(shop, loka, policy_text):
     shop.write_policy(policy_text + "    range: static\n" + NAMED)  # of layers.*.up
     assert loka("probe", shop.policy).status == 0
-    site = file.load_profile(shop.folder / SUMMARY).site("layers.0.up")
+    site = profile_file.load_profile(shop.folder / SUMMARY).site("layers.0.up")
     seen = {operand.operand: operand.amax for operand in site.operands}
     own = [each for each in site.estimates if each.operands[0].range is Range.STATIC]
     assert [each.gemm for each in own] == list(Gemm)
@@ -50,7 +50,7 @@ def test_the_table_shows_the_estimate_of_a_static_range(shop, loka, policy_text)
 def test_what_the_policy_keeps_is_not_estimated_and_explain_says_so(shop, loka, policy_text):
     shop.write_policy(policy_text + "  - match: dense\n    wgrad: {compute: keep}\n" + NAMED)
     assert loka("probe", shop.policy).status == 0
-    profile = file.load_profile(shop.folder / SUMMARY)
+    profile = profile_file.load_profile(shop.folder / SUMMARY)
     head, dense = profile.site("head"), profile.site("dense")
     assert [operand.operand for operand in head.operands] == list(Operand)
     assert head.estimates == ()
@@ -87,7 +87,7 @@ def test_each_remedy_that_is_a_rule_can_be_pasted_into_the_policy(recipe, shop, 
     mine = f"  compute: fp8\n  {recipe}\n  budget: {{mere: 0.15}}\n"
     shop.write_policy(policy_text.replace("  compute: fp8\n", mine, 1) + NAMED)
     assert loka("probe", shop.policy, "--every", "2").status == 0
-    profile = file.load_profile(shop.folder / SUMMARY)
+    profile = profile_file.load_profile(shop.folder / SUMMARY)
     rules = {finding.remedy for finding in profile.findings if finding.remedy.startswith("rules: ")}
     assert len(rules) > 5
     for rule in rules:

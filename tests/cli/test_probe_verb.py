@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
-from loka.probe import file
-from loka.probe.profile import Profile
-from loka.probe.stats import Recorded
+from loka.probe.profile import profile_file
+from loka.probe.profile.profile import Profile
+from loka.probe.stats.site_stats import RecordedStats
 
 SUMMARY = "policies/profiles/shop.safetensors"
 FULL = "policies/profiles/shop.full.safetensors"
@@ -38,9 +38,9 @@ def test_both_forms_are_written_and_told(shop, loka):
     ran = loka("probe", shop.policy)
     assert ran.status == 0, ran.err
     assert set(shop.files()) - before == {SUMMARY, FULL}
-    summary, full = file.load(shop.folder / SUMMARY), file.load(shop.folder / FULL)
+    summary, full = profile_file.load(shop.folder / SUMMARY), profile_file.load(shop.folder / FULL)
     assert isinstance(summary, Profile)
-    assert isinstance(full, Recorded)
+    assert isinstance(full, RecordedStats)
     assert full.profile == summary
     assert (summary.steps, summary.every, summary.samples, summary.batch_size) == (12, 1, 12, 64)
     assert [site.name for site in summary.sites if not site.estimates] == ["head"]  # the policy keeps it
@@ -57,7 +57,7 @@ def test_the_table_has_a_line_for_each_gemm_that_is_not_kept(probed, loka):
     start = next(index for index, line in enumerate(lines) if line.startswith("layers.*.down"))
     assert lines[start].split()[1:8] == ["2", "64", "32", "24", "fprop", "e4m3", "rowwise"]
     assert [line.split()[0] for line in lines[start + 1 : start + 3]] == ["dgrad", "wgrad"]
-    estimate = file.load_profile(probed.folder / SUMMARY).site("layers.0.down").estimates[0]
+    estimate = profile_file.load_profile(probed.folder / SUMMARY).site("layers.0.down").estimates[0]
     assert lines[start].split()[-1] in ("safe", "unsafe", "undecided")
     assert abs(float(lines[start].split()[8]) - estimate.mere.mean) < 0.05
     head = next(line for line in lines if line.startswith("head"))
@@ -67,18 +67,18 @@ def test_the_table_has_a_line_for_each_gemm_that_is_not_kept(probed, loka):
 
 
 def test_two_runs_give_the_same_profile_but_for_the_time(probed, loka):
-    first = file.load_profile(probed.folder / SUMMARY)
+    first = profile_file.load_profile(probed.folder / SUMMARY)
     assert loka("probe", probed.policy, "-o", "again.safetensors").status == 0
-    second = file.load_profile(probed.folder / "again.safetensors")
+    second = profile_file.load_profile(probed.folder / "again.safetensors")
     assert (first.sites, first.findings, first.samples) == (second.sites, second.findings, second.samples)
     assert loka("probe", probed.policy, "-o", "other.safetensors", "--seed", "1").status == 0
-    assert file.load_profile(probed.folder / "other.safetensors").sites != first.sites
+    assert profile_file.load_profile(probed.folder / "other.safetensors").sites != first.sites
 
 
 def test_json_holds_what_the_table_shows(shop, loka):
     ran = loka("probe", shop.policy, "--json")
     data = json.loads(ran.out)
-    profile = file.load_profile(shop.folder / SUMMARY)
+    profile = profile_file.load_profile(shop.folder / SUMMARY)
     assert (data["profile"], data["full"], data["samples"]) == (SUMMARY, FULL, 12)
     assert set(data["seconds"]) == {"training", "estimating"}
     sites = {site["site"]: site for site in data["sites"]}
@@ -92,13 +92,13 @@ def test_json_holds_what_the_table_shows(shop, loka):
 
 def test_steps_and_every_decide_the_samples(shop, loka):
     assert loka("probe", shop.policy, "--steps", "9", "--every", "4").status == 0
-    profile = file.load_profile(shop.folder / SUMMARY)
+    profile = profile_file.load_profile(shop.folder / SUMMARY)
     assert (profile.every, profile.samples) == (4, 2)
     assert profile.steps <= 9
     ran = loka("probe", shop.policy, "--steps", "50", "--every", "6")
     assert ran.status == 0
     assert "the batches ended after 12 of 50 steps" in ran.err
-    assert file.load_profile(shop.folder / SUMMARY).samples == 2
+    assert profile_file.load_profile(shop.folder / SUMMARY).samples == 2
 
 
 def test_draws_are_those_asked_for_at_most(shop, loka, policy_text):
@@ -106,10 +106,10 @@ def test_draws_are_those_asked_for_at_most(shop, loka, policy_text):
     shop.write_policy(policy_text.replace("  compute: fp8\n", "  compute: fp8\n  budget: {mere: 0.15}\n", 1))
     assert loka("probe", shop.policy, "--draws", "5").status == 0
     full = "policies/profiles/shop.full.safetensors"
-    draws = [each.draws for site in file.load_profile(shop.folder / SUMMARY).sites for each in site.estimates]
+    draws = [each.draws for site in profile_file.load_profile(shop.folder / SUMMARY).sites for each in site.estimates]
     assert max(draws) == 5
     assert loka("probe", shop.policy, "--from", full, "--draws", "2").status == 0
-    draws = [each.draws for site in file.load_profile(shop.folder / SUMMARY).sites for each in site.estimates]
+    draws = [each.draws for site in profile_file.load_profile(shop.folder / SUMMARY).sites for each in site.estimates]
     assert set(draws) == {2}
 
 
@@ -118,7 +118,7 @@ def test_the_last_batch_may_be_smaller(shop, loka):
         shop, "torch.randn(self.batch_size, 13,", "torch.randn(self.batch_size - 23 * (_ == self.count - 1), 13,"
     )
     assert loka("probe", shop.policy).status == 0
-    profile = file.load_profile(shop.folder / SUMMARY)
+    profile = profile_file.load_profile(shop.folder / SUMMARY)
     assert profile.site("dense").operands[0].rows == 12 * 64 - 23
 
 
@@ -133,8 +133,8 @@ def test_full_profiles_merge(shop, loka):
     files = [f"run{seed}.full.safetensors" for seed in ("1", "2")]
     ran = loka("probe", shop.policy, "--from", *files)
     assert ran.status == 0, ran.err
-    merged = file.load_profile(shop.folder / SUMMARY)
-    parts = [file.load_profile(shop.folder / name) for name in files]
+    merged = profile_file.load_profile(shop.folder / SUMMARY)
+    parts = [profile_file.load_profile(shop.folder / name) for name in files]
     assert merged.samples == 24
     assert merged.site("dense").operands[0].sampled == sum(part.site("dense").operands[0].sampled for part in parts)
     assert [site.name for site in merged.sites if not site.estimates] == ["head"]
@@ -181,7 +181,7 @@ def test_ctrl_c_keeps_what_was_sampled(after, shop, loka, policy_text):
     assert f"interrupted: 7 samples are in {kept}" in ran.err
     assert set(shop.files()) - before == {kept}
     assert loka("probe", shop.policy, "--from", kept).status == 0
-    assert file.load_profile(shop.folder / SUMMARY).samples == 7
+    assert profile_file.load_profile(shop.folder / SUMMARY).samples == 7
 
 
 def test_ctrl_c_while_estimating_keeps_the_samples(shop, loka, monkeypatch):
@@ -193,7 +193,7 @@ def test_ctrl_c_while_estimating_keeps_the_samples(shop, loka, monkeypatch):
     monkeypatch.setattr(learn, "finish", interrupted)
     ran = loka("probe", shop.policy)
     assert ran.status == 130
-    assert isinstance(file.load(shop.folder / "policies/profiles/shop.interrupted.safetensors"), Recorded)
+    assert isinstance(profile_file.load(shop.folder / "policies/profiles/shop.interrupted.safetensors"), RecordedStats)
     assert not (shop.folder / SUMMARY).exists()
 
 
@@ -212,4 +212,4 @@ def test_findings_are_printed_once_for_sites_that_are_alike(shop, loka):
 def test_on_a_gpu(shop, loka):
     ran = loka("probe", shop.policy, "--device", "cuda")
     assert ran.status == 0, ran.err
-    assert file.load_profile(shop.folder / SUMMARY).samples == 12
+    assert profile_file.load_profile(shop.folder / SUMMARY).samples == 12

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from loka.bench.plan_report import shortfalls, to_markdown
-from loka.plan.make import Planned, planned
-from loka.plan.summary import group_sites
+from loka.plan.planner import Planned, planned
+from loka.plan.report.plan_rows import group_sites
 
 POLICIES = Path(__file__).parents[2] / "policies"
 

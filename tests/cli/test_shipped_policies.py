@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from loka.cli.schema import schema_text
-from loka.numerics.names import Gemm
-from loka.plan.make import make_plan
+from loka.cli.verbs.schema import schema_text
+from loka.numerics.enums import Gemm
 from loka.plan.plan import Plan
-from loka.probe.file import load
-from loka.probe.profile import Profile, Verdict
+from loka.plan.planner import make_plan
+from loka.probe.profile.profile import Profile, Verdict
+from loka.probe.profile.profile_file import load
 
 FOLDER = Path(__file__).parents[2] / "policies"
 POLICIES = sorted(path.name for path in FOLDER.glob("*.yaml"))

@@ -35,7 +35,7 @@ def test_help_is_quick():
         start = time.perf_counter()
         subprocess.run([sys.executable, "-m", "loka", "--help"], capture_output=True, check=True)
         seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 1.0  # 0.2 s on a quiet machine; python -m loka.bench.scale measures it
+    assert min(seconds) < 1.0  # 0.2 s on a quiet machine; python -m benchmarks.cli_scale measures it
 
 
 def test_help_names_every_verb_and_only_those():

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from loka.plan.serial import from_json
+from loka.plan.serialize import from_json
 
 
 def test_validate_says_fine(shop, loka):
@@ -174,9 +174,9 @@ def test_train_ends_in_a_table_of_both_models(shop, loka):
 
 def test_train_fails_where_a_planned_gemm_did_not_run(shop, loka, monkeypatch):
     assert loka("generate", shop.policy).status == 0
-    from loka.kernels import ticks
+    from loka.kernels import call_counters
 
-    monkeypatch.setattr(ticks, "counts", lambda number: {})
+    monkeypatch.setattr(call_counters, "counts", lambda number: {})
     ran = loka("train", shop.policy, "--steps", "1", "--device", "cpu")
     assert ran.status == 1
     assert "planned FP8 GEMMs did not run" in ran.err
@@ -193,9 +193,9 @@ def test_compare_trains_pairs_and_gives_an_interval(shop, loka):
 
 def test_compare_leaves_with_1_where_quality_is_lost(shop, loka, monkeypatch):
     assert loka("generate", shop.policy).status == 0
-    from loka.bench import quality
+    from loka.bench.quality import compare_quality
 
-    monkeypatch.setattr(quality.Quality, "verdict", quality.Verdict.TOLD_APART)
+    monkeypatch.setattr(compare_quality.Quality, "verdict", compare_quality.QualityVerdict.TOLD_APART)
     ran = loka("compare", shop.policy, "--seeds", "2", "--steps", "1", "--device", "cpu", "--json")
     assert ran.status == 1
     assert json.loads(ran.out)["verdict"] == "told apart"

@@ -11,16 +11,16 @@ import codegen_plans as plans
 import torch
 from torch import Tensor, nn
 
-from loka.numerics.names import Format, Range, Scaling
+from loka.graph.ir import ForwardIR
+from loka.graph.patterns.region import find_regions
+from loka.graph.source import is_block_norm
+from loka.graph.trace.examples import ModelInputs, capture_examples
+from loka.graph.trace.trace import trace_forward
+from loka.numerics.enums import Format, Range, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize
-from loka.numerics.turn import turn
-from loka.plan.plan import Binding, BindingKind, Plan, SitePlan
-from loka.policy.settings import OperandRecipe
-from loka.sites.examples import ModelInputs, capture_examples
-from loka.sites.regions import find_regions
-from loka.sites.source import is_block_norm
-from loka.sites.straight import StraightForward
-from loka.sites.trace import trace_forward
+from loka.numerics.requantize_transpose import requantize_transpose
+from loka.plan.plan import BindingKind, Plan, PlannedBinding, SitePlan
+from loka.policy.cascade.settings import OperandRecipe
 
 ROWS = OperandRecipe(power_of_two=True)
 TURNED = OperandRecipe(power_of_two=True, turned=True)
@@ -89,7 +89,7 @@ class Tower(nn.Module):
         return out + x
 
 
-def traced(body: nn.Module, inputs: Callable[[int], Tensor]) -> StraightForward:
+def traced(body: nn.Module, inputs: Callable[[int], Tensor]) -> ForwardIR:
     """The forward of Holder(body).body with all norms, activations and linears inlined, in regions."""
     model = Holder(body)
     examples = capture_examples(model, ["body"], {batch: ModelInputs((inputs(batch),), {}) for batch in (5, 8)})["body"]
@@ -101,7 +101,7 @@ def traced(body: nn.Module, inputs: Callable[[int], Tensor]) -> StraightForward:
         if name and (isinstance(child, known) or is_block_norm(child) or len(list(child.children())))
     ]
     found = trace_forward(body, "body", examples, inline=inline, sites=sites)
-    assert isinstance(found, StraightForward), found
+    assert isinstance(found, ForwardIR), found
     regions = tuple(replace(region, site=f"body.{region.site}") for region in find_regions(found, sites))
     statements = tuple(
         replace(step, call=None if step.call is None else replace(step.call, site=f"body.{step.call.site}"))
@@ -127,7 +127,7 @@ def chain_plan(
     shapes = tuple((name, tuple(parameter.shape)) for name, parameter in body.named_parameters())
     kind = f"{type(body).__module__}.{type(body).__qualname__}"
     calls = tuple(dict.fromkeys(step.call.site for step in forward.statements if step.call is not None))
-    binding = Binding("Body", BindingKind.FORWARD, ("body",), kind, (calls,), shapes, forward)
+    binding = PlannedBinding("Body", BindingKind.FORWARD, ("body",), kind, (calls,), shapes, forward)
     return plans.make_plan(sites, [binding])
 
 
@@ -155,8 +155,10 @@ class Simulated(torch.autograd.Function):
     def backward(ctx: object, dy: Tensor) -> tuple[Tensor, Tensor]:
         x_fp8, weight_fp8 = ctx.operands  # type: ignore[attr-defined]
         dy_fp8 = rows(dy)
-        dx = dequantize(dy_fp8).double() @ dequantize(turn(weight_fp8)).double().t()
-        return dx, dequantize(turn(dy_fp8)).double() @ dequantize(turn(x_fp8)).double().t()
+        dx = dequantize(dy_fp8).double() @ dequantize(requantize_transpose(weight_fp8)).double().t()
+        return dx, dequantize(requantize_transpose(dy_fp8)).double() @ dequantize(
+            requantize_transpose(x_fp8)
+        ).double().t()
 
 
 def simulated(body: nn.Module) -> nn.Module:

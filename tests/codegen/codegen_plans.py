@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from loka.numerics.names import Accumulation, Format, Gemm, Range, Scaling
-from loka.plan.plan import Binding, BindingKind, GemmPlan, Plan, SitePlan, Target
-from loka.policy.settings import OperandRecipe
-from loka.sites.site import Kind, Rows, Site
-from loka.sites.straight import Ref, RefKind, Region, SiteCall, Statement, StraightForward
+from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, Statement
+from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
+from loka.plan.plan import BindingKind, GemmPlan, Plan, PlannedBinding, PlanTarget, SitePlan
+from loka.policy.cascade.settings import OperandRecipe
+from loka.sites.site import GemmKind, RowCount, Site
 
 ROWWISE = OperandRecipe()
 TENSORWISE = OperandRecipe(scaling=Scaling.TENSORWISE)
@@ -43,7 +43,7 @@ def site_plan(
     n: int = 32,
     fast: bool = False,
     input_grad: bool = True,
-    kind: Kind = Kind.LINEAR,
+    kind: GemmKind = GemmKind.LINEAR,
 ) -> SitePlan:
     site = Site(
         name=name,
@@ -51,7 +51,7 @@ def site_plan(
         owner=name,
         weight=f"{name}.weight",
         bias=None,
-        rows=Rows(1),
+        rows=RowCount(1),
         k=k,
         n=n,
         calls=1,
@@ -71,17 +71,17 @@ def site_plan(
 
 def linear_binding(
     names: Sequence[str], k: int = 48, n: int = 32, bias: bool = True, hint: str = "", module_type: str = LINEAR_TYPE
-) -> Binding:
+) -> PlannedBinding:
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = (("weight", (n, k)),)
     if bias:
         shapes += (("bias", (n,)),)
-    return Binding(hint, BindingKind.LINEAR, tuple(names), module_type, tuple((name,) for name in names), shapes)
+    return PlannedBinding(hint, BindingKind.LINEAR, tuple(names), module_type, tuple((name,) for name in names), shapes)
 
 
-def make_plan(sites: Sequence[SitePlan], bindings: Sequence[Binding], name: str = "ranker") -> Plan:
+def make_plan(sites: Sequence[SitePlan], bindings: Sequence[PlannedBinding], name: str = "ranker") -> Plan:
     return Plan(
         name=name,
-        target=Target.REFERENCE,
+        target=PlanTarget.REFERENCE,
         batch_size=64,
         policy_files=(("policies/ranker.yaml", "ab" * 32),),
         sites=tuple(sites),
@@ -103,7 +103,7 @@ def attribute(text: str) -> Ref:
     return Ref(RefKind.ATTRIBUTE, text)
 
 
-def tower_forward(site: str = "tower.fc", prefix: str = "self.") -> StraightForward:
+def tower_forward(site: str = "tower.fc", prefix: str = "self.") -> ForwardIR:
     """layer_norm -> linear -> silu, then a residual: `forward(x, scale=None)` of a block."""
     statements = (
         Statement(
@@ -124,7 +124,7 @@ def tower_forward(site: str = "tower.fc", prefix: str = "self.") -> StraightForw
         Statement("silu", "silu", "torch.nn.functional.silu({0})", (local("linear"),), note="act"),
         Statement("add", "add", "{0}+{1}", (local("silu"), local("x"))),
     )
-    return StraightForward(
+    return ForwardIR(
         owner=site.rpartition(".")[0],
         owner_type="sample.Tower",
         arguments=("x",),
@@ -136,7 +136,7 @@ def tower_forward(site: str = "tower.fc", prefix: str = "self.") -> StraightForw
     )
 
 
-def cross_forward() -> StraightForward:
+def cross_forward() -> ForwardIR:
     """A low-rank cross on Parameters: two GEMMs, one of them written as a matmul with a (K, N) Parameter."""
     statements = (
         Statement(
@@ -155,12 +155,12 @@ def cross_forward() -> StraightForward:
         ),
         Statement("mul", "mul", "{0} * {1}", (local("x"), local("up"))),
     )
-    return StraightForward("cross", "sample.Cross", ("x",), statements, "mul", (), "ef" * 32)
+    return ForwardIR("cross", "sample.Cross", ("x",), statements, "mul", (), "ef" * 32)
 
 
 def forward_plan() -> Plan:
     """A region, and a module with two GEMMs on Parameters."""
-    tower = Binding(
+    tower = PlannedBinding(
         "Tower",
         BindingKind.FORWARD,
         ("tower",),
@@ -169,7 +169,7 @@ def forward_plan() -> Plan:
         (("fc.weight", (48, 48)), ("fc.bias", (48,))),
         tower_forward(),
     )
-    cross = Binding(
+    cross = PlannedBinding(
         "",
         BindingKind.FORWARD,
         ("cross",),
@@ -180,8 +180,8 @@ def forward_plan() -> Plan:
     )
     sites = [
         site_plan("tower.fc", k=48, n=48),
-        site_plan("cross.v.0", k=48, n=16, wgrad=None, kind=Kind.MATMUL),
-        site_plan("cross.w.0", k=16, n=48, kind=Kind.FUNCTIONAL_LINEAR),
+        site_plan("cross.v.0", k=48, n=16, wgrad=None, kind=GemmKind.MATMUL),
+        site_plan("cross.w.0", k=16, n=48, kind=GemmKind.FUNCTIONAL_LINEAR),
     ]
     return make_plan(sites, [tower, cross])
 

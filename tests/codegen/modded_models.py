@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from loka.codegen import render_package
-from loka.plan.make import make_plan
 from loka.plan.plan import Plan
+from loka.plan.planner import make_plan
 
 _NUMBERS = itertools.count()  # of packages: the compiler remembers a name for good
 MODULE = "modded_models_made"  # what they are imported as

@@ -16,11 +16,12 @@ import loka
 from loka import dispatch
 from loka.codegen import render_package
 from loka.errors import InputError
-from loka.kernels import catalogue, ticks
-from loka.numerics.names import Gemm
-from loka.plan.make import make_plan
+from loka.kernels import call_counters
+from loka.kernels.gemm import catalogue
+from loka.numerics.enums import Gemm
 from loka.plan.plan import Plan
-from loka.plan.serial import from_json, to_json
+from loka.plan.planner import make_plan
+from loka.plan.serialize import from_json, to_json
 
 PAGE = Path(__file__).parents[2] / "docs" / "kernels.md"
 MODEL = """
@@ -57,7 +58,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
 @pytest.fixture
 def registered(sample: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The page's line in KERNELS."""
-    monkeypatch.setattr(catalogue, "KERNELS", (*catalogue.KERNELS, sample.KERNEL))
+    monkeypatch.setattr(catalogue, "KERNELS", (*catalogue.GEMM_KERNELS, sample.KERNEL))
     return sample
 
 
@@ -80,7 +81,7 @@ def kernels(plan: Plan, name: str) -> list[str]:
     return [gemm.kernel for gemm in site.gemms]
 
 
-@pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
+@pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 def test_a_new_kernel_is_planned_generated_applied_and_verified(
     registered: ModuleType, make: Make, tmp_path: Path
 ) -> None:
@@ -97,13 +98,13 @@ def test_a_new_kernel_is_planned_generated_applied_and_verified(
         patch.verify()
     torch.compile(model, fullgraph=True, backend="aot_eager")(torch.randn(20, 48)).sum().backward()
     patch.verify()
-    first = model[2].loka.tick(0)
-    assert [set(ticks.counts(first + offset)) for offset in range(3)] == [
+    first = model[2].loka.counter_id(0)
+    assert [set(call_counters.counts(first + offset)) for offset in range(3)] == [
         {registered.NAME}, {registered.NAME}, {"torch.scaled_mm"},
     ]  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")
+@pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")
 def test_the_probe_learns_of_sites_on_it(registered: ModuleType, make: Make, tmp_path: Path) -> None:
     files = render_package(make("defaults: {compute: fp8, kernel: sample.dequantised}\n"))
     model = sys.modules["pinned_model"].build()
@@ -140,13 +141,13 @@ def test_without_its_line_there_is_no_such_kernel(make: Make) -> None:
     assert str(error.value) == ("policy.yaml:4: there is no kernel 'fbgemm.rowise'; did you mean 'fbgemm.rowwise'?")
 
 
-@pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")
+@pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")
 def test_a_package_that_needs_it_says_so_where_it_is_not(
     registered: ModuleType, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = render_package(make("defaults: {compute: fp8, kernel: sample.dequantised}\n"))
     package = plans.import_package(files, tmp_path, "gen_unknown")
-    monkeypatch.setattr(catalogue, "KERNELS", catalogue.KERNELS[:-1])
+    monkeypatch.setattr(catalogue, "KERNELS", catalogue.GEMM_KERNELS[:-1])
     with pytest.raises(dispatch.BindError, match=r"there is no kernel 'sample\.dequantised'; .*upgrade LoKA"):
         package.apply(sys.modules["pinned_model"].build())
 

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loka.codegen import render_package
-from loka.kernels.rendered_specs import BLOCK
-from loka.mods.modules import BlockNorm
-from loka.plan.make import make_plan
-from loka.sites.chains import Known, find_chains
+from loka.graph.patterns.linear_chain import StaticOperands, find_chains
+from loka.kernels.fused.norm.norm_spec import BLOCK
+from loka.mods.mod_modules import BlockNorm
+from loka.plan.planner import make_plan
 
-KNOWN = Known(frozenset({"block_norm", "rms_norm"}), frozenset({"hardswish"}))
+KNOWN = StaticOperands(frozenset({"block_norm", "rms_norm"}), frozenset({"hardswish"}))
 
 
 class ByShape(nn.Module):
@@ -79,7 +79,7 @@ FORMS = [BlockNorm, ByShape, BySizes, ByReshape]
 
 
 def stages_of(
-    module: nn.Module, sizes: dict[str, tuple[int, int]] | None = None, known: Known = KNOWN
+    module: nn.Module, sizes: dict[str, tuple[int, int]] | None = None, known: StaticOperands = KNOWN
 ) -> list[tuple[str | None, ...]]:
     """For each chain, the kinds of its stages' norms."""
     forward = chains.traced(module, lambda batch: torch.randn(batch, 48))
@@ -96,9 +96,11 @@ def test_every_form_is_one_chain(norm):
 
 
 def test_a_block_that_no_kernel_holds_ends_the_chain():
-    small = Known(KNOWN.norms, KNOWN.activations, largest_block=128)
+    small = StaticOperands(KNOWN.norms, KNOWN.activations, largest_block=128)
     assert stages_of(body(BlockNorm), SIZES, small) == [(None,), (None,)]
-    assert stages_of(body(BlockNorm), SIZES, Known(KNOWN.norms, KNOWN.activations, 256)) == [("block_norm", None)]
+    assert stages_of(body(BlockNorm), SIZES, StaticOperands(KNOWN.norms, KNOWN.activations, 256)) == [
+        ("block_norm", None)
+    ]
 
 
 def test_without_sizes_only_what_shows_that_blocks_divide():
@@ -202,7 +204,7 @@ MODEL = """
 import torch
 from torch import nn
 
-from loka.mods.modules import BlockNorm
+from loka.mods.mod_modules import BlockNorm
 
 
 class Layer(nn.Module):
@@ -232,7 +234,7 @@ DEFAULTS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")
+@pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")
 @pytest.mark.parametrize("kind", ["fp8", "plain"])
 def test_a_policy_makes_one_function_of_a_whole_mlp(kind, tmp_path, monkeypatch):
     module = f"block_model_{kind}"

@@ -12,7 +12,7 @@ from test_chain_gpu import fresh_compiler, operands, pytestmark
 from torch import nn
 
 from loka.codegen import render_package
-from loka.mods.modules import BlockNorm
+from loka.mods.mod_modules import BlockNorm
 
 __all__ = ["fresh_compiler", "pytestmark"]  # a fixture and the markers of all tests here
 

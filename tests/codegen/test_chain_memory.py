@@ -16,9 +16,9 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from loka.codegen import render_package
-from loka.mods.modules import BlockNorm
+from loka.mods.mod_modules import BlockNorm
 
-pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
+pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
 ROWS = 2048  # enough for matrices of so many rows to be what counts
 Make = Callable[[nn.Module, dict[str, object]], ModuleType]

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from loka.codegen import render_package
 from loka.dispatch import NonFiniteError
-from loka.kernels import fused_reference, ticks
-from loka.plan.plan import Binding, BindingKind, Plan
-from loka.sites.source import forward_source_hash
-from loka.sites.straight import SiteCall, Statement, StraightForward
+from loka.graph.ir import ForwardIR, SiteCall, Statement
+from loka.graph.source import forward_source_hash
+from loka.kernels import call_counters
+from loka.kernels.fused.norm import norm_reference
+from loka.plan.plan import BindingKind, Plan, PlannedBinding
 
 Package = Callable[..., ModuleType]
 
@@ -125,8 +126,8 @@ def test_without_rounding_a_chain_is_the_same_function(
         return a @ b.t() + (rest[-1] if isinstance(rest[-1], Tensor) and rest[-1].dim() == 1 else 0.0)
 
     made = package(FP8[name])
-    monkeypatch.setattr(fused_reference, "quantise_rows", lambda y: (y.clone(), y.new_ones(len(y), 1), y.new_ones(1)))
-    monkeypatch.setattr(fused_reference, "turn", lambda q, s: (q.t().contiguous(), q.new_ones(q.shape[1], 1)))
+    monkeypatch.setattr(norm_reference, "quantise_rows", lambda y: (y.clone(), y.new_ones(len(y), 1), y.new_ones(1)))
+    monkeypatch.setattr(norm_reference, "turn", lambda q, s: (q.t().contiguous(), q.new_ones(q.shape[1], 1)))
     monkeypatch.setattr(made.kernels.dispatch, "scaled_mm", product)
     torch.manual_seed(3)
     body = STACKS[name]
@@ -148,7 +149,7 @@ def test_each_gemm_runs_once_and_the_frozen_form_agrees(package: Package, name: 
     made = package(FP8[name])
     with made.apply(model) as patch:
         found = chains.gradients(model, x, dy)
-        counts = {label: ticks.count(number) for number, label in patch._labels()}
+        counts = {label: call_counters.count(number) for number, label in patch._labels()}
         assert set(counts.values()) == {1}
         assert len(counts) == 3 * len(patch.sites)
     with made.apply(model, mode="infer") as patch:
@@ -230,7 +231,7 @@ def test_a_first_input_without_gradient_has_no_dgrad(package: Package, name: str
         y = model(x)
         y.backward(torch.ones_like(y))
         patch.verify()
-        counts = {label: ticks.count(number) for number, label in patch._labels()}
+        counts = {label: call_counters.count(number) for number, label in patch._labels()}
         first = patch.sites[0]
     # A norm's parameters before the first linear need the gradient of its input.
     assert counts[first, "dgrad"] == (1 if name == "layer_norm_silu" else 0)
@@ -312,11 +313,11 @@ def compress_plan() -> Plan:
         Statement("product", "matmul", "{0} @ {1}", (plans.attribute("self.left"), plans.local("x")), call),
         Statement("normed", "layer_norm", "torch.nn.functional.layer_norm({0}, (16,))", (plans.local("product"),)),
     )
-    forward = StraightForward(
+    forward = ForwardIR(
         "body", "sample.Compress", ("x",), statements, "normed", (), forward_source_hash(Compress(), ())
     )
     kind = f"{Compress.__module__}.{Compress.__qualname__}"
-    binding = Binding("", BindingKind.FORWARD, ("body",), kind, (("left",),), (("left", (6, 48)),), forward)
+    binding = PlannedBinding("", BindingKind.FORWARD, ("body",), kind, (("left",),), (("left", (6, 48)),), forward)
     return plans.make_plan([plans.site_plan("left", k=48, n=6, **chains.CHAIN)], [binding])  # type: ignore[arg-type]
 
 
@@ -325,7 +326,7 @@ def cross_plan() -> Plan:
     kind = f"{Cross.__module__}.{Cross.__qualname__}"
     shapes = (("v.0", (48, 16)), ("w.0", (48, 16)))
     sites = ("cross.v.0", "cross.w.0")
-    binding = Binding("", BindingKind.FORWARD, ("body",), kind, (sites,), shapes, forward)
+    binding = PlannedBinding("", BindingKind.FORWARD, ("body",), kind, (sites,), shapes, forward)
     first = plans.site_plan(sites[0], k=48, n=16, **chains.CHAIN)  # type: ignore[arg-type]
     return plans.make_plan([first, plans.site_plan(sites[1], k=16, n=48, **chains.CHAIN)], [binding])  # type: ignore[arg-type]
 
@@ -384,7 +385,7 @@ def test_a_weight_that_is_used_twice(package: Package) -> None:
     model = chains.Holder(copy.deepcopy(body))
     with made.apply(model) as patch:
         chains.gradients(model, x, dy)
-        assert {ticks.count(number) for number, _ in patch._labels()} == {2}
+        assert {call_counters.count(number) for number, _ in patch._labels()} == {2}
     with made.apply(model, mode="infer"), torch.no_grad():
         assert torch.equal(model(x), found["y"])
 
@@ -415,11 +416,11 @@ def test_a_site_that_is_not_alike_ends_the_chain(package: Package) -> None:
     found, plain = trained(made, body, x, dy), chains.gradients(chains.Holder(copy.deepcopy(body)), x, dy)
     assert all(chains.error(found[key], plain[key]) < 0.2 for key in plain)
     with made.apply(chains.Holder(copy.deepcopy(body))) as patch:
-        assert patch._modules[0].tickets.gemms == (("fprop", "dgrad", "wgrad"), (), ("fprop", "dgrad", "wgrad"))
+        assert patch._modules[0].counters.gemms == (("fprop", "dgrad", "wgrad"), (), ("fprop", "dgrad", "wgrad"))
 
 
 def test_wider_than_any_kernel(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
-    from loka.codegen import chain_shapes
+    from loka.codegen.chains import chain_shapes
 
     body = STACKS["linears"]
     monkeypatch.setattr(chain_shapes, "LARGEST_WIDTH", 40)
@@ -435,7 +436,7 @@ def test_wider_than_any_kernel(package: Package, monkeypatch: pytest.MonkeyPatch
 def test_the_same_statistics_as_torch() -> None:
     """The reference of the fused norm is torch's own."""
     x, w, b = torch.randn(9, 48), torch.randn(48), torch.randn(48)
-    forward = fused_reference.norm_forward(x, norm="layer_norm", weight=w, bias=b, eps=1e-5)
+    forward = norm_reference.norm_forward(x, norm="layer_norm", weight=w, bias=b, eps=1e-5)
     torch.testing.assert_close(forward.y, F.layer_norm(x, (48,), w, b, 1e-5), rtol=1e-5, atol=1e-5)
 
 

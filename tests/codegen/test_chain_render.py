@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from loka.codegen import render_package, write_package
-from loka.codegen.check import check_package
-from loka.codegen.recipes import site_recipe
+from loka.codegen.modules.linear_recipes import site_recipe
+from loka.codegen.package.check_package import check_package
 from loka.errors import InputError
-from loka.numerics.names import Format, Range, Scaling
+from loka.numerics.enums import Format, Range, Scaling
 from loka.plan.plan import Plan
 
 ROOT = Path(__file__).parents[2]
@@ -185,8 +185,8 @@ def test_reads_as_a_person_would_write_it() -> None:
         "        x_fp8, x_scale, x_largest = fused.quantise_e4m3_48(x)",
         "        dy_fp8, dy_scale, dy_largest, bias_sums = fused.add_backward_e4m3_32(grad)",
         "        dbias = fused.reduce_1(bias_sums, bias.dtype)",
-        "def linear_e4m3_48x32(x: Tensor, weight: Tensor, bias: Tensor, tick: int) -> Tensor:",
-        "def linear_e4m3_48x32_frozen(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, tick: int) -> Tensor:",
+        "def linear_e4m3_48x32(x: Tensor, weight: Tensor, bias: Tensor, counter_id: int) -> Tensor:",
+        "def linear_e4m3_48x32_frozen(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, counter_id: int) -> Tensor:",
     ):
         assert text in kernels
     assert kernels.count("class ") == 1
@@ -267,7 +267,7 @@ def test_copies_pickles_and_state_dict(tower: ModuleType) -> None:
         y = other(x)
         y.sum().backward()
         patch_of(other).verify()
-        assert other.body.loka.tick(0) != model.body.loka.tick(0)
+        assert other.body.loka.counter_id(0) != model.body.loka.counter_id(0)
     assert set(model.state_dict()) == set(chains.Holder(chains.Tower()).state_dict())
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from loka.codegen import render_package
-from loka.plan.make import make_plan
 from loka.plan.plan import Plan
+from loka.plan.planner import make_plan
 from loka.zoo import ranker, ranker_inputs
 
 FP8 = "compute: fp8, scaling: rowwise, power_of_two: true, turned: true"
@@ -25,7 +25,7 @@ RULES = (
     '  - {match: "layers.*.fmb.*", fuse: always}\n'
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
+pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
 Make = Callable[[str, str], tuple[Plan, dict[str, str], ModuleType]]
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loka.codegen.bindings import numbered
-from loka.codegen.names import RESERVED, Names, class_name, variable_name
-from loka.codegen.prose import shown
+from loka.codegen.modules.binding_text import numbered
+from loka.codegen.text.comments import shown
+from loka.codegen.text.identifiers import RESERVED, Names, class_name, variable_name
 
 LINEAR = "torch.nn.modules.linear.Linear"
 

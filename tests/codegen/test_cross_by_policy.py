@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from loka.codegen import render_package
-from loka.plan.make import make_plan
 from loka.plan.plan import Plan
-from loka.plan.serial import from_json, to_json
+from loka.plan.planner import make_plan
+from loka.plan.serialize import from_json, to_json
 from loka.zoo.dlrm import DCNSizes, DCNv2
 
-pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
+pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
 MODELS = """
 import torch

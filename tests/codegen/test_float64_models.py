@@ -8,10 +8,10 @@ import torch
 from modded_models import Workplace
 
 from loka.errors import InputError
-from loka.plan.float64 import REASON
 from loka.plan.plan import Plan
+from loka.plan.rewrite.float64 import REASON
 
-pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
+pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
 KEPT = "compute: keep, fuse: always"
 TURNED = "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always"

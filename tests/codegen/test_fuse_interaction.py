@@ -13,9 +13,9 @@ from modded_models import Workplace, equal_but_for_rounding
 
 from loka.codegen import render_package
 from loka.errors import InputError
-from loka.plan.serial import from_json, to_json
+from loka.plan.serialize import from_json, to_json
 
-pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
+pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
 
 def test_cross_layers_of_a_model_that_is_kept_are_fused_and_exact(workplace: Workplace) -> None:

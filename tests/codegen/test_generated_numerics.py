@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from loka.codegen import render_package
-from loka.numerics.names import OPERANDS, Format, Gemm, Operand, Range, Scaling
+from loka.numerics.enums import OPERANDS, Format, Gemm, Operand, Range, Scaling
 from loka.numerics.quantize import dequantize, quantize
 from loka.plan.plan import SitePlan
-from loka.policy.settings import OperandRecipe
+from loka.policy.cascade.settings import OperandRecipe
 
 
 @pytest.fixture(scope="module")
@@ -204,9 +204,9 @@ class Cross(nn.Module):
 
 def quantised(model: nn.Module, x: Tensor, generated: type, mode: str) -> Tensor:
     """What a generated forward gives, called on the module as it is, with counts of its own."""
-    from loka.dispatch import Tickets
+    from loka.dispatch import CallCounters
 
-    model.loka = Tickets(("a", "b"), (("fprop",), ("fprop",)))
+    model.loka = CallCounters(("a", "b"), (("fprop",), ("fprop",)))
     if mode == "infer":
         for index, pair in enumerate(generated.quantize(model)):
             setattr(model, f"loka_weight_{index}", pair[0])

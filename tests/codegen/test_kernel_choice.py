@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from loka import dispatch
 from loka.codegen import render_package
 from loka.errors import LokaError
-from loka.kernels import ticks
-from loka.numerics.names import Gemm
+from loka.kernels import call_counters
+from loka.numerics.enums import Gemm
 from loka.plan.plan import Plan
-from loka.plan.serial import from_json, to_json
+from loka.plan.serialize import from_json, to_json
 
 FBGEMM, MSLK, TORCH = "fbgemm.rowwise", "mslk.rowwise", "torch.scaled_mm"
 MIXED = {Gemm.FPROP: FBGEMM, Gemm.DGRAD: TORCH, Gemm.WGRAD: MSLK}
@@ -108,8 +108,8 @@ def test_what_ran_is_counted_for_the_kernel_that_ran(package: Package) -> None:
     model = Linears()
     patch = package(plans.planned_on(plans.linear_plan(("a", "b")), MIXED)).apply(model)
     model(torch.randn(3, 48, requires_grad=True)).sum().backward()
-    first = model.a.loka.tick(0)
-    assert [ticks.counts(first + offset) for offset in range(3)] == [{FBGEMM: 1}, {TORCH: 1}, {MSLK: 1}]
+    first = model.a.loka.counter_id(0)
+    assert [call_counters.counts(first + offset) for offset in range(3)] == [{FBGEMM: 1}, {TORCH: 1}, {MSLK: 1}]
     patch.verify()
 
 
@@ -120,7 +120,7 @@ def test_frozen_weights_run_on_the_kernel_of_fprop(package: Package) -> None:
     with torch.no_grad():
         found = model(x)
     patch.verify()
-    assert ticks.counts(model.a.loka.tick(0)) == {FBGEMM: 1}
+    assert call_counters.counts(model.a.loka.counter_id(0)) == {FBGEMM: 1}
     assert chains.error(found, expected) < 0.1
 
 
@@ -168,11 +168,11 @@ def test_a_table_by_rows_is_in_the_call() -> None:
     files = render_package(plan)
     text = " ".join(files["kernels.py"].split())
     table = '"6: torch.scaled_mm, 40: fbgemm.rowwise, 100: mslk.rowwise"'
-    assert text.count(f"False, tick, {table}") == 2  # trained and frozen
-    assert f"False, ctx.tick + 1, {table}" in text
-    assert f"False, ctx.tick + 2, {table}" in text
-    assert text.count("dispatch.mm_by_rows(") == 3
-    assert text.count("dispatch.mm_by_columns(") == 1  # wgrad, which contracts over the batch
+    assert text.count(f"False, counter_id, {table}") == 2  # trained and frozen
+    assert f"False, ctx.counter_id + 1, {table}" in text
+    assert f"False, ctx.counter_id + 2, {table}" in text
+    assert text.count("dispatch.mm_by_m_bucket(") == 3
+    assert text.count("dispatch.mm_by_k_bucket(") == 1  # wgrad, which contracts over the batch
     assert "on torch.scaled_mm up to 6 rows, then fbgemm.rowwise up to 40 rows, then mslk.rowwise" in text
     assert '("torch.scaled_mm", "fbgemm.rowwise", "mslk.rowwise")' in files["__init__.py"]
 
@@ -199,7 +199,7 @@ def test_batches_run_on_their_kernels_in_two_compilations(package: Package, chai
     torch._dynamo.utils.counters.clear()
     for rows, kernel in ((3, TORCH), (6, TORCH), (7, FBGEMM), (33, FBGEMM), (40, FBGEMM), (41, MSLK), (500, MSLK)):
         patch.reset()
-        before = [ticks.counts(module.loka.tick(0) + offset) for offset in range(3)]
+        before = [call_counters.counts(module.loka.counter_id(0) + offset) for offset in range(3)]
         x = torch.randn(rows, 48)
         dy = torch.randn_like(body(x))
         torch.manual_seed(rows)
@@ -208,7 +208,7 @@ def test_batches_run_on_their_kernels_in_two_compilations(package: Package, chai
         for name, value in one.items():
             assert chains.error(value, other[name.removeprefix("_orig_mod.")]) < 1e-2, name
         for offset, seen in enumerate(before):
-            now = ticks.counts(module.loka.tick(0) + offset)
+            now = call_counters.counts(module.loka.counter_id(0) + offset)
             assert {name for name, count in now.items() if count > seen.get(name, 0)} == {kernel}
     assert len(graphs) == 2  # one for the first batch, one for any number of rows
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2

@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from loka import dispatch
 from loka.codegen import render_package
-from loka.kernels import fbgemm, mslk, ticks
-from loka.numerics.names import Gemm
+from loka.kernels import call_counters
+from loka.kernels.gemm import fbgemm, mslk
+from loka.numerics.enums import Gemm
 from loka.plan.plan import Plan
 
 pytestmark = [
@@ -35,8 +36,8 @@ Package = Callable[[Plan], ModuleType]
 
 def needed(kernel: str) -> None:
     library = {"fbgemm.rowwise": fbgemm.LIBRARY, "mslk.rowwise": mslk.LIBRARY}.get(kernel)
-    if library is not None and library.why_missing() is not None:
-        pytest.skip(str(library.why_missing()))
+    if library is not None and library.missing_reason() is not None:
+        pytest.skip(str(library.missing_reason()))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_a_chain_on_another_library_gives_what_it_gives_on_torch(package: Packag
 @pytest.mark.parametrize("kernel", ["fbgemm.rowwise", "mslk.rowwise"])
 def test_where_the_library_is_missing_nothing_is_bound(package: Package, tower, kernel: str) -> None:
     library = {"fbgemm.rowwise": fbgemm.LIBRARY, "mslk.rowwise": mslk.LIBRARY}[kernel]
-    if library.why_not_here() is None:
+    if library.unavailable_reason() is None:
         pytest.skip(f"{library.name} is here")
     model = chains.Holder(copy.deepcopy(tower).cuda().bfloat16())
     with pytest.raises(dispatch.BindError, match="cannot run on this machine") as error:
@@ -101,14 +102,14 @@ def test_batches_run_on_their_kernels_compiled_and_captured(package: Package, to
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     compiled = torch.compile(model, fullgraph=True)
-    number = model.body.loka.tick(0)
+    number = model.body.loka.counter_id(0)
     for rows in (512, 1000, 1001, 4096, 8192, 96):
         patch.reset()
-        before = ticks.counts(number)
+        before = call_counters.counts(number)
         x = torch.randn(rows, WIDTH, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         compiled(x).float().square().sum().backward()
         patch.verify()
-        ran = {name for name, count in ticks.counts(number).items() if count > before.get(name, 0)}
+        ran = {name for name, count in call_counters.counts(number).items() if count > before.get(name, 0)}
         assert ran == {TORCH if rows <= 1000 else kernel}
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
     for rows in (512, 4096):
@@ -142,10 +143,10 @@ def host_us(*calls: Callable[[], object]) -> list[float]:
 
 def test_a_table_costs_the_cpu_less_than_5_us_a_call() -> None:
     a = torch.randn(64, 64, device="cuda").to(torch.float8_e4m3fn)
-    scale, number = torch.ones(64, 1, device="cuda"), ticks.new(1)
+    scale, number = torch.ones(64, 1, device="cuda"), call_counters.new_counters(1)
     operands = (a, scale, a, scale, "rowwise", "rowwise", torch.bfloat16, False, number)
     table = "8: fbgemm.rowwise, 16: fbgemm.rowwise, 64: torch.scaled_mm"
-    direct, by_rows = host_us(lambda: dispatch.scaled_mm(*operands), lambda: dispatch.mm_by_rows(*operands, table))
+    direct, by_rows = host_us(lambda: dispatch.scaled_mm(*operands), lambda: dispatch.mm_by_m_bucket(*operands, table))
     print(f"scaled_mm {direct:.2f} us, mm_by_rows {by_rows:.2f} us of host time a call")
     assert by_rows - direct < 5.0
 

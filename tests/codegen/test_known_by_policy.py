@@ -15,8 +15,8 @@ from torch import nn
 
 from loka.codegen import render_package
 from loka.errors import InputError
-from loka.plan.make import make_plan
 from loka.plan.plan import Plan
+from loka.plan.planner import make_plan
 from loka.zoo import ranker, ranker_inputs
 
 STATIC = (
@@ -29,7 +29,7 @@ RULES = (
     '  - {match: "layers.*.fmb.*", fuse: always}\n'
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
+pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
 Make = Callable[..., tuple[Plan, dict[str, str], ModuleType]]
 
@@ -75,7 +75,7 @@ def test_an_mlp_is_one_chain_and_trains(make: Make) -> None:
     (name,) = {each for each in trained if not each.endswith("_frozen")}
     assert files["kernels.py"].count(f"def {name}(") == 1  # for all layers, whatever their maxima are
     assert files["modules.py"].count(f"kernels.{name}(") == 2  # a class for each maximum
-    assert 'dispatch.KnownScale(0, "input", 32.0, 0.125)' in files["modules.py"]
+    assert 'dispatch.StaticScale(0, "input", 32.0, 0.125)' in files["modules.py"]
     model = ranker()
     with package.apply(model) as patch:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

@@ -22,16 +22,16 @@ from torch.utils.checkpoint import checkpoint
 
 from loka import dispatch
 from loka.codegen import render_package
-from loka.kernels import ticks
-from loka.mods.modules import BlockNorm
-from loka.numerics.names import Format, Scaling
+from loka.kernels import call_counters
+from loka.mods.mod_modules import BlockNorm
+from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize, static_scale
 from loka.plan.plan import Plan
 
 X, DY = 8.0, 16.0
 Package = Callable[[Plan], ModuleType]
 
-pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
+pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
 
 def bodies() -> dict[str, nn.Module]:
@@ -140,7 +140,7 @@ def test_gradients_against_float64(package: Package, name: str) -> None:
         found = chains.gradients(model, x, dy)
         patch.verify()
         assert patch.overflows() == ()
-        counts = {label: ticks.count(number) for number, label in patch._labels()}
+        counts = {label: call_counters.count(number) for number, label in patch._labels()}
     kept_ones = {(site, "wgrad") for site, _ in counts if name == "kept" and "down" in site}
     assert counts == {label: 0 if label in kept_ones else 1 for label in counts}
     assert found.keys() == expected.keys()

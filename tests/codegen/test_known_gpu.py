@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from loka.codegen import render_package
 from loka.dispatch import Overflow, Patch
-from loka.mods.modules import BlockNorm
-from loka.numerics.names import Format
+from loka.mods.mod_modules import BlockNorm
+from loka.numerics.enums import Format
 from loka.numerics.quantize import static_scale
 
 __all__ = ["pytestmark"]  # the markers of all tests here

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from loka.codegen import render_package
-from loka.plan.make import make_plan
 from loka.plan.plan import Plan
-from loka.plan.serial import from_json, to_json
+from loka.plan.planner import make_plan
+from loka.plan.serialize import from_json, to_json
 from loka.zoo.wukong import Wukong, WukongSizes
 
-pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
+pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
 SIZES = WukongSizes(embeddings=16, dim=24, layers=2, rank=4, hidden=48)
 Make = Callable[..., tuple[Plan, dict[str, str], ModuleType]]

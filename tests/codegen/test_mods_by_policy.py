@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from loka import dispatch
 from loka.codegen import render_package
-from loka.codegen.adaptations import adaptation_text
+from loka.codegen.modules.adaptation_text import adaptation_text
 from loka.mods.adaptation import Adaptation
-from loka.plan.make import make_plan
 from loka.plan.plan import Plan
+from loka.plan.planner import make_plan
 from loka.zoo.wukong import Wukong, WukongSizes
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is on cpu.*:loka.dispatch.errors.LokaWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*is on cpu.*:loka.dispatch.dispatch_errors.LokaWarning")
 
 SIZES = WukongSizes(embeddings=16, dim=32, layers=2, rank=4, hidden=48)
 MODS = "{use: no_bias}, {use: block_norm, block: 32}, {use: hard_swish}"

@@ -19,9 +19,9 @@ import chain_plans as chains
 import codegen_plans as plans
 
 from loka.codegen import render_package
-from loka.plan.make import make_plan
+from loka.plan.planner import make_plan
 
-pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
+pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
 MODELS = """
 import torch

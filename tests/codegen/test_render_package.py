@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 
 from loka import dispatch
 from loka.codegen import render_package, write_package
-from loka.codegen.bindings import binding_text
-from loka.codegen.layout import WIDTH
-from loka.codegen.modules import BoundView
+from loka.codegen.modules.binding_text import binding_text
+from loka.codegen.modules.module_classes import BoundView
+from loka.codegen.text.layout import WIDTH
 from loka.errors import InputError, LokaError
-from loka.plan.plan import Binding, BindingKind, Plan
-from loka.sites.reads import Reads
-from loka.sites.straight import Region, SiteCall, Statement, StraightForward
+from loka.graph.ir import ForwardIR, Region, SiteCall, Statement
+from loka.graph.reads import Reads
+from loka.plan.plan import BindingKind, Plan, PlannedBinding
 
 ROOT = Path(__file__).parents[2]
 RUFF = shutil.which("ruff") or str(Path(sys.executable).with_name("ruff"))
@@ -36,7 +36,7 @@ LONG = (
 )
 
 
-def long_forward() -> StraightForward:
+def long_forward() -> ForwardIR:
     """Expressions that fill more than a line, names that are ours, targets that nobody reads, arguments in capitals."""
     far = f"self.{LONG[:60]}.{LONG[:60]}"
     statements = (
@@ -56,13 +56,13 @@ def long_forward() -> StraightForward:
             SiteCall("deep", "{0}.reshape(-1, 48)", "{1}.reshape(32, 48)", None, "{0}.t().contiguous()"),
         ),
     )
-    return StraightForward(
+    return ForwardIR(
         "", "sample.Deep", ("X", "/", "l", "*", "kernels=torch.float32"), statements, "(linear, kernels)", (), "00" * 32
     )
 
 
 def long_plan() -> Plan:
-    deep = Binding(
+    deep = PlannedBinding(
         "", BindingKind.FORWARD, ("",), "sample.Deep", (("deep",),), ((f"{LONG}.{LONG}", (32, 48)),), long_forward()
     )
     return plans.make_plan([plans.site_plan("deep")], [deep])
@@ -77,7 +77,7 @@ def fused_twice_plan() -> Plan:
         sites.append(plans.site_plan(name, k=48, n=48, wgrad=None if index == 2 else (plans.ROWWISE, plans.ROWWISE)))
         shapes = (("fc.weight", (48, 48)),)
         bindings.append(
-            Binding("", BindingKind.FORWARD, (f"tower{index}",), "sample.Tower", ((name,),), shapes, forward)
+            PlannedBinding("", BindingKind.FORWARD, (f"tower{index}",), "sample.Tower", ((name,),), shapes, forward)
         )
     return plans.make_plan(sites, bindings)
 
@@ -151,7 +151,7 @@ def test_all_shapes_import(packages: Path) -> None:
                 assert_read(binding, planned.forward)
 
 
-def assert_read(binding: dispatch.Binding, forward: StraightForward) -> None:
+def assert_read(binding: dispatch.Binding, forward: ForwardIR) -> None:
     """That a package has what its plan has been told of a forward, paths in any order."""
     assert binding.constants == forward.constants
     assert sorted(binding.called) == sorted(forward.called)
@@ -169,7 +169,7 @@ VALUES = st.dictionaries(NAMES, st.sampled_from(["1", "x"]), max_size=12).map(la
 def test_what_was_read_comes_back_from_the_text(records: list[tuple], called: tuple[str, ...]) -> None:
     reads = tuple(Reads(paths, "T", holds, values) for paths, holds, values in records)
     forward = replace(plans.tower_forward(), reads=reads, called=called)
-    planned = Binding("", BindingKind.FORWARD, ("",), "sample.Tower", (("fc",),), (), forward)
+    planned = PlannedBinding("", BindingKind.FORWARD, ("",), "sample.Tower", (("fc",),), (), forward)
     class_ = SimpleNamespace(name="Tower")
     fields = binding_text(BoundView(planned, class_, None, (("fprop",),))).fields
     names = {"dispatch": dispatch, "modules": SimpleNamespace(Tower=dispatch.Bound)}
@@ -194,7 +194,9 @@ def test_files_of_two_generations_do_not_import(tmp_path: Path) -> None:
 def test_reads_as_a_person_would_write_it() -> None:
     files = render_package(plans.linear_plan())
     assert "class LayersFmb0(dispatch.Bound):" in files["modules.py"]
-    assert "return kernels.linear_e4m3_rowwise(x, self.weight, self.bias, self.loka.tick(0))" in files["modules.py"]
+    assert (
+        "return kernels.linear_e4m3_rowwise(x, self.weight, self.bias, self.loka.counter_id(0))" in files["modules.py"]
+    )
     assert "M = 64 (B), K = 48, N = 32; fprop, dgrad, wgrad in e4m3 rowwise." in files["modules.py"]
     assert files["kernels.py"].count("class ") == 1
     assert "if bias" not in files["kernels.py"]
@@ -345,7 +347,7 @@ def test_names_never_become_code(first: str, second: str, third: str) -> None:
         called=(first, third),
         constants=((second, first),),
     )
-    tower = Binding(
+    tower = PlannedBinding(
         first, BindingKind.FORWARD, (f"t.{second}",), first, ((f"t.{third}",),), ((third, (48, 48)),), forward
     )
     sites = {name: plans.site_plan(name) for name in (f"a.{first}", f"a.{second}", f"t.{third}")}

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from loka.codegen import render_package
 from loka.errors import InputError
-from loka.plan.serial import from_json, to_json
+from loka.plan.serialize import from_json, to_json
 
-pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
+pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
 HIGH, FUSED = "{use: residual_high_precision}", "{use: fuse_interaction}"
 TURNED = "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always"

@@ -12,11 +12,11 @@ from chain_plans import SwishNorm
 from torch import Tensor, nn
 
 from loka.codegen import render_package
-from loka.codegen.chain_shapes import KNOWN
-from loka.mods.modules import BlockNorm
-from loka.plan.make import make_plan
-from loka.sites.chains import find_chains
-from loka.sites.source import is_swish_norm
+from loka.codegen.chains.chain_shapes import KNOWN
+from loka.graph.patterns.linear_chain import find_chains
+from loka.graph.source import is_swish_norm
+from loka.mods.mod_modules import BlockNorm
+from loka.plan.planner import make_plan
 
 
 class Apart(nn.Module):
@@ -201,7 +201,7 @@ def inputs(batch_size):
 """
 
 
-@pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")
+@pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")
 def test_a_policy_fuses_swish_layer_norms(tmp_path, monkeypatch):
     (tmp_path / "swish_model.py").write_text(MODEL)
     monkeypatch.chdir(tmp_path)

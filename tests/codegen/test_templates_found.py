@@ -8,7 +8,7 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from loka.codegen import resources
+from loka.codegen.package import template_folder
 from loka.errors import InputError
 
 
@@ -21,15 +21,15 @@ def test_a_wheel_comes_before_a_checkout(tmp_path: Path, monkeypatch: pytest.Mon
     package = tmp_path / "loka"
     place(monkeypatch, package)
     with pytest.raises(InputError, match="install LoKA again"):
-        resources.templates_folder()
+        template_folder.templates_folder()
     for folder in (tmp_path / "templates", package / "_share" / "templates"):
         folder.mkdir(parents=True)
         (folder / "kernels.py.j2").write_text("", encoding="utf-8")
-        assert Path(str(resources.templates_folder())).resolve() == folder
+        assert Path(str(template_folder.templates_folder())).resolve() == folder
 
 
 def test_every_template_compiles_and_an_unknown_name_is_an_error() -> None:
-    templates = resources.load_templates()
+    templates = template_folder.load_templates()
     names = [name for name, _ in templates.texts]
     assert {"init.py.j2", "kernels.py.j2", "modules.py.j2"} <= set(names)
     for name in names:

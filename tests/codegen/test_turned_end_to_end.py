@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from loka.codegen import render_package
+from loka.numerics.enums import OPERANDS, Gemm, Operand
 from loka.numerics.metrics import sqnr
-from loka.numerics.names import OPERANDS, Gemm, Operand
 from loka.numerics.quantize import dequantize, quantize
-from loka.numerics.turn import turn
-from loka.plan.make import make_plan
+from loka.numerics.requantize_transpose import requantize_transpose
 from loka.plan.plan import Plan
-from loka.policy.settings import OperandRecipe
+from loka.plan.planner import make_plan
+from loka.policy.cascade.settings import OperandRecipe
 
 SHORTEST = "compute: fp8, scaling: rowwise, power_of_two: true, turned: true"
 # what `defaults` says, and the operands that it turns, of a site whose input needs a gradient
@@ -81,7 +81,7 @@ tower = partial(build, Tower, 40)
 alone = partial(build, Alone, 48)
 '''
 
-pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
+pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
 Make = Callable[[str, str], tuple[Plan, ModuleType]]
 
@@ -155,7 +155,9 @@ def stands_for(x: Tensor, recipe: OperandRecipe) -> Tensor:
     """An operand, its rows those of its GEMM, as the numbers that its FP8 values stand for."""
     if recipe.turned:
         rows = OperandRecipe(recipe.format, power_of_two=True)
-        return dequantize(turn(quantize(x.t(), format=rows.format, scaling=rows.scaling, power_of_two=True)))
+        return dequantize(
+            requantize_transpose(quantize(x.t(), format=rows.format, scaling=rows.scaling, power_of_two=True))
+        )
     return dequantize(quantize(x, format=recipe.format, scaling=recipe.scaling, power_of_two=recipe.power_of_two))
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from loka.codegen import render_package
-from loka.kernels import ticks
+from loka.kernels import call_counters
 
 KEPT = {**chains.CHAIN, "wgrad": None}
 
@@ -92,7 +92,7 @@ def test_gradients_against_float64(made, name: str) -> None:
     with package.apply(model) as patch:
         found = chains.gradients(model, x, dy)
         patch.verify()
-        counts = {label: ticks.count(number) for number, label in patch._labels()}
+        counts = {label: call_counters.count(number) for number, label in patch._labels()}
     assert counts == {(site, gemm): 0 if "down" in site and gemm == "wgrad" else 1 for site, gemm in counts}
     for key, value in found.items():
         assert chains.error(value, expected[key]) < 5e-3, key

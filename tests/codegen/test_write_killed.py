@@ -15,7 +15,8 @@ from pathlib import Path
 import codegen_plans as plans
 import pytest
 
-from loka.codegen import check_package, render_package, write, write_package
+from loka.codegen import check_package, render_package, write_package
+from loka.codegen.package import write
 
 ROOT = Path(__file__).parents[2]
 State = dict[str, str]

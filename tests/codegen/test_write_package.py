@@ -11,7 +11,8 @@ from pathlib import Path
 import codegen_plans as plans
 import pytest
 
-from loka.codegen import Kind, check_package, render_package, write, write_package
+from loka.codegen import DifferenceKind, check_package, render_package, write_package
+from loka.codegen.package import write
 from loka.errors import InputError
 
 A = render_package(plans.linear_plan())
@@ -19,7 +20,7 @@ B = render_package(plans.forward_plan())
 C = render_package(plans.mixed_plan())
 
 
-def kinds(files: dict[str, str], folder: Path) -> dict[str, Kind]:
+def kinds(files: dict[str, str], folder: Path) -> dict[str, DifferenceKind]:
     return {difference.name: difference.kind for difference in check_package(files, folder)}
 
 
@@ -41,15 +42,19 @@ def test_writes_what_was_rendered_and_nothing_twice(tmp_path: Path) -> None:
 
 def test_check_tells_missing_stale_edited_and_foreign(tmp_path: Path) -> None:
     folder = tmp_path / "ranker"
-    assert kinds(A, folder) == dict.fromkeys(A, Kind.MISSING)
+    assert kinds(A, folder) == dict.fromkeys(A, DifferenceKind.MISSING)
     write_package(A, folder)
-    assert kinds(B, folder) == dict.fromkeys(A, Kind.STALE)
+    assert kinds(B, folder) == dict.fromkeys(A, DifferenceKind.STALE)
     (folder / "kernels.py").write_text(A["kernels.py"] + "# mine\n", encoding="utf-8")
     (folder / "notes.md").write_text("mine", encoding="utf-8")
     (folder / "modules.py").unlink()
     (folder / "__pycache__").mkdir()
     (folder / ".DS_Store").touch()
-    assert kinds(A, folder) == {"kernels.py": Kind.EDITED, "modules.py": Kind.MISSING, "notes.md": Kind.FOREIGN}
+    assert kinds(A, folder) == {
+        "kernels.py": DifferenceKind.EDITED,
+        "modules.py": DifferenceKind.MISSING,
+        "notes.md": DifferenceKind.FOREIGN,
+    }
     assert "loka generate" in str(check_package(A, folder)[0])
 
 
@@ -81,7 +86,7 @@ def test_others_files_stay_and_obsolete_ones_go(tmp_path: Path) -> None:
     write_package(older, folder)
     (tmp_path / "outside.py").write_text("outside", encoding="utf-8")
     (folder / "notes.md").write_text("mine", encoding="utf-8")
-    assert kinds(A, folder)["regions.py"] is Kind.STALE
+    assert kinds(A, folder)["regions.py"] is DifferenceKind.STALE
     assert write_package(A, folder).removed == ("regions.py",)
     assert contents(folder) == {**A, "notes.md": "mine"}
     assert (tmp_path / "outside.py").exists()
@@ -117,9 +122,9 @@ def test_a_run_cut_short_is_no_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.undo()
     assert renamed == [write.JOURNAL, "__init__.py", "kernels.py"]
     assert kinds(A, tmp_path) == {
-        "__init__.py": Kind.STALE,
-        "kernels.py": Kind.STALE,
-        "manifest.json": Kind.MISSING,
+        "__init__.py": DifferenceKind.STALE,
+        "kernels.py": DifferenceKind.STALE,
+        "manifest.json": DifferenceKind.MISSING,
     }
     write_package(C, tmp_path)  # neither A nor B, and nothing was edited
     assert contents(tmp_path) == C
@@ -157,7 +162,7 @@ def test_a_damaged_manifest_is_a_hand_edit_only_where_files_differ(tmp_path: Pat
     write_package(A, tmp_path)
     for text in ("{", "[]", '{"outputs": 3}', '{"outputs": {"kernels.py": 3}}'):
         (tmp_path / "manifest.json").write_text(text, encoding="utf-8")
-        assert kinds(A, tmp_path) == {"manifest.json": Kind.EDITED}
+        assert kinds(A, tmp_path) == {"manifest.json": DifferenceKind.EDITED}
         write_package(A, tmp_path)
         assert contents(tmp_path) == A
 

@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loka import dispatch
-from loka.codegen.bindings import binding_text
-from loka.plan.bindings import bind
-from loka.sites.counted import counted
-from loka.sites.examples import ModelInputs, capture_examples
-from loka.sites.gate import source
-from loka.sites.straight import StraightForward
-from loka.sites.trace import trace_forward
+from loka.codegen.modules.binding_text import binding_text
+from loka.graph.equivalence import source
+from loka.graph.ir import ForwardIR
+from loka.graph.loop_guards import counted
+from loka.graph.trace.examples import ModelInputs, capture_examples
+from loka.graph.trace.trace import trace_forward
+from loka.plan.rewrite.plan_bindings import bind
 from loka.zoo import RANKER
 from loka.zoo.wukong import WukongLayer, wukong_head
 
@@ -297,17 +297,17 @@ def made(shape: str) -> nn.Module:
 
 
 @functools.cache
-def bound_as(shape: str, inline: tuple[str, ...]) -> tuple[dispatch.Binding, StraightForward]:
+def bound_as(shape: str, inline: tuple[str, ...]) -> tuple[dispatch.Binding, ForwardIR]:
     """The binding of a model of a shape, by its text as a generated package has it, with the forward in it."""
     return binding_of(made(shape), inline, {rows: ModelInputs((inputs(shape, rows),)) for rows in (5, 8)})
 
 
 def binding_of(
     model: nn.Module, inline: tuple[str, ...], batches: dict[int, ModelInputs]
-) -> tuple[dispatch.Binding, StraightForward]:
+) -> tuple[dispatch.Binding, ForwardIR]:
     """The binding of a model's own traced forward to it."""
     forward = trace_forward(model, "", capture_examples(model, [""], batches)[""], inline=inline)
-    assert isinstance(forward, StraightForward), forward
+    assert isinstance(forward, ForwardIR), forward
     (planned,) = bind((), {"": forward}, model)
     scope = {"torch": torch, "dispatch": SimpleNamespace(counted=counted)}
     exec(source(forward), scope)  # noqa: S102 - text that LoKA made

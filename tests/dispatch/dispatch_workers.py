@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from loka import dispatch
-from loka.sites.source import forward_source_hash
+from loka.graph.source import forward_source_hash
 
 WORLD = 2
 BINDINGS = (sample.linears("0", "2"), sample.linears("4", shape=(1, 32)))

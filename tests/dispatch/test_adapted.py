@@ -14,9 +14,9 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from loka import dispatch
-from loka.mods.modules import BlockNorm
+from loka.mods.mod_modules import BlockNorm
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is on cpu.*:loka.dispatch.errors.LokaWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*is on cpu.*:loka.dispatch.dispatch_errors.LokaWarning")
 
 LINEAR = "torch.nn.modules.linear.Linear"
 NORM = "torch.nn.modules.normalization.LayerNorm"

@@ -15,7 +15,7 @@ from torch import nn
 
 from generated import ranker as package
 from loka import dispatch
-from loka.dispatch.built_in import AGAIN, BACK
+from loka.dispatch.bind.built_in import AGAIN, BACK
 from loka.zoo import ranker, ranker_inputs
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.*is on cpu"), pytest.mark.filterwarnings("ignore:Mismatch dtype")]

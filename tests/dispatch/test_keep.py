@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from loka import dispatch
-from loka.dispatch.keep import chosen_modules
+from loka.dispatch.patch.keep_sites import chosen_modules
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from loka import dispatch
 class Counting(dispatch.Bound):
     """A linear that counts rows as if they were elements over its scale, and knows the largest of them."""
 
-    loka_known = (dispatch.KnownScale(0, "input", 3.5, 0.0078125),)
+    loka_known = (dispatch.StaticScale(0, "input", 3.5, 0.0078125),)
 
     def forward(self, x):
         with torch.no_grad():

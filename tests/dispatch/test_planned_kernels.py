@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from loka import dispatch
-from loka.dispatch import libraries
-from loka.kernels import ticks
+from loka.dispatch.bind import check_libraries
+from loka.kernels import call_counters
 
 FBGEMM, TORCH = ("fbgemm.rowwise",), ("torch.scaled_mm",)
 
@@ -44,14 +44,14 @@ def test_one_of_a_tables_kernels_is_enough(model):
     models.step(model)
     patch.verify()
     for number in model[0].loka.numbers:
-        ticks.tick(number, "triton.gemm")
+        call_counters.increment(number, "triton.gemm")
     with pytest.raises(dispatch.VerifyError, match=r"fprop ran on triton\.gemm, planned was fbgemm\.rowwise or"):
         patch.verify()
 
 
 def test_reset_forgets_on_what_it_ran(model):
     patch = sample.apply(model, on(TORCH, TORCH, TORCH))
-    ticks.tick(model[0].loka.tick(0), "fbgemm.rowwise")
+    call_counters.increment(model[0].loka.counter_id(0), "fbgemm.rowwise")
     models.step(model)
     with pytest.raises(dispatch.VerifyError, match="ran on fbgemm"):
         patch.verify()
@@ -83,7 +83,7 @@ def test_copies_know_their_kernels(duplicate, model):
 
 
 def test_a_missing_library_is_an_error_at_apply_and_the_model_is_left_alone(model, monkeypatch):
-    monkeypatch.setattr(libraries, "_on_fp8", lambda module: True)
+    monkeypatch.setattr(check_libraries, "_on_fp8", lambda module: True)
     with pytest.raises(dispatch.BindError) as error:
         sample.apply(model, on(FBGEMM, TORCH, TORCH))
     assert str(error.value).startswith("dispatch_sample cannot run on this machine; the model is left as it was:")
@@ -99,7 +99,7 @@ def test_a_missing_library_is_an_error_at_apply_and_the_model_is_left_alone(mode
 
 
 def test_many_sites_are_counted(monkeypatch):
-    monkeypatch.setattr(libraries, "_on_fp8", lambda module: True)
+    monkeypatch.setattr(check_libraries, "_on_fp8", lambda module: True)
     layers = torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(5)])
     with pytest.raises(dispatch.BindError, match="planned for '0', '1', '2' and 2 more: FBGEMM"):
         sample.apply(layers, on(FBGEMM, FBGEMM, FBGEMM, names=("0", "1", "2", "3", "4")))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loka.codegen.chain_shapes import quantiser
+from loka.codegen.chains.chain_shapes import quantiser
 
 # Several rows at a step and one; columns up to a power of two and short of one; many columns of zeros.
 ALIGNED = [

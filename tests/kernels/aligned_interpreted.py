@@ -13,7 +13,8 @@ from aligned_cases import ALIGNED, ROWS
 from rendered_cases import write_package
 from rendered_interpreted import PROGRAMS, exact_rows, poisoned, results
 
-from loka.kernels import fused_reference, operators
+from loka.kernels.fused import operators
+from loka.kernels.fused.norm import norm_reference
 
 
 def main(folder: Path) -> None:
@@ -26,7 +27,7 @@ def main(folder: Path) -> None:
         for rows in ROWS:
             x = exact_rows(rows, spec.width)
             wider = F.pad(x, (0, 3), value=1e30)[:, : spec.width]  # beside it stands what must not be read
-            values, scale, _ = fused_reference.quantise_rows(F.pad(x, (0, spec.aligned - spec.width)))
+            values, scale, _ = norm_reference.quantise_rows(F.pad(x, (0, spec.aligned - spec.width)))
             for given in (x, wider):
                 got = results(package, spec, given)
                 assert torch.equal(got["values"].float(), values.float()), (spec, rows)

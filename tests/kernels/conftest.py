@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from loka.kernels import ticks
-from loka.kernels.scaled_mm import scaled_mm
-from loka.numerics.names import Format, Scaling
+from loka.kernels import call_counters
+from loka.kernels.gemm.scaled_mm import scaled_mm
+from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import dequantize, quantize
 
 
@@ -40,11 +40,19 @@ class Product:
     exact: Tensor
     magnitude: Tensor  # |a| @ |b|.T in float64: what a rounding error of the sum is measured by
 
-    def run(self, dtype: torch.dtype = torch.float32, fast: bool = False, tick: int = 0) -> Tensor:
+    def run(self, dtype: torch.dtype = torch.float32, fast: bool = False, counter_id: int = 0) -> Tensor:
         """The operator's result."""
         first, second = self.recipe.scalings
         return scaled_mm(
-            self.a, self.scale_a, self.b, self.scale_b, first.value, second.value, dtype, fast=fast, tick=tick
+            self.a,
+            self.scale_a,
+            self.b,
+            self.scale_b,
+            first.value,
+            second.value,
+            dtype,
+            fast=fast,
+            counter_id=counter_id,
         )
 
 
@@ -90,7 +98,7 @@ def make_recipe() -> type[Recipe]:
 
 @pytest.fixture
 def numbers() -> Iterator[int]:
-    """The first of three fresh tick numbers."""
-    first = ticks.new(3)
+    """The first of three fresh counter_id numbers."""
+    first = call_counters.new_counters(3)
     yield first
-    ticks.reset(range(first, first + 3))
+    call_counters.reset(range(first, first + 3))

@@ -7,7 +7,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from loka.kernels.cross_text import CrossBackward
+from loka.kernels.fused.cross.cross_kernel import CrossBackward
 
 FLAGS = list(itertools.product((True, False), repeat=3))  # bias, itself, passed
 SPECS = [

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cross_cases import SPECS, check, inputs_of
 from rendered_cases import write_package
 
-from loka.kernels import operators
+from loka.kernels.fused import operators
 
 PROGRAMS = 3
 ROWS = (1, 45)  # less than a block, and more than three programs take at a step

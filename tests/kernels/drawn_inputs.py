@@ -8,13 +8,13 @@ import torch
 from rendered_cases import Inputs, exact_forward, exact_gradients, gradient_size, random_inputs
 from torch import Tensor
 
-from loka.kernels.rendered_specs import NormBackward, NormForward
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.numerics.enums import Gemm, Operand
 from loka.numerics.formats import FORMATS
-from loka.numerics.names import Gemm, Operand
 from loka.numerics.quantize import expand_scale
-from loka.probe.operand import OperandTracker, operand_stats
-from loka.probe.samplers import CopulaSampler
-from loka.probe.stats import LowRank, SiteStats, WeightStats
+from loka.probe.estimate.samplers import CopulaSampler
+from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
+from loka.probe.stats.site_stats import LowRank, SiteStats, WeightStats
 
 KINDS = ("normal", "student", "learned")
 NOISE = 1e-4  # of what a row's elements are the difference of

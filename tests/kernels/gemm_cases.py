@@ -15,10 +15,10 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent))
 from rendered_cases import Package
 
-from loka.kernels.gemm_configs import Tiling
-from loka.kernels.gemm_specs import BatchedGemm, Epilogue, Gemm, GemmSpec, GroupedGemm, SplitGemm
-from loka.kernels.rendering import load_kernel_templates, render, render_files
-from loka.numerics.names import Accumulation, Format, Scaling
+from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
+from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, Epilogue, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
+from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling
+from loka.numerics.enums import Accumulation, Format, Scaling
 from loka.numerics.quantize import quantize
 
 FAST, PRECISE = Accumulation.FAST, Accumulation.PRECISE
@@ -109,7 +109,7 @@ def operand(
 def case(spec: GemmSpec, m: int, device: str = "cpu", heavy: bool = False, seed: int = 0, batches: int = 3) -> Case:
     """Arguments of a spec for M rows."""
     match spec:
-        case Gemm():
+        case TiledGemm():
             a = operand(m, spec.k, spec.operands, spec.scaling_a, device, heavy, seed)
             b = operand(spec.n, spec.k, spec.operands, spec.scaling_b, device, heavy, seed + 1)
             generator = torch.Generator().manual_seed(seed)

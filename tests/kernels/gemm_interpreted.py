@@ -16,21 +16,25 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gemm_cases import FAST, Case, blocked, case, write_products
 from rendered_interpreted import poisoned
 
-from loka.kernels import gemm_launch, operators
-from loka.kernels.gemm_configs import candidates
-from loka.kernels.gemm_specs import BatchedGemm, Epilogue, Gemm, GemmSpec, GroupedGemm, SplitGemm
-from loka.numerics.names import Scaling
+from loka.kernels.fused import operators
+from loka.kernels.fused.triton_gemm import gemm_launch
+from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, Epilogue, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
+from loka.kernels.fused.triton_gemm.gemm_tiling import candidates
+from loka.numerics.enums import Scaling
 
 PROGRAMS = 3
 PLAIN = Epilogue(out="float32")
 ROUNDED = ("values", "product")
 
 SPECS: list[tuple[GemmSpec, tuple[int, ...]]] = [
-    *[(Gemm(n, k, epilogue=PLAIN), (1, 17, 133)) for n, k in ((48, 160), (24, 479), (1, 13), (300, 64), (130, 16))],
-    (Gemm(48, 160, scaling_a=Scaling.TENSORWISE, scaling_b=Scaling.TENSORWISE, epilogue=PLAIN), (17,)),
-    (Gemm(160, 48, accumulation=FAST, scaling_b=Scaling.TENSORWISE, epilogue=PLAIN), (17,)),
     *[
-        (Gemm(n, k, epilogue=epilogue), (1, 70))
+        (TiledGemm(n, k, epilogue=PLAIN), (1, 17, 133))
+        for n, k in ((48, 160), (24, 479), (1, 13), (300, 64), (130, 16))
+    ],
+    (TiledGemm(48, 160, scaling_a=Scaling.TENSORWISE, scaling_b=Scaling.TENSORWISE, epilogue=PLAIN), (17,)),
+    (TiledGemm(160, 48, accumulation=FAST, scaling_b=Scaling.TENSORWISE, epilogue=PLAIN), (17,)),
+    *[
+        (TiledGemm(n, k, epilogue=epilogue), (1, 70))
         for n, k in ((24, 77), (256, 48), (300, 64), (512, 77))
         for epilogue in (
             Epilogue(add=True, norm="layer_norm", weight=True, bias=True, activation="silu", out="float32", keep=True),
@@ -38,7 +42,7 @@ SPECS: list[tuple[GemmSpec, tuple[int, ...]]] = [
             Epilogue(add=True, out="e4m3", keep=True),
         )
     ],
-    *[(Gemm(512, 64, epilogue=blocked(block, out="float32")), (1, 70)) for block in (64, 128, 256)],
+    *[(TiledGemm(512, 64, epilogue=blocked(block, out="float32")), (1, 70)) for block in (64, 128, 256)],
     *[(SplitGemm(n, k, out="float32"), (1, 16, 17, 4093, 2048)) for n, k in ((48, 160), (24, 77), (1, 13), (130, 64))],
     *[(BatchedGemm(n, k, out="float32"), (1, 70)) for n, k in ((48, 160), (24, 479), (130, 64))],
     (GroupedGemm(((48, 160), (24, 479), (1, 13), (130, 64)), out="float32"), (1, 70)),

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from loka.kernels.measurements import Measurement, Measurements, Recording, Versions
-from loka.kernels.parts import Part, Work
+from loka.kernels.measurements.lookup import Measurement, Measurements, Recording, Versions
+from loka.kernels.measurements.parts import Part, PartKind
 
 FP8 = "e4m3 rowwise, e4m3 rowwise, precise"
 HOPPER = Versions("NVIDIA H100 80GB HBM3", "9.0", "575.57.08", "13.0", "13.0.2", "2.11.0+cu130", "3.6.0", "")
@@ -18,24 +18,24 @@ SIZES = (64, 256, 1024, 4096)
 
 def gemm(rows: int, columns: int, contraction: int, kernel: str = "torch.scaled_mm", recipe: str = FP8) -> Part:
     """A product."""
-    return Part(Work.GEMM, kernel, rows, columns, contraction, recipe=recipe)
+    return Part(PartKind.GEMM, kernel, rows, columns, contraction, recipe=recipe)
 
 
 def quantise(rows: int, columns: int) -> Part:
     """A rowwise quantiser."""
-    return Part(Work.QUANTISE, "rendered", rows, columns, recipe="e4m3 rowwise")
+    return Part(PartKind.QUANTISE, "rendered", rows, columns, recipe="e4m3 rowwise")
 
 
 def made_up_us(part: Part) -> float:
     """Grows with every size."""
-    if part.work is Work.GEMM:
+    if part.work is PartKind.GEMM:
         return 2.5 + part.rows * part.columns * part.contraction / 350e6
     return 2.0 + part.rows * part.columns / 800e3
 
 
 def measurement(part: Part, us: float | None = None, wrong: str = "", mere: float | None = None) -> Measurement:
     """Of a part, at the made-up time unless another is given."""
-    is_gemm = part.work is Work.GEMM
+    is_gemm = part.work is PartKind.GEMM
     error = 0.026 if mere is None else mere
     return Measurement(
         part=part,

@@ -6,18 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from loka.kernels.join_specs import JoinBackward, JoinForward
-from loka.kernels.mix_specs import MixBackward, MixForward, MixSizes
+from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormBackward, ConcatNormForward
+from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward, FmSizes
 
 SIZES = [
-    MixSizes(16, 16, 16, 16),
-    MixSizes(20, 48, 6, 10),
-    MixSizes(20, 40, 6, 0),
-    MixSizes(64, 128, 32, 32),
-    MixSizes(27, 200, 16, 13),
-    MixSizes(128, 136, 64, 64),
+    FmSizes(16, 16, 16, 16),
+    FmSizes(20, 48, 6, 10),
+    FmSizes(20, 40, 6, 0),
+    FmSizes(64, 128, 32, 32),
+    FmSizes(27, 200, 16, 13),
+    FmSizes(128, 136, 64, 64),
 ]
-LARGE = MixSizes(128, 256, 64, 64)
+LARGE = FmSizes(128, 256, 64, 64)
 # width, parts, residual, norm, weight, bias
 JOINS = [
     (16, (3, 5), True, "layer_norm", True, True),
@@ -31,7 +31,7 @@ JOINS = [
 Join = tuple[int, tuple[int, ...], bool, str, bool, bool]
 
 
-def mix_inputs(sizes: MixSizes, samples: int, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor]:
+def mix_inputs(sizes: FmSizes, samples: int, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor]:
     """x, rank, compress and the gradients of both results and of what passes, in `dtype`."""
     generator = torch.Generator().manual_seed(samples + sizes.embeddings)
 
@@ -49,7 +49,7 @@ def mix_inputs(sizes: MixSizes, samples: int, dtype: torch.dtype, device: str = 
     }
 
 
-def exact_mix(sizes: MixSizes, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def exact_mix(sizes: FmSizes, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Results of forward and backward in float64, by torch's own functions and autograd."""
     leaves = {name: inputs[name].double().requires_grad_() for name in ("x", "rank", "compress")}
     x = leaves["x"]
@@ -69,21 +69,21 @@ def exact_mix(sizes: MixSizes, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def mix_specs(sizes: MixSizes) -> tuple[MixForward, MixBackward]:
+def mix_specs(sizes: FmSizes) -> tuple[FmForward, FmBackward]:
     """Both directions."""
-    return MixForward(sizes), MixBackward(sizes, passes(sizes))
+    return FmForward(sizes), FmBackward(sizes, passes(sizes))
 
 
-def passes(sizes: MixSizes) -> bool:
+def passes(sizes: FmSizes) -> bool:
     """Whether x is handed on, in some of the cases."""
     return sizes.rank != 16
 
 
-def join_specs(join: Join) -> tuple[JoinForward, JoinBackward]:
+def join_specs(join: Join) -> tuple[ConcatNormForward, ConcatNormBackward]:
     """Both directions."""
     width, parts, residual, norm, weight, bias = join
     fields = (width, len(parts), residual, norm, weight, bias, 1e-5)
-    return JoinForward(*fields), JoinBackward(*fields)
+    return ConcatNormForward(*fields), ConcatNormBackward(*fields)
 
 
 def join_inputs(join: Join, samples: int, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ from mix_join_cases import (
 )
 from rendered_cases import Package, write_package
 
-from loka.kernels import operators
+from loka.kernels.fused import operators
 
 PROGRAMS = 3
 SAMPLES = 7

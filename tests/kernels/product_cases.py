@@ -11,8 +11,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent))
 from rendered_cases import exact_forward
 
-from loka.kernels.matrix_specs import Products
-from loka.kernels.rendered_specs import NormBackward, NormForward, Spec
+from loka.kernels.fused.cast_transpose.matrix_spec import Products
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec
 
 # norm, weight, bias, activation, add, times, residual
 PARTS = [

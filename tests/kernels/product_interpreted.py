@@ -13,8 +13,8 @@ from product_cases import arguments, backwards, every, exact, forwards, inputs_o
 from rendered_cases import Package, write_package
 from rendered_interpreted import near, poisoned, results
 
-from loka.kernels import operators
-from loka.kernels.rendered_specs import NormForward
+from loka.kernels.fused import operators
+from loka.kernels.fused.norm.norm_spec import NormForward
 
 WIDTHS = (13, 16, 256, 600, 768, 1100)  # blocks in 256, and in the padded 768
 PROGRAMS = 3

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from loka.errors import InputError
-from loka.kernels.matrix_specs import QuantiseTurned
-from loka.kernels.quantisation import SCALINGS, Quantisation
-from loka.kernels.rendered_specs import ACTIVATIONS, NORMS, NormBackward, NormForward
-from loka.numerics.names import Format
+from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NORMS, NormBackward, NormForward
+from loka.kernels.fused.quantisation import SCALINGS, Quantisation
+from loka.numerics.enums import Format
 
 
 def modes() -> list[Quantisation]:
@@ -51,7 +51,7 @@ def row(make: Callable[[], NormForward | NormBackward]) -> Row:
         return Row(None, str(error))
 
 
-TURNED = [QuantiseTurned(how) for how in modes() if how.scaling in ("known", "tensorwise")]
+TURNED = [CastTranspose(how) for how in modes() if how.scaling in ("known", "tensorwise")]
 
 # Parts that stand for all: no norm, each norm with what it can have, an activation that is not zero at zero.
 PARTS = [

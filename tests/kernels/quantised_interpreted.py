@@ -17,9 +17,9 @@ from quantised_cases import TURNED, specs
 from rendered_cases import Package, arguments_of, random_inputs, write_package
 from rendered_interpreted import PROGRAMS, poisoned, results
 
-from loka.kernels import operators
-from loka.kernels.matrix_specs import QuantiseTurned
-from loka.kernels.rendered_specs import NormForward
+from loka.kernels.fused import operators
+from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
+from loka.kernels.fused.norm.norm_spec import NormForward
 
 TILES = 6  # of 128 x 128, no fewer than the matrices have
 WIDTHS = (13, 200, 256, 624)  # of several rows at a step or one; blocks that are filled or not
@@ -59,7 +59,7 @@ def check(package: Package, spec, arguments: list[Tensor], exact: bool) -> int:
     return len(spec.results)
 
 
-def check_turned(package: Package, spec: QuantiseTurned, x: Tensor) -> int:
+def check_turned(package: Package, spec: CastTranspose, x: Tensor) -> int:
     """Both copies, and what comes with them; a grid of more tiles than there are writes nothing more."""
     arguments = [x, *last_arguments(spec, x)]
     got, expected = results(package, spec, *arguments), package.run(spec, *arguments)

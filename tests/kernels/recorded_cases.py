@@ -8,18 +8,18 @@ import torch
 from quantised_cases import specs
 from torch import Tensor
 
-from loka.kernels.both_ways import BothWays
-from loka.kernels.matrix_specs import QuantiseTurned, Transpose
-from loka.kernels.quantisation import Quantisation
-from loka.kernels.rendered_specs import NormBackward, NormForward
-from loka.numerics.names import Format
+from loka.kernels.fused.cast_transpose.fused_cast_transpose import FusedCastTranspose
+from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose, Transpose
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.kernels.fused.quantisation import Quantisation
+from loka.numerics.enums import Format
 
 HOWS = [
     Quantisation("known", record=True),
     Quantisation("known", power_of_two=False, record=True),
     Quantisation("known", Format.E5M2, record=True),
 ]
-TURNED = [QuantiseTurned(how) for how in HOWS]
+TURNED = [CastTranspose(how) for how in HOWS]
 TRANSPOSED = [Transpose(count) for count in (1, 2, 3)]
 _LOCAL = [(None, None, True), (None, "relu", True), (None, "hardswish", False), (None, "sigmoid", True)]
 _BLOCKS = [
@@ -28,7 +28,7 @@ _BLOCKS = [
     ("block_norm", "silu", True),
     ("block_norm", "gate_sigmoid", True),
 ]
-Recorded = NormForward | NormBackward | QuantiseTurned
+Recorded = NormForward | NormBackward | CastTranspose
 
 
 def recorded(width: int) -> list[NormForward | NormBackward]:
@@ -36,14 +36,14 @@ def recorded(width: int) -> list[NormForward | NormBackward]:
     return specs(width, HOWS)
 
 
-def both_ways(width: int) -> list[BothWays]:
+def both_ways(width: int) -> list[FusedCastTranspose]:
     """Kernels that a tile is enough for, forward and backward."""
     found = []
     for norm, activation, add in _LOCAL + (_BLOCKS if width % 256 == 0 else []):
         for how in HOWS[:2]:
             parts = (width, norm, False, False, 1e-5, activation, add, True)
-            found.append(BothWays(NormForward(*parts, False, how=how)))
-            found.append(BothWays(NormBackward(*parts, how=how)))
+            found.append(FusedCastTranspose(NormForward(*parts, False, how=how)))
+            found.append(FusedCastTranspose(NormBackward(*parts, how=how)))
     return found
 
 

@@ -16,9 +16,9 @@ from recorded_cases import TRANSPOSED, TURNED, both_ways, largest_of, new_record
 from rendered_cases import Package, arguments_of, random_inputs, write_package
 from rendered_interpreted import PROGRAMS, near, poisoned, results
 
-from loka.kernels import operators
-from loka.kernels.both_ways import BothWays
-from loka.kernels.rendered_specs import NormForward
+from loka.kernels.fused import operators
+from loka.kernels.fused.cast_transpose.fused_cast_transpose import FusedCastTranspose
+from loka.kernels.fused.norm.norm_spec import NormForward
 
 
 def same_record(package: Package, spec, arguments: list[torch.Tensor]) -> None:
@@ -37,7 +37,7 @@ def same_record(package: Package, spec, arguments: list[torch.Tensor]) -> None:
             assert not exact or torch.equal(got[name].float(), expected[name].float()), (spec, name)
 
 
-def same_tiles(package: Package, both: BothWays, arguments: list[torch.Tensor]) -> None:
+def same_tiles(package: Package, both: FusedCastTranspose, arguments: list[torch.Tensor]) -> None:
     """One launch against the reference: what is float32 or counted, the tiles' places, and most of the values."""
     ours, theirs = new_record(), new_record()
     got, expected = results(package, both, *arguments, ours), package.run(both, *arguments, theirs)

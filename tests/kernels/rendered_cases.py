@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from loka.kernels.configs import Configuration
-from loka.kernels.rendered_specs import GATES, NormBackward, NormForward, Spec
-from loka.kernels.rendering import Rendered, load_kernel_templates, render, render_files
+from loka.kernels.fused.norm.norm_launch import Configuration
+from loka.kernels.fused.norm.norm_spec import GATES, NormBackward, NormForward, Spec
+from loka.kernels.fused.rendering import Rendered, load_kernel_templates, render, render_files
 
 # norm, weight, bias, activation, add
 PARTS = [

@@ -18,11 +18,12 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent))
 from rendered_cases import BLOCK_PARTS, PARTS, Package, arguments_of, norm_specs, random_inputs, write_package
 
-from loka.kernels import fused_reference, operators
-from loka.kernels.matrix_specs import Reduce, Turn
-from loka.kernels.rendered_specs import NormBackward, NormForward
+from loka.kernels.fused import operators
+from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
+from loka.kernels.fused.norm import norm_reference
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.numerics.quantize import Quantized
-from loka.numerics.turn import turn
+from loka.numerics.requantize_transpose import requantize_transpose
 
 # By the width's configuration: several rows at a step or one; a power of two or a padded width.
 WIDTHS = (13, 16, 24, 256, 479, 512, 600, 768)
@@ -89,7 +90,7 @@ def check_quantisers(package: Package, width: int) -> None:
     for rows in ROWS:
         x = exact_rows(rows, width)
         spec = NormForward(width, None, False, False, 0.0, None, False, True, True)
-        got, (values, scale, _) = results(package, spec, x), fused_reference.quantise_rows(x)
+        got, (values, scale, _) = results(package, spec, x), norm_reference.quantise_rows(x)
         assert torch.equal(got["values"].float(), values.float())
         assert torch.equal(got["scale"], scale)
         assert got["largest"].shape == (PROGRAMS,)
@@ -129,15 +130,15 @@ def in_parts(values: Tensor, scale: Tensor, parts: int) -> tuple[Tensor, Tensor,
 def check_turn_and_reduce(package: Package) -> None:
     # Ratios of scales of 1 to 2**-4 keep values of 1 and above normal numbers, so that nothing is rounded.
     operands = [
-        fused_reference.quantise_rows(exact_rows(rows, columns)) for rows, columns in ((17, 300), (1, 13), (130, 24))
+        norm_reference.quantise_rows(exact_rows(rows, columns)) for rows, columns in ((17, 300), (1, 13), (130, 24))
     ]
     sizes = (3, 1, 1030)  # parts: fewer than are read at a step, and more
     for count in (1, 2, 3):
         split = [in_parts(*operand[:2], parts) for operand, parts in zip(operands[:count], sizes, strict=False)]
         arguments: list[object] = [tensor for operand in split for tensor in operand]
-        got = list(results(package, Turn(count), *arguments).values())
+        got = list(results(package, RequantizeTranspose(count), *arguments).values())
         for index, (values, scale, _) in enumerate(operands[:count]):
-            expected = turn(Quantized(values, scale), check=True)
+            expected = requantize_transpose(Quantized(values, scale), check=True)
             assert torch.equal(got[2 * index].float(), expected.values.float())
             assert torch.equal(got[2 * index + 1], expected.scale)
     partials = [torch.randn(rows, columns) for rows, columns in ((1, 1), (600, 24), (513, 13))]
@@ -155,7 +156,7 @@ def check_without_rows(package: Package) -> None:
         arguments = [inputs.tensors[n] for n in spec.parameters] if forward else arguments_of(spec, inputs)
         for name, result in results(package, spec, *arguments).items():
             assert result.abs().float().sum() == 0.0, (spec, name)
-    got = results(package, Turn(1), *fused_reference.quantise_rows(torch.zeros(0, 24)))
+    got = results(package, RequantizeTranspose(1), *norm_reference.quantise_rows(torch.zeros(0, 24)))
     assert got["turned"].shape == (24, 0)
     assert got["spread"].flatten().tolist() == [2.0**-108] * 24
 
@@ -175,7 +176,9 @@ def poisoned(new_empty: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def main(folder: Path) -> None:
     """All checks; prints how many results of norms were compared."""
     specs = [spec for width in WIDTHS for spec in norm_specs(width, parts_of(width))]
-    package = write_package(folder / "interpreted", [*specs, *map(Turn, (1, 2, 3)), *map(Reduce, (1, 2, 3))])
+    package = write_package(
+        folder / "interpreted", [*specs, *map(RequantizeTranspose, (1, 2, 3)), *map(Reduce, (1, 2, 3))]
+    )
     operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS  # as if on a GPU of three
     torch.Tensor.new_empty = poisoned(torch.Tensor.new_empty)
     print(sum(check_norms(package, width) for width in WIDTHS))

@@ -16,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from aligned_cases import ALIGNED, ROWS
 from rendered_cases import Package, write_package
 
-from loka.codegen.chain_shapes import quantiser
+from loka.codegen.chains.chain_shapes import quantiser
 from loka.errors import InputError
-from loka.kernels import fused_reference
-from loka.kernels.quantisation import Quantisation
-from loka.kernels.rendering import load_kernel_templates, render, render_files
+from loka.kernels.fused.norm import norm_reference
+from loka.kernels.fused.quantisation import Quantisation
+from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +35,7 @@ def test_the_reference_is_the_quantiser_of_padded_rows(package: Package, spec) -
     for rows in (0, *ROWS):
         x = torch.randn(rows, spec.width, dtype=torch.bfloat16)
         got = package.run(spec, x)
-        values, scale, _ = fused_reference.quantise_rows(F.pad(x.float(), (0, spec.aligned - spec.width)))
+        values, scale, _ = norm_reference.quantise_rows(F.pad(x.float(), (0, spec.aligned - spec.width)))
         assert torch.equal(got["values"].view(torch.uint8), values.view(torch.uint8))
         assert torch.equal(got["scale"], scale)
         assert not got["values"][:, spec.width :].view(torch.uint8).any()

@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from rendered_cases import BLOCK_PARTS, arguments_of, exact_forward, exact_gradients, norm_specs, random_inputs
 from rendered_cases import write_package as write
 
-from loka.kernels import fused_reference
-from loka.kernels.rendered_specs import NormBackward, NormForward
-from loka.mods.modules import BlockNorm
+from loka.kernels.fused.norm import norm_reference
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.mods.mod_modules import BlockNorm
 from loka.numerics.quantize import Quantized, dequantize
 
 WIDTHS = (256, 768, 2048)
@@ -71,8 +71,8 @@ def test_zeros_infinities_and_nan_are_those_of_torch():
     leaf = x.clone().requires_grad_()
     expected = F.hardswish(BlockNorm()(leaf))
     expected.backward(grad)
-    got = fused_reference.norm_forward(x, norm="block_norm", eps=1e-6, activation="hardswish").y
-    back = fused_reference.norm_backward(grad, x=x, norm="block_norm", eps=1e-6, activation="hardswish").x
+    got = norm_reference.norm_forward(x, norm="block_norm", eps=1e-6, activation="hardswish").y
+    back = norm_reference.norm_backward(grad, x=x, norm="block_norm", eps=1e-6, activation="hardswish").x
     assert torch.allclose(got, expected.detach(), rtol=1e-5, atol=1e-6, equal_nan=True)
     # torch's own gradient of a block with an infinite element is NaN all over or in places; both poison the block.
     finite = x.unflatten(1, (2, 256)).isfinite().all(2).repeat_interleave(256, dim=1)

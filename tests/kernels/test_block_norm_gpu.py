@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from rendered_cases import BLOCK_PARTS, arguments_of, norm_specs, random_inputs, write_package
 from test_rendered_gpu import check_backward, check_forward, ordered, poisoned_memory, pytestmark
 
-from loka.kernels.rendered_specs import NormForward
+from loka.kernels.fused.norm.norm_spec import NormForward
 
 __all__ = ["poisoned_memory", "pytestmark"]  # a fixture and the markers of all tests here
 

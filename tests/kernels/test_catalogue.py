@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from loka.errors import InputError
-from loka.kernels.catalogue import AS_IS, KERNELS, PREFERRED, SCALED_MM, GemmSizes, gemm_sizes, kernel_named
-from loka.numerics.names import Accumulation, Format, Gemm, Range, Scaling
-from loka.plan.plan import AS_IS as AS_IS_IN_PLANS
-from loka.policy.settings import OperandRecipe
+from loka.kernels.gemm.catalogue import GEMM_KERNELS, NATIVE, PREFERRED, SCALED_MM, GemmSizes, gemm_sizes, kernel_named
+from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
+from loka.plan.plan import NATIVE as AS_IS_IN_PLANS
+from loka.policy.cascade.settings import OperandRecipe
 
 HOPPER = pytest.mark.parametrize("target", ["h100", "h200"])
 BLOCKWISE = (Scaling.BLOCKWISE_1X128, Scaling.BLOCKWISE_128X128)
@@ -31,11 +31,11 @@ def ask(
 ) -> str | None:
     first, second = (OperandRecipe(format=f, scaling=s) for f, s in zip(formats, scalings, strict=True))
     m, k, n = sizes
-    return SCALED_MM.why_not(gemm, (first, second), accumulation, padding, m, k, n, target)
+    return SCALED_MM.unsupported_reason(gemm, (first, second), accumulation, padding, m, k, n, target)
 
 
 def test_the_names_are_those_of_the_plan() -> None:
-    names = [kernel.name for kernel in KERNELS]
+    names = [kernel.name for kernel in GEMM_KERNELS]
     assert names[0] == "torch.scaled_mm"
     assert names[-1] == AS_IS_IN_PLANS
     assert len({*names}) == len(names) == 6
@@ -51,7 +51,7 @@ def test_a_kernel_is_found_by_its_name() -> None:
 
 
 def test_what_is_called_is_an_operator_of_one_form() -> None:
-    called = [kernel.operator for kernel in KERNELS if kernel.operator is not None]
+    called = [kernel.operator for kernel in GEMM_KERNELS if kernel.operator is not None]
     assert called == ["loka::scaled_mm", "loka::fbgemm_rowwise_mm", "loka::mslk_rowwise_mm"]
     arguments = [
         [
@@ -65,7 +65,7 @@ def test_what_is_called_is_an_operator_of_one_form() -> None:
 
 def test_this_machine_without_a_gpu_has_no_fp8_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    found = {kernel.name: kernel.why_not_here() for kernel in KERNELS}
+    found = {kernel.name: kernel.unavailable_reason() for kernel in GEMM_KERNELS}
     assert found["as-is"] is None
     assert found["torch.scaled_mm"] == (
         "no CUDA device is visible; it needs one of compute capability 8.9; its reference runs"
@@ -178,9 +178,14 @@ def test_a_static_scale_needs_a_maximum() -> None:
     static = OperandRecipe(range=Range.STATIC, scaling=Scaling.TENSORWISE)
     known = OperandRecipe(range=Range.STATIC, scaling=Scaling.TENSORWISE, amax=3.0)
     for target in ("h100", "reference"):
-        reason = SCALED_MM.why_not(Gemm.DGRAD, (known, static), Accumulation.PRECISE, True, 64, 64, 64, target)
+        reason = SCALED_MM.unsupported_reason(
+            Gemm.DGRAD, (known, static), Accumulation.PRECISE, True, 64, 64, 64, target
+        )
         assert reason == "dgrad.weight has a static scale but no amax; give amax, or use range: dynamic"
-        assert SCALED_MM.why_not(Gemm.DGRAD, (known, known), Accumulation.PRECISE, True, 64, 64, 64, target) is None
+        assert (
+            SCALED_MM.unsupported_reason(Gemm.DGRAD, (known, known), Accumulation.PRECISE, True, 64, 64, 64, target)
+            is None
+        )
 
 
 @pytest.mark.parametrize("target", ["h100", "h200", "reference"])
@@ -190,24 +195,24 @@ def test_a_turned_operand_goes_with_a_rowwise_one_or_with_another(accumulation: 
     beside = OperandRecipe(power_of_two=True, turned=True)
     both = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=True, turned=True)
     for gemm, pair in ((Gemm.DGRAD, (rows, beside)), (Gemm.WGRAD, (beside, rows)), (Gemm.WGRAD, (both, both))):
-        assert SCALED_MM.why_not(gemm, pair, accumulation, True, 4093, 13, 1, target) is None
+        assert SCALED_MM.unsupported_reason(gemm, pair, accumulation, True, 4093, 13, 1, target) is None
 
 
 def test_the_models_own_gemm_always_runs() -> None:
     recipe = OperandRecipe(format=Format.E5M2, scaling=Scaling.BLOCKWISE_128X128)
-    assert AS_IS.why_not(Gemm.WGRAD, (recipe, recipe), Accumulation.FAST, False, 1, 1, 1, "h100") is None
+    assert NATIVE.unsupported_reason(Gemm.WGRAD, (recipe, recipe), Accumulation.FAST, False, 1, 1, 1, "h100") is None
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", GEMM_KERNELS, ids=lambda kernel: kernel.name)
 def test_an_unknown_target_is_refused(kernel) -> None:
     recipe = OperandRecipe()
     with pytest.raises(InputError, match="target 'tpu' is not known; it can be h100, h200, reference"):
-        kernel.why_not(Gemm.FPROP, (recipe, recipe), Accumulation.PRECISE, True, 16, 16, 16, "tpu")
+        kernel.unsupported_reason(Gemm.FPROP, (recipe, recipe), Accumulation.PRECISE, True, 16, 16, 16, "tpu")
 
 
 def test_training_machines_need_torch_and_nothing_of_the_policy() -> None:
     code = (
-        "import sys, loka.kernels.catalogue, loka.kernels.scaled_mm, loka.kernels.ticks, loka.numerics.metrics;"
+        "import sys, loka.kernels.gemm.catalogue, loka.kernels.gemm.scaled_mm, loka.kernels.call_counters, loka.numerics.metrics;"
         "unwanted = ('pydantic', 'jinja2', 'yaml', 'fbgemm_gpu', 'mslk', 'torchao');"
         "print([m for m in sys.modules if m.startswith('loka.policy') or m.partition('.')[0] in unwanted])"
     )

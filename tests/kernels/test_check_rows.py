@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from loka.errors import InputError
-from loka.kernels import operators
+from loka.kernels.fused import operators
 
 
 def test_matrices_of_the_width_and_the_rows_pass() -> None:

@@ -17,7 +17,7 @@ from ptx_registers import unset_halves
 from rendered_cases import reads_sixteen_bytes, write_package
 
 from loka.errors import InputError
-from loka.kernels.cross_text import CrossBackward
+from loka.kernels.fused.cross.cross_kernel import CrossBackward
 
 
 @pytest.fixture(scope="module")

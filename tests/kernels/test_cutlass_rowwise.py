@@ -8,17 +8,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loka.errors import InputError
-from loka.kernels import cutlass_rowwise, fbgemm, mslk, ticks
-from loka.kernels.cutlass_rowwise import CutlassRowwise
-from loka.numerics.names import Accumulation, Format, Gemm, Range, Scaling
-from loka.policy.settings import OperandRecipe
+from loka.kernels import call_counters
+from loka.kernels.gemm import cutlass_rowwise, fbgemm, mslk
+from loka.kernels.gemm.cutlass_rowwise import CutlassRowwise
+from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
+from loka.policy.cascade.settings import OperandRecipe
 
 E4M3, E5M2 = OperandRecipe(), OperandRecipe(format=Format.E5M2)
 KERNELS = pytest.mark.parametrize("kernel", [fbgemm.ROWWISE, mslk.ROWWISE], ids=lambda kernel: kernel.name)
 
 
 def ask(kernel: CutlassRowwise, operands, gemm=Gemm.FPROP, padding=True, sizes=(4096, 512, 256), **more) -> str | None:
-    return kernel.why_not(gemm, operands, Accumulation.FAST, padding, *sizes, more.pop("target", "h100"), **more)
+    return kernel.unsupported_reason(
+        gemm, operands, Accumulation.FAST, padding, *sizes, more.pop("target", "h100"), **more
+    )
 
 
 @KERNELS
@@ -36,7 +39,7 @@ def test_rowwise_in_e4m3(kernel: CutlassRowwise, target: str) -> None:
 
 
 def test_a_plan_needs_no_library_and_no_gpu() -> None:
-    assert fbgemm.ROWWISE.why_not_here() is not None
+    assert fbgemm.ROWWISE.unavailable_reason() is not None
     assert ask(fbgemm.ROWWISE, (E4M3, E4M3)) is None
 
 
@@ -76,7 +79,7 @@ def test_the_reference_writes_bfloat16_and_counts_for_its_kernel(
     assert out.dtype == dtype
     torch.testing.assert_close(out.float(), expected.float().bfloat16().float(), rtol=2**-7, atol=0)
     assert torch.equal(out.float(), out.bfloat16().float())
-    assert ticks.counts(numbers) == {kernel.name: 1}
+    assert call_counters.counts(numbers) == {kernel.name: 1}
 
 
 def test_shapes_are_checked_on_the_reference_too(numbers: int) -> None:
@@ -150,4 +153,4 @@ def test_on_a_gpu_what_cannot_run_is_an_error_and_never_the_reference(
     }
     with pytest.raises(InputError, match=reason):
         taken[0](*operands.values(), "rowwise", torch.bfloat16, False, numbers)
-    assert ticks.count(numbers) == 0
+    assert call_counters.count(numbers) == 0

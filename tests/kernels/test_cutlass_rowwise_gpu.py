@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from loka.errors import InputError
-from loka.kernels import fbgemm, mslk, ticks
-from loka.kernels.cutlass_rowwise import CutlassRowwise
-from loka.numerics.names import Format, Scaling
+from loka.kernels import call_counters
+from loka.kernels.gemm import fbgemm, mslk
+from loka.kernels.gemm.cutlass_rowwise import CutlassRowwise
+from loka.numerics.enums import Format, Scaling
 
 pytestmark = [
     pytest.mark.gpu,
@@ -27,9 +28,9 @@ ROWWISE = (Scaling.ROWWISE, Scaling.ROWWISE)
 @pytest.fixture(params=[fbgemm.ROWWISE, mslk.ROWWISE], ids=lambda kernel: kernel.name)
 def kernel(request: pytest.FixtureRequest) -> CutlassRowwise:
     found: CutlassRowwise = request.param
-    if found.library.why_missing() is not None:
-        pytest.skip(found.library.why_missing())
-    assert found.why_not_here() is None
+    if found.library.missing_reason() is not None:
+        pytest.skip(found.library.missing_reason())
+    assert found.unavailable_reason() is None
     return found
 
 
@@ -51,7 +52,7 @@ def test_it_is_right_at_every_size(kernel, fast: bool, bias, make_recipe, make_p
         if bias is torch.bfloat16:
             allowed += 2**-8 * product.exact.abs()
         assert ((out.double() - exact).abs() <= allowed).all(), sizes
-    assert ticks.counts(numbers) == {kernel.name: len(SIZES)}
+    assert call_counters.counts(numbers) == {kernel.name: len(SIZES)}
 
 
 def test_a_graph_counts_its_capture_and_replays_the_kernel(kernel, make_recipe, make_product, numbers: int) -> None:
@@ -66,7 +67,7 @@ def test_a_graph_counts_its_capture_and_replays_the_kernel(kernel, make_recipe, 
     out.zero_()
     graph.replay()
     assert torch.equal(out, expected)
-    assert ticks.counts(numbers) == {kernel.name: 2}
+    assert call_counters.counts(numbers) == {kernel.name: 2}
 
 
 def test_e5m2_is_refused_as_planning_refuses_it(kernel, make_recipe, make_product, numbers: int) -> None:
@@ -76,4 +77,4 @@ def test_e5m2_is_refused_as_planning_refuses_it(kernel, make_recipe, make_produc
         operator(
             product.a, product.scale_a, product.b, product.scale_b, "rowwise", "rowwise", torch.bfloat16, False, numbers
         )
-    assert not ticks.counts(numbers)
+    assert not call_counters.counts(numbers)

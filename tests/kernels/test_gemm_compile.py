@@ -12,8 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from gemm_cases import EPILOGUES, FAST, NORM, PRECISE, ROWS, blocked, write_products
 
-from loka.kernels.gemm_configs import SHARED, SPLIT_POINTERS, Tiling, candidates, is_aligned
-from loka.kernels.gemm_specs import BatchedGemm, Epilogue, Gemm, GemmSpec, GroupedGemm, SplitGemm
+from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, Epilogue, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
+from loka.kernels.fused.triton_gemm.gemm_tiling import SHARED, SPLIT_POINTERS, Tiling, candidates, is_aligned
 
 triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
 from triton.backends.compiler import GPUTarget  # noqa: E402
@@ -22,17 +22,17 @@ from triton.compiler import ASTSource  # noqa: E402
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 TYPES = {"e4m3": "fp8e4nv", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 SPECS: list[GemmSpec] = [
-    *[Gemm(1024, 1024, accumulation=accumulation) for accumulation in (FAST, PRECISE)],
-    Gemm(1024, 1024, "bfloat16"),
-    *[Gemm(512, 512, epilogue=epilogue) for epilogue in EPILOGUES[1:]],
-    *[Gemm(512, 512, operands, FAST, epilogue=e) for operands in ("e4m3", "bfloat16") for e in (NORM, ROWS)],
-    *[Gemm(512, 512, epilogue=blocked(block)) for block in (64, 128, 256)],
-    Gemm(1024, 1024, accumulation=FAST, epilogue=Epilogue(add=True, activation="gelu", out="float32", keep=True)),
-    Gemm(479, 512, epilogue=NORM),
-    *[Gemm(n, k) for n, k in ((24, 512), (1, 512), (624, 8256), (8256, 479), (24, 479), (1, 13))],
-    *[Gemm(n, k, "bfloat16") for n, k in ((24, 512), (8256, 479))],
-    Gemm(512, 479, accumulation=FAST, epilogue=NORM),
-    *[Gemm(512, 479, epilogue=blocked(block)) for block in (64, 256)],
+    *[TiledGemm(1024, 1024, accumulation=accumulation) for accumulation in (FAST, PRECISE)],
+    TiledGemm(1024, 1024, "bfloat16"),
+    *[TiledGemm(512, 512, epilogue=epilogue) for epilogue in EPILOGUES[1:]],
+    *[TiledGemm(512, 512, operands, FAST, epilogue=e) for operands in ("e4m3", "bfloat16") for e in (NORM, ROWS)],
+    *[TiledGemm(512, 512, epilogue=blocked(block)) for block in (64, 128, 256)],
+    TiledGemm(1024, 1024, accumulation=FAST, epilogue=Epilogue(add=True, activation="gelu", out="float32", keep=True)),
+    TiledGemm(479, 512, epilogue=NORM),
+    *[TiledGemm(n, k) for n, k in ((24, 512), (1, 512), (624, 8256), (8256, 479), (24, 479), (1, 13))],
+    *[TiledGemm(n, k, "bfloat16") for n, k in ((24, 512), (8256, 479))],
+    TiledGemm(512, 479, accumulation=FAST, epilogue=NORM),
+    *[TiledGemm(512, 479, epilogue=blocked(block)) for block in (64, 256)],
     *[SplitGemm(512, 512, accumulation=accumulation) for accumulation in (FAST, PRECISE)],
     SplitGemm(512, 512, "bfloat16"),
     SplitGemm(24, 479, "bfloat16"),
@@ -54,7 +54,7 @@ def argument_type(spec: GemmSpec, name: str, tiling: Tiling) -> str:
     kind, _, form = re.sub(r"_\d", "", name).rpartition("_")
     if form not in ("ptr", "desc"):
         return "i32"
-    out = spec.epilogue.out if isinstance(spec, Gemm) else spec.out
+    out = spec.epilogue.out if isinstance(spec, TiledGemm) else spec.out
     vectors = {"values": "fp8e4nv", "product": "bf16", "add": "bf16", "weight": "bf16", "bias": "bf16"}
     element = TYPES[spec.operands] if kind in ("a", "b") else TYPES[out] if kind == "out" else vectors.get(kind, "fp32")
     if form == "ptr":
@@ -114,7 +114,7 @@ def test_it_compiles_for_hopper(spec, index, tmp_path):
         ptx = binary.asm["ptx"]
         assert binary.metadata.shared <= SHARED
         # Rows of 512 in e4m3 are 128 sums and as many results a thread: a few registers more than there are.
-        full = isinstance(spec, Gemm) and spec.n > 256 and spec.epilogue.quantise
+        full = isinstance(spec, TiledGemm) and spec.n > 256 and spec.epilogue.quantise
         assert spilled(binary, tmp_path) <= (12 if full else 2), name
         if name.endswith("_sums"):
             continue
@@ -124,7 +124,7 @@ def test_it_compiles_for_hopper(spec, index, tmp_path):
         assert ("cp.async.bulk.tensor.2d.shared" in ptx) == reads_by_descriptor(spec, name)
 
 
-def sums_outside_the_tensor_core(folder: Path, spec: Gemm) -> int:
+def sums_outside_the_tensor_core(folder: Path, spec: TiledGemm) -> int:
     """Additions of float32 in a product that is only rounded."""
     package = write_products(folder / spec.function, [spec])
     ((_, binary, _),) = kernels_of(package, spec, candidates(spec)[0])
@@ -132,5 +132,5 @@ def sums_outside_the_tensor_core(folder: Path, spec: Gemm) -> int:
 
 
 def test_precise_sums_are_added_up_in_float32(tmp_path):
-    assert sums_outside_the_tensor_core(tmp_path, Gemm(1024, 1024, accumulation=FAST)) == 0
-    assert sums_outside_the_tensor_core(tmp_path, Gemm(1024, 1024)) == 128 * 128 // (8 * 32)  # all of a thread's
+    assert sums_outside_the_tensor_core(tmp_path, TiledGemm(1024, 1024, accumulation=FAST)) == 0
+    assert sums_outside_the_tensor_core(tmp_path, TiledGemm(1024, 1024)) == 128 * 128 // (8 * 32)  # all of a thread's

@@ -12,11 +12,11 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent))
 from gemm_cases import EPILOGUES, FAST, NORM, PRECISE, ROWS, Case, blocked, case, exact_epilogue, write_products
 
-from loka.kernels.gemm_configs import candidates
-from loka.kernels.gemm_specs import BatchedGemm, Epilogue, Gemm, GemmSpec, GroupedGemm, SplitGemm
-from loka.kernels.scaled_mm import scaled_mm
-from loka.kernels.ticks import new
-from loka.numerics.names import Format, Scaling
+from loka.kernels.call_counters import new_counters
+from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, Epilogue, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
+from loka.kernels.fused.triton_gemm.gemm_tiling import candidates
+from loka.kernels.gemm.scaled_mm import scaled_mm
+from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize
 
 pytestmark = [
@@ -28,14 +28,18 @@ pytestmark = [
 
 OUT = Epilogue(out="float32")
 SPECS: list[GemmSpec] = [
-    *[Gemm(n, k, accumulation=a) for n, k in ((512, 512), (24, 512), (1, 3456), (624, 8256)) for a in (FAST, PRECISE)],
-    *[Gemm(n, k, operands) for n, k in ((8256, 479), (24, 13), (1, 13)) for operands in ("e4m3", "bfloat16")],
-    *[Gemm(n, k, "bfloat16", epilogue=OUT) for n, k in ((512, 512), (24, 512))],
-    Gemm(512, 512, scaling_a=Scaling.TENSORWISE, scaling_b=Scaling.TENSORWISE, epilogue=OUT),
-    *[Gemm(512, 256, epilogue=epilogue) for epilogue in EPILOGUES[1:]],
-    *[Gemm(512, 512, operands, FAST, epilogue=e) for operands in ("e4m3", "bfloat16") for e in (NORM, ROWS)],
-    *[Gemm(n, k, epilogue=e) for n, k in ((24, 13), (479, 512), (300, 479)) for e in (NORM, ROWS)],
-    *[Gemm(512, k, epilogue=blocked(block)) for block in (64, 128, 256) for k in (512, 479)],
+    *[
+        TiledGemm(n, k, accumulation=a)
+        for n, k in ((512, 512), (24, 512), (1, 3456), (624, 8256))
+        for a in (FAST, PRECISE)
+    ],
+    *[TiledGemm(n, k, operands) for n, k in ((8256, 479), (24, 13), (1, 13)) for operands in ("e4m3", "bfloat16")],
+    *[TiledGemm(n, k, "bfloat16", epilogue=OUT) for n, k in ((512, 512), (24, 512))],
+    TiledGemm(512, 512, scaling_a=Scaling.TENSORWISE, scaling_b=Scaling.TENSORWISE, epilogue=OUT),
+    *[TiledGemm(512, 256, epilogue=epilogue) for epilogue in EPILOGUES[1:]],
+    *[TiledGemm(512, 512, operands, FAST, epilogue=e) for operands in ("e4m3", "bfloat16") for e in (NORM, ROWS)],
+    *[TiledGemm(n, k, epilogue=e) for n, k in ((24, 13), (479, 512), (300, 479)) for e in (NORM, ROWS)],
+    *[TiledGemm(512, k, epilogue=blocked(block)) for block in (64, 128, 256) for k in (512, 479)],
     *[SplitGemm(512, 512, accumulation=accumulation) for accumulation in (FAST, PRECISE)],
     *[
         SplitGemm(n, k, operands, out="float32")
@@ -98,7 +102,7 @@ def noise_of(share: float, made: Case, exact: dict[str, Tensor]) -> Tensor:
     return 4.0 * share * size.amax(1, keepdim=True)  # a norm's statistics move too
 
 
-def check_gemm(spec: Gemm, got: dict[str, Tensor], made: Case, share: float) -> None:
+def check_gemm(spec: TiledGemm, got: dict[str, Tensor], made: Case, share: float) -> None:
     exact = exact_epilogue(spec.epilogue, made.products[0], made.vectors)
     y, noise = exact["y"], noise_of(share, made, exact)
     if spec.epilogue.quantise:
@@ -133,7 +137,7 @@ def test_every_tiling_against_float64(spec, index, tmp_path):
             made = case(spec, m, "cuda", heavy, seed=m)
             share = share_of(spec, m, heavy)
             got = package.run(spec, *made.arguments)
-            if isinstance(spec, Gemm):
+            if isinstance(spec, TiledGemm):
                 check_gemm(spec, got, made, share)
                 continue
             for name, exact, size in zip(spec.results, made.products, made.sizes, strict=True):
@@ -149,10 +153,10 @@ def test_precise_sums_are_as_good_as_the_librarys(tmp_path):
     arguments = (qa.values, qa.scale, qb.values, qb.scale)
     errors = {}
     for accumulation in (FAST, PRECISE):
-        spec = Gemm(256, 3456, "e4m3", accumulation, Scaling.TENSORWISE, Scaling.TENSORWISE, OUT)
+        spec = TiledGemm(256, 3456, "e4m3", accumulation, Scaling.TENSORWISE, Scaling.TENSORWISE, OUT)
         package = write_products(tmp_path / f"sums_{accumulation.value}", [spec])
         errors[accumulation] = ((package.run(spec, *arguments)["out"] - exact) / exact).abs().max().item()
-    library = scaled_mm(*arguments, "tensorwise", "tensorwise", torch.float32, False, new(1))
+    library = scaled_mm(*arguments, "tensorwise", "tensorwise", torch.float32, False, new_counters(1))
     assert errors[PRECISE] <= max(2.0 * ((library - exact) / exact).abs().max().item(), 2.0**-11)
     assert errors[PRECISE] < errors[FAST]
 
@@ -162,7 +166,7 @@ def package(tmp_path_factory):
     return write_products(tmp_path_factory.mktemp("gemm_gpu") / "gemm_gpu_package", SPECS)
 
 
-FEW = [SPECS[0], Gemm(24, 13), *[s for s in SPECS if isinstance(s, Gemm) and s.epilogue in (NORM, ROWS)][:4]]
+FEW = [SPECS[0], TiledGemm(24, 13), *[s for s in SPECS if isinstance(s, TiledGemm) and s.epilogue in (NORM, ROWS)][:4]]
 
 
 @pytest.mark.parametrize("spec", FEW, ids=lambda spec: spec.function)
@@ -222,7 +226,7 @@ def test_a_split_contraction_gives_the_same_bits_each_time(package):
 
 def step_of(package):
     """A function of a forward with its norm and a grad-weight."""
-    forward = getattr(package.fused, Gemm(512, 512, accumulation=FAST, epilogue=NORM).function)
+    forward = getattr(package.fused, TiledGemm(512, 512, accumulation=FAST, epilogue=NORM).function)
     wgrad = getattr(package.fused, SplitGemm(512, 512).function)
 
     def step(*arguments: Tensor) -> tuple[Tensor, ...]:
@@ -233,7 +237,7 @@ def step_of(package):
 
 
 def step_arguments(m: int, seed: int) -> list[Tensor]:
-    forward, wgrad = Gemm(512, 512, accumulation=FAST, epilogue=NORM), SplitGemm(512, 512)
+    forward, wgrad = TiledGemm(512, 512, accumulation=FAST, epilogue=NORM), SplitGemm(512, 512)
     return [*case(forward, m, "cuda", seed=seed).arguments, *case(wgrad, m, "cuda", seed=seed).arguments]
 
 

@@ -13,17 +13,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gemm_cases import EPILOGUES, FAST, blocked, case, exact_epilogue, write_products
 
 from loka.errors import InputError
-from loka.kernels import gemm_launch
-from loka.kernels.gemm_configs import most_parts, tiling
-from loka.kernels.gemm_specs import BatchedGemm, Gemm, GroupedGemm, SplitGemm
-from loka.numerics.names import Format, Scaling
+from loka.kernels.fused.triton_gemm import gemm_launch
+from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, GroupedGemm, SplitGemm, TiledGemm
+from loka.kernels.fused.triton_gemm.gemm_tiling import most_parts, tiling
+from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize
 
 EPILOGUED = [
-    *[Gemm(48, k, operands, epilogue=e) for e in EPILOGUES for k, operands in ((13, "e4m3"), (64, "bfloat16"))],
-    *[Gemm(512, 32, epilogue=blocked(block)) for block in (64, 128, 256)],
-    Gemm(24, 479, accumulation=FAST, scaling_a=Scaling.TENSORWISE),
-    Gemm(24, 479, scaling_b=Scaling.TENSORWISE),
+    *[TiledGemm(48, k, operands, epilogue=e) for e in EPILOGUES for k, operands in ((13, "e4m3"), (64, "bfloat16"))],
+    *[TiledGemm(512, 32, epilogue=blocked(block)) for block in (64, 128, 256)],
+    TiledGemm(24, 479, accumulation=FAST, scaling_a=Scaling.TENSORWISE),
+    TiledGemm(24, 479, scaling_b=Scaling.TENSORWISE),
 ]
 OTHERS = [
     *[SplitGemm(24, 13, operands, out="float32") for operands in ("e4m3", "bfloat16")],

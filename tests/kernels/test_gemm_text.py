@@ -15,21 +15,21 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gemm_cases import EPILOGUES, FAST, NORM, PRECISE, blocked
 
 from loka.errors import InputError
-from loka.kernels import gemm_launch
-from loka.kernels.gemm_configs import Tiling, candidates
-from loka.kernels.gemm_specs import BatchedGemm, Epilogue, Gemm, GroupedGemm, SplitGemm
-from loka.kernels.rendering import load_kernel_templates, render, render_files
-from loka.numerics.names import Scaling
+from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
+from loka.kernels.fused.triton_gemm import gemm_launch
+from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, Epilogue, GroupedGemm, SplitGemm, TiledGemm
+from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling, candidates
+from loka.numerics.enums import Scaling
 
 ROOT = Path(__file__).parents[2]
 SHAPES = [(512, 512), (479, 512), (512, 479), (24, 13), (1, 13), (256, 3456)]
 SPECS = [
     *[
-        Gemm(n, k, operands, epilogue=epilogue)
+        TiledGemm(n, k, operands, epilogue=epilogue)
         for (n, k), operands, epilogue in itertools.product(SHAPES, ("e4m3", "bfloat16"), EPILOGUES)
     ],
     *[
-        Gemm(1024, 1024, accumulation=a, scaling_a=s, scaling_b=t, epilogue=e)
+        TiledGemm(1024, 1024, accumulation=a, scaling_a=s, scaling_b=t, epilogue=e)
         for a, s, t, e in itertools.product(
             (FAST, PRECISE),
             (Scaling.ROWWISE, Scaling.TENSORWISE),
@@ -58,7 +58,12 @@ def test_every_variant_is_formatted_and_linted_as_rendered(tmp_path, templates):
     kernels = {kernel.function: kernel for kernel in (render(spec, templates) for spec in SPECS)}
     others = [
         render(spec, templates, launched=tiling)
-        for spec in (Gemm(512, 512), Gemm(512, 512, epilogue=NORM), SplitGemm(130, 512), GroupedGemm(((24, 64),)))
+        for spec in (
+            TiledGemm(512, 512),
+            TiledGemm(512, 512, epilogue=NORM),
+            SplitGemm(130, 512),
+            GroupedGemm(((24, 64),)),
+        )
         for tiling in candidates(spec)[1:]
     ]
     for index, group in enumerate([list(kernels.values()), *([other] for other in others)]):
@@ -101,13 +106,13 @@ def test_only_what_is_used_is_imported(templates):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Gemm(0, 16), "n = 0"),
-        (lambda: Gemm(16, 1 << 21), "k = 2097152"),
-        (lambda: Gemm(16, 16, "e5m2"), "e5m2"),
-        (lambda: Gemm(16, 16, scaling_a=Scaling.BLOCKWISE_1X128), "blockwise_1x128"),
-        (lambda: Gemm(1024, 512, epilogue=NORM), "at most 512"),
-        (lambda: Gemm(300, 512, epilogue=blocked(256)), "do not divide"),
-        (lambda: Gemm(512, 512, epilogue=blocked(256, out="e4m3")), "several blocks"),
+        (lambda: TiledGemm(0, 16), "n = 0"),
+        (lambda: TiledGemm(16, 1 << 21), "k = 2097152"),
+        (lambda: TiledGemm(16, 16, "e5m2"), "e5m2"),
+        (lambda: TiledGemm(16, 16, scaling_a=Scaling.BLOCKWISE_1X128), "blockwise_1x128"),
+        (lambda: TiledGemm(1024, 512, epilogue=NORM), "at most 512"),
+        (lambda: TiledGemm(300, 512, epilogue=blocked(256)), "do not divide"),
+        (lambda: TiledGemm(512, 512, epilogue=blocked(256, out="e4m3")), "several blocks"),
         (lambda: Epilogue(norm="batch_norm"), "batch_norm"),
         (lambda: Epilogue(norm="block_norm", block=100), "not 100"),
         (lambda: Epilogue(activation="tanh"), "tanh"),
@@ -127,7 +132,7 @@ def test_a_spec_that_cannot_be_is_refused(make, message):
 
 def test_a_tile_that_is_no_block_is_refused(templates):
     with pytest.raises(InputError, match="not a block"):
-        render(Gemm(512, 512, epilogue=blocked(256)), templates, launched=Tiling(64, 128, 128, 3, 4))
+        render(TiledGemm(512, 512, epilogue=blocked(256)), templates, launched=Tiling(64, 128, 128, 3, 4))
 
 
 def test_one_row_has_the_stride_of_many():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from loka.errors import InputError
-from loka.kernels.library import Library, loaded_operator, release
+from loka.kernels.gemm.library import Library, loaded_operator, release
 
 GEARS = Library(
     name="Gears",
@@ -57,27 +57,27 @@ def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 def test_what_is_not_installed_says_how_to_install_it() -> None:
     assert GEARS.version() is None
-    assert GEARS.why_not_here() == "Gears is not installed: pip install gears"
+    assert GEARS.unavailable_reason() == "Gears is not installed: pip install gears"
     with pytest.raises(InputError, match="gears::turn: Gears is not installed: pip install gears"):
         loaded_operator(GEARS)
 
 
 def test_what_is_too_old_is_named_without_being_imported(install) -> None:
     install("1.5.2", "raise AssertionError('imported')")
-    assert GEARS.why_not_here() == "Gears 1.5.2 is too old, 1.6 is the first that fits: pip install gears"
+    assert GEARS.unavailable_reason() == "Gears 1.5.2 is too old, 1.6 is the first that fits: pip install gears"
 
 
 def test_without_a_device_nothing_is_imported(install, monkeypatch: pytest.MonkeyPatch) -> None:
     install("1.6.0", "raise AssertionError('imported')")
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda index: (8, 0))
-    assert GEARS.why_not_here() == "the device's compute capability is 8.0; it needs 9.0"
+    assert GEARS.unavailable_reason() == "the device's compute capability is 8.0; it needs 9.0"
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert GEARS.why_not_here() == "no CUDA device is visible; it needs one of compute capability 9.0"
+    assert GEARS.unavailable_reason() == "no CUDA device is visible; it needs one of compute capability 9.0"
 
 
 def test_what_does_not_load_says_why_and_beside_what(install) -> None:
     install("1.6.0+cu130", "raise OSError('undefined symbol: turn')")
-    reason = GEARS.why_not_here()
+    reason = GEARS.unavailable_reason()
     assert reason is not None
     assert reason.startswith(f"Gears 1.6.0+cu130 does not load beside torch {torch.__version__} (undefined symbol")
     with pytest.raises(InputError, match="undefined symbol"):
@@ -87,13 +87,13 @@ def test_what_does_not_load_says_why_and_beside_what(install) -> None:
 def test_a_release_without_the_operator_is_refused(install) -> None:
     install("2026.3.4", "", "gears")
     other = replace(GEARS, operator="gears_of_old::turn")
-    assert other.why_not_here() == "Gears 2026.3.4 has no operator gears_of_old::turn: pip install gears"
+    assert other.unavailable_reason() == "Gears 2026.3.4 has no operator gears_of_old::turn: pip install gears"
 
 
 def test_what_is_there_is_loaded(install) -> None:
     install("1.10", SOURCE.format("gears_of_now"), "gears_now")
     found = replace(GEARS, module="gears_now.rowwise", operator="gears_of_now::turn")
-    assert found.why_not_here() is None
+    assert found.unavailable_reason() is None
     assert loaded_operator(found).name() == "gears_of_now::turn"
 
 

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loka.errors import InputError
-from loka.kernels.measured_times import is_aligned
-from loka.kernels.measurements import DRIFT, HELD_OUT, Measurements
-from loka.kernels.part_bounds import bound_us
-from loka.kernels.parts import Part, Source, Work
+from loka.kernels.measurements.interpolate import is_aligned
+from loka.kernels.measurements.lookup import DRIFT, HELD_OUT, Measurements
+from loka.kernels.measurements.part_bounds import bound_us
+from loka.kernels.measurements.parts import Part, PartKind, TimeSource
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -46,7 +46,7 @@ def corners(size: int, sizes: tuple[int, ...] = SIZES) -> tuple[int, int]:
 @pytest.mark.parametrize("each", [*grid(), *passes()], ids=lambda each: str(each.part))
 def test_what_was_measured_is_answered_exactly(each):
     found = MEASURED.time(each.part)
-    assert (found.us, found.source) == (pytest.approx(each.us, rel=1e-5), Source.MEASURED)
+    assert (found.us, found.source) == (pytest.approx(each.us, rel=1e-5), TimeSource.MEASURED)
     assert found.spread == math.hypot(0.01, DRIFT)
 
 
@@ -57,7 +57,7 @@ def test_a_product_between_neighbours_takes_no_less_and_no_more_than_they(rows, 
         MEASURED.time(gemm(r, c, q)).us for r in corners(rows) for c in corners(columns) for q in corners(contraction)
     ]
     assert min(around) <= found.us <= max(around)
-    assert found.source is (Source.MEASURED if len(set(around)) == 1 else Source.INTERPOLATED)
+    assert found.source is (TimeSource.MEASURED if len(set(around)) == 1 else TimeSource.INTERPOLATED)
 
 
 @given(inside, inside, inside, st.sampled_from(["rows", "columns", "contraction"]), st.integers(1, 200))
@@ -74,7 +74,7 @@ def test_where_measured_times_grow_interpolated_ones_fall_by_less_than_looking_u
 def test_a_pass_between_neighbours_goes_by_bytes(rows, width):
     found = MEASURED.time(quantise(rows, width))
     assert found.us == pytest.approx(made_up_us(quantise(rows, width)), rel=0.02)
-    assert found.source is not Source.ESTIMATED
+    assert found.source is not TimeSource.ESTIMATED
 
 
 def test_halfway_in_the_logarithms_the_multiple_of_the_bound_is_the_geometric_mean():
@@ -83,7 +83,7 @@ def test_halfway_in_the_logarithms_the_multiple_of_the_bound_is_the_geometric_me
     ends = [gemm(rows, 256, 1024) for rows in (256, 1024)]
     multiples = [MEASURED.time(end).us / bound_us(end) for end in ends]
     assert found.us / bound_us(part) == pytest.approx(math.sqrt(multiples[0] * multiples[1]))
-    assert found.source is Source.INTERPOLATED
+    assert found.source is TimeSource.INTERPOLATED
 
 
 def test_flat_times_stay_flat_however_the_bound_bends():
@@ -109,7 +109,7 @@ def test_the_spread_is_the_largest_of_the_neighbours_and_how_far_looking_up_is_o
 )
 def test_outside_the_time_goes_by_bytes_and_flops(part, nearest):
     found = MEASURED.time(part)
-    assert found.source is Source.ESTIMATED
+    assert found.source is TimeSource.ESTIMATED
     assert found.us == pytest.approx(MEASURED.time(nearest).us * bound_us(part) / bound_us(nearest), rel=1e-5)
 
 
@@ -127,19 +127,19 @@ def test_there_is_a_time_for_every_size_of_a_measured_kind(rows, columns, contra
 def test_another_kind_has_no_time(change):
     assert MEASURED.time(replace(gemm(256, 256, 256), **change)) is None
     assert MEASURED.error(replace(gemm(256, 256, 256), **change)) is None
-    assert MEASURED.time(Part(Work.TURN, "rendered", 2048, 1024, recipe="e4m3 rowwise")) is None
+    assert MEASURED.time(Part(PartKind.TURN, "rendered", 2048, 1024, recipe="e4m3 rowwise")) is None
 
 
 def test_a_hole_in_the_grid_is_bridged_where_neighbours_are_near():
     kept = [each for each in grid((64, 128, 256, 512)) if each.part != gemm(128, 128, 128)]
     found = Measurements.of(kept, HOPPER).time(gemm(128, 128, 128))
-    assert found.source is Source.INTERPOLATED
+    assert found.source is TimeSource.INTERPOLATED
     assert made_up_us(gemm(64, 128, 128)) <= found.us <= made_up_us(gemm(256, 128, 128))
 
 
 def test_a_gap_that_is_too_wide_is_not_bridged():
     far = [measurement(gemm(rows, 256, 256)) for rows in (64, 8192)]
-    assert Measurements.of(far, HOPPER).time(gemm(1024, 256, 256)).source is Source.ESTIMATED
+    assert Measurements.of(far, HOPPER).time(gemm(1024, 256, 256)).source is TimeSource.ESTIMATED
 
 
 def test_a_size_measured_alone_spoils_no_other():
@@ -154,7 +154,7 @@ def test_sizes_off_the_grain_of_memory_do_not_speak_for_aligned_ones():
     found = Measurements.of([*grid(), *slow], HOPPER)
     assert found.time(gemm(256, 256, 480)) == MEASURED.time(gemm(256, 256, 480))
     assert found.time(gemm(512, 256, 479)).us == pytest.approx(500.0)
-    assert found.time(gemm(512, 256, 479)).source is Source.INTERPOLATED
+    assert found.time(gemm(512, 256, 479)).source is TimeSource.INTERPOLATED
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_the_grain_of_memory_is_16_bytes(part, aligned):
 
 
 def test_where_only_aligned_sizes_were_measured_others_are_estimated():
-    assert MEASURED.time(gemm(256, 256, 479)).source is Source.ESTIMATED
+    assert MEASURED.time(gemm(256, 256, 479)).source is TimeSource.ESTIMATED
 
 
 def test_a_wrong_kernel_has_no_time_there_and_next_to_it():
@@ -184,13 +184,13 @@ def test_a_wrong_kernel_has_no_time_there_and_next_to_it():
     wrong = measurement(part, us=0.0, wrong="MERE inf", mere=math.inf)
     found = Measurements.of([*(each for each in grid() if each.part != part), wrong], HOPPER)
     assert found.time(part) is None
-    assert found.why_wrong(part) == "MERE inf"
+    assert found.wrong_reason(part) == "MERE inf"
     near = gemm(272, 1024, 1040)
     assert found.time(near) is None
-    assert found.why_wrong(near) == "MERE inf (at 256 x 1024 x 1024, the nearest measured)"
+    assert found.wrong_reason(near) == "MERE inf (at 256 x 1024 x 1024, the nearest measured)"
     far = gemm(900, 1024, 1024)
-    assert found.why_wrong(far) == ""
-    assert found.time(far).source is Source.INTERPOLATED
+    assert found.wrong_reason(far) == ""
+    assert found.time(far).source is TimeSource.INTERPOLATED
 
 
 def test_a_kernel_that_is_wrong_everywhere_has_no_time_and_no_error():
@@ -198,13 +198,13 @@ def test_a_kernel_that_is_wrong_everywhere_has_no_time_and_no_error():
     found = Measurements.of(wrong, HOPPER)
     assert found.time(gemm(100, 100, 100)) is None
     assert found.error(gemm(100, 100, 100)) is None
-    assert "corrupt" in found.why_wrong(gemm(100, 100, 100))
+    assert "corrupt" in found.wrong_reason(gemm(100, 100, 100))
 
 
 def test_a_wrong_unaligned_size_is_no_reason_against_an_aligned_one():
     found = measured(measurement(gemm(1024, 1024, 1023), wrong="corrupt"))
-    assert found.why_wrong(gemm(1024, 1024, 1008)) == ""
-    assert found.time(gemm(1024, 1024, 1008)).source is Source.INTERPOLATED
+    assert found.wrong_reason(gemm(1024, 1024, 1008)) == ""
+    assert found.time(gemm(1024, 1024, 1008)).source is TimeSource.INTERPOLATED
 
 
 def test_errors_are_those_of_the_nearest_measured_part():
@@ -260,13 +260,13 @@ def test_thirty_thousand_look_ups_take_no_time_to_speak_of():
     found = Measurements.of([*several, *passes(sizes)], HOPPER)
     drawn = random.Random(0)
     parts = [
-        Part(Work.GEMM, "torch.scaled_mm", *(16 * drawn.randint(2, 600) for _ in range(3)), recipe=FP8)
+        Part(PartKind.GEMM, "torch.scaled_mm", *(16 * drawn.randint(2, 600) for _ in range(3)), recipe=FP8)
         for _ in range(30_000)
     ]
     start = time.process_time()
     for part in parts:
         found.time(part)
-        found.why_wrong(part)
+        found.wrong_reason(part)
     assert time.process_time() - start < 3.0  # 0.6 s on a quiet core, none of the parts asked for twice
     start = time.process_time()
     for part in parts:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loka.errors import InputError
-from loka.kernels.measurements import Measurements, export
+from loka.kernels.measurements.lookup import Measurements, export
 
 sys.path.insert(0, str(Path(__file__).parent))
 from measured_cases import grid, passes, record

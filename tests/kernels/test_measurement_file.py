@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from loka.errors import InputError
-from loka.kernels.measurement_file import APPLICATION_ID, SCHEMA
-from loka.kernels.measurements import Measurements, Recording, Versions
-from loka.kernels.parts import Part, Source, Work
+from loka.kernels.measurements.lookup import Measurements, Recording, Versions
+from loka.kernels.measurements.parts import Part, PartKind, TimeSource
+from loka.kernels.measurements.sqlite_file import APPLICATION_ID, SCHEMA
 
 sys.path.insert(0, str(Path(__file__).parent))
 from measured_cases import HOPPER, LATER, gemm, grid, measurement, passes, quantise, record
@@ -26,7 +26,7 @@ WRITER = """
 import sys
 sys.path.insert(0, {folder!r})
 from measured_cases import HOPPER, gemm, measurement
-from loka.kernels.measurements import Recording
+from loka.kernels.measurements.lookup import Recording
 
 path, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 with Recording(path, lambda kernel: HOPPER) as recording:
@@ -49,7 +49,7 @@ def kept(path: Path) -> set[int]:
     """The numbers of the parts that a file has."""
     found = Measurements.open(path, "h100")
     return {index for index in range(20_000) if (time := found.time(gemm(16 * (index + 1), 64, 64))) is not None
-            and time.source is Source.MEASURED and time.us == 1.0 + index}  # fmt: skip
+            and time.source is TimeSource.MEASURED and time.us == 1.0 + index}  # fmt: skip
 
 
 def test_what_was_recorded_is_there_to_read_and_to_resume(tmp_path):
@@ -77,7 +77,7 @@ def test_infinite_errors_and_reasons_come_back(tmp_path):
     wrong = replace(measurement(gemm(64, 64, 64), us=0.0, wrong="MERE inf", mere=math.inf), sqnr_db=-math.inf)
     right = replace(measurement(gemm(64, 64, 128), mere=0.0), sqnr_db=math.inf)
     found = Measurements.open(record(tmp_path / "m.sqlite", [wrong, right]), "h100")
-    assert found.why_wrong(gemm(64, 64, 64)) == "MERE inf"
+    assert found.wrong_reason(gemm(64, 64, 64)) == "MERE inf"
     assert found.error(gemm(64, 64, 128)) == (0.0, math.inf)
 
 
@@ -133,7 +133,7 @@ def test_a_kill_at_the_start_leaves_a_file_that_can_be_gone_on_with(tmp_path, mi
     victim.send_signal(signal.SIGKILL)
     victim.communicate(timeout=60)
     record(path, [measurement(quantise(512, 64))])
-    assert Measurements.open(path, "h100").time(quantise(512, 64)).source is Source.MEASURED
+    assert Measurements.open(path, "h100").time(quantise(512, 64)).source is TimeSource.MEASURED
 
 
 def interrupted(path: Path, versions: Versions) -> None:
@@ -201,7 +201,7 @@ def test_the_machine_that_was_measured_last_counts_alone_and_the_other_is_named(
     found = Measurements.open(path, "h100")
     assert found.machine == LATER
     assert found.time(gemm(64, 64, 64)).us == 7.0
-    assert found.time(gemm(64, 64, 128)).source is Source.ESTIMATED, "not the other machine's"
+    assert found.time(gemm(64, 64, 128)).source is TimeSource.ESTIMATED, "not the other machine's"
     (line,) = found.others
     assert line.startswith("2 measurements on NVIDIA H100 80GB HBM3, driver 575.57.08, CUDA 13.0, ")
     assert line.endswith("the last on 2026-01-05: not used")
@@ -241,7 +241,7 @@ def test_nor_does_one_that_lacks_a_kind_of_work(tmp_path):
 
 
 def test_a_recording_without_interactions_is_complete(tmp_path):
-    mix = Part(Work.MIX, "rendered", 4096, 128, around="64 embeddings, rank 32")
+    mix = Part(PartKind.MIX, "rendered", 4096, 128, around="64 embeddings, rank 32")
     path = record(tmp_path / "m.sqlite", [measurement(gemm(64, 64, 64)), measurement(mix)])
     stamped(path, HOPPER, "2026-01-05T00:00:00Z")
     record(path, [measurement(gemm(64, 64, 64))], LATER)
@@ -403,7 +403,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 AS_NOBODY = """
 import os, sys
 from loka.errors import InputError
-from loka.kernels.measurements import Measurements, Recording
+from loka.kernels.measurements.lookup import Measurements, Recording
 if os.getuid() == 0:  # who may read everything
     os.setuid(65534)
 for attempt in (lambda: Measurements.open(sys.argv[1], "h100"), lambda: Recording(sys.argv[1], None).__enter__()):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from loka.errors import InputError
-from loka.kernels import measurement_text
-from loka.kernels.measurements import Measurements, export
+from loka.kernels.measurements import text_file
+from loka.kernels.measurements.lookup import Measurements, export
 
 sys.path.insert(0, str(Path(__file__).parent))
 from measured_cases import HOPPER, LATER, gemm, grid, measurement, passes, quantise, record
@@ -40,8 +40,8 @@ def test_the_text_says_the_same_as_the_file(exported, tmp_path):
     for each in (*grid(), *passes(), *ODD):
         assert text.time(each.part) == file.time(each.part)
         assert text.error(each.part) == file.error(each.part)
-        assert text.why_wrong(each.part) == file.why_wrong(each.part)
-    assert text.why_wrong(ODD[0].part) == ODD[0].wrong
+        assert text.wrong_reason(each.part) == file.wrong_reason(each.part)
+    assert text.wrong_reason(ODD[0].part) == ODD[0].wrong
     assert text.error(ODD[1].part) == (0.026, math.inf)
     assert text.error(ODD[2].part) is None
 
@@ -124,20 +124,20 @@ SENSELESS = {
 @pytest.mark.parametrize("case", SENSELESS)
 def test_lines_that_no_export_wrote_are_an_error(case, exported):
     lines = [exported.read_text().splitlines()[1], *SENSELESS[case].split("\n")]
-    head = {"format": "loka.measurements", "version": 1, "command": "", "sha256": measurement_text.digest(lines)}
+    head = {"format": "loka.measurements", "version": 1, "command": "", "sha256": text_file.digest(lines)}
     exported.write_text("\n".join([json.dumps(head), *lines, ""]))
     with pytest.raises(InputError, match="damaged"):
         Measurements.open(exported, "h100")
 
 
 def test_a_text_of_version_1_reads_the_same(exported):
-    known = measurement_text.read_text(exported, "h100")
+    known = text_file.read_text(exported, "h100")
     head, *lines = exported.read_text().splitlines()
     lines = [f"{line[:-1]},null,null]" if line.startswith("[") and line.count(",") == 5 else line for line in lines]
     assert "[2048,256,0,2.65536,0.01,20,null,null]" in lines
-    head = json.dumps({**json.loads(head), "version": 1, "sha256": measurement_text.digest(lines)})
+    head = json.dumps({**json.loads(head), "version": 1, "sha256": text_file.digest(lines)})
     exported.write_text("\n".join([head, *lines, ""]))
-    assert measurement_text.read_text(exported, "h100") == known
+    assert text_file.read_text(exported, "h100") == known
 
 
 def test_a_text_of_another_device_is_none_of_the_target(exported):
@@ -183,14 +183,14 @@ def test_what_cannot_be_exported_is_said_as_it_is(exported, tmp_path):
 
 
 def test_a_target_without_a_set_has_none(monkeypatch, exported):
-    monkeypatch.setattr(measurement_text, "DATA", exported.parent)
+    monkeypatch.setattr(text_file, "DATA", exported.parent)
     assert Measurements.shipped("h200") is None
     found = Measurements.shipped("h100")
     assert (found.name, len(found)) == ("h100.jsonl of LoKA", 79)
 
 
 def test_a_set_that_ships_damaged_says_that_it_came_with_loka(monkeypatch, exported):
-    monkeypatch.setattr(measurement_text, "DATA", exported.parent)
+    monkeypatch.setattr(text_file, "DATA", exported.parent)
     exported.write_text(exported.read_text()[:2000])
     with pytest.raises(InputError, match=r"h100\.jsonl: cut short or edited: .* exported; it came with LoKA: install"):
         Measurements.shipped("h100")
@@ -201,7 +201,7 @@ def test_a_set_that_ships_damaged_says_that_it_came_with_loka(monkeypatch, expor
 
 
 def test_every_set_that_ships_can_be_read():
-    folder = measurement_text.DATA
+    folder = text_file.DATA
     for path in sorted(folder.glob("*")):
         assert path.name == f"{path.stem}.jsonl"
         assert len(Measurements.shipped(path.stem)) > 0

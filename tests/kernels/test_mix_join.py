@@ -27,8 +27,8 @@ from mix_join_cases import (
 from rendered_cases import write_package
 
 from loka.errors import InputError
-from loka.kernels.join_specs import JoinForward
-from loka.kernels.mix_specs import MixSizes, why_not
+from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormForward
+from loka.kernels.fused.interaction.fm_spec import FmSizes, unsupported_reason
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +112,9 @@ def test_a_sample_of_another_shape_is_refused(package):
     ],
 )
 def test_sizes_without_a_kernel_are_refused(sizes, said):
-    assert said in why_not(*sizes)
+    assert said in unsupported_reason(*sizes)
     with pytest.raises(InputError, match=said):
-        MixSizes(*sizes)
+        FmSizes(*sizes)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_sizes_without_a_kernel_are_refused(sizes, said):
 )
 def test_joins_without_a_kernel_are_refused(fields, said):
     with pytest.raises(InputError, match=said):
-        JoinForward(*fields)
+        ConcatNormForward(*fields)
 
 
 def test_kernels_read_and_write_what_they_should(tmp_path):

@@ -24,7 +24,7 @@ from mix_join_cases import (
 )
 from rendered_cases import write_package
 
-from loka.kernels.matrix_specs import Reduce
+from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
 
 pytestmark = [
     pytest.mark.gpu,

@@ -14,8 +14,8 @@ from product_cases import every
 from ptx_registers import unset_halves
 from rendered_cases import reads_sixteen_bytes, write_package
 
-from loka.kernels.configs import configuration
-from loka.kernels.matrix_specs import Products
+from loka.kernels.fused.cast_transpose.matrix_spec import Products
+from loka.kernels.fused.norm.norm_launch import configuration
 
 triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
 from test_rendered_compile import CUOBJDUMP, SHARED, spilled  # noqa: E402

@@ -24,7 +24,7 @@ from product_cases import (
 from rendered_cases import write_package
 from rendered_interpreted import poisoned
 
-from loka.kernels.rendered_specs import NormBackward, NormForward
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 
 pytestmark = [
     pytest.mark.gpu,

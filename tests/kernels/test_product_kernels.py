@@ -25,9 +25,9 @@ from product_cases import (
 from rendered_cases import Package, write_package
 
 from loka.errors import InputError
-from loka.kernels.matrix_specs import Products
-from loka.kernels.rendered_specs import NormBackward, NormForward
-from loka.kernels.rendering import load_kernel_templates, render, render_files
+from loka.kernels.fused.cast_transpose.matrix_spec import Products
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
 
 ROOT = Path(__file__).parents[2]
 WIDTHS = (13, 48, 512)

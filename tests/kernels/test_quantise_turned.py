@@ -16,11 +16,11 @@ from quantised_cases import TURNED, modes
 from rendered_cases import write_package
 
 from loka.errors import InputError
-from loka.kernels import configs, fused_reference
-from loka.kernels.matrix_specs import QuantiseTurned
-from loka.kernels.quantisation import Quantisation
-from loka.kernels.rendering import load_kernel_templates, render, render_files
-from loka.numerics.names import Format, Scaling
+from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
+from loka.kernels.fused.norm import norm_launch, norm_reference
+from loka.kernels.fused.quantisation import Quantisation
+from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
+from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import quantize
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def test_the_text_is_formatted_and_linted(tmp_path):
 @pytest.mark.parametrize("how", [how for how in modes() if how.scaling not in ("known", "tensorwise")], ids=str)
 def test_only_one_scale_serves_both_copies(how):
     with pytest.raises(InputError, match="one scale for both copies"):
-        QuantiseTurned(how)
+        CastTranspose(how)
 
 
 @pytest.mark.parametrize("shape", [(1, 13), (13, 1), (17, 479), (256, 128), (0, 24)])
@@ -52,7 +52,7 @@ def test_both_copies_are_the_quantisers(package, shape):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 100.0
     if x.numel() > 100:
         x[3, 5], x[4, 6], x[7] = torch.nan, -torch.inf, 0.0
-    maxima = torch.cat([torch.zeros(2), fused_reference.largest_magnitude(x)])
+    maxima = torch.cat([torch.zeros(2), norm_reference.largest_magnitude(x)])
     for spec in TURNED:
         how = spec.how
         if how.scaling == "tensorwise":
@@ -63,7 +63,7 @@ def test_both_copies_are_the_quantisers(package, shape):
         else:
             scale = torch.full((1, 1), 0.25 if how.power_of_two else 0.3)
             got = package.run(spec, x, scale)
-            expected, amax, overflow = fused_reference.quantise_known(x, scale, how.format.value)
+            expected, amax, overflow = norm_reference.quantise_static(x, scale, how.format.value)
             assert (got["amax"], got["overflow"]) == (amax, overflow)
             if x.numel() > 100:
                 assert (overflow.item() > 0) == (how.format is Format.E4M3)
@@ -74,7 +74,7 @@ def test_both_copies_are_the_quantisers(package, shape):
 
 
 def test_no_matrix_is_refused(package):
-    spec = QuantiseTurned(Quantisation("known"))
+    spec = CastTranspose(Quantisation("known"))
     with pytest.raises(InputError, match="floating matrix"):
         package.run(spec, torch.ones(2, 3, 4), torch.ones(1, 1))
 
@@ -94,7 +94,7 @@ def test_it_compiles_for_hopper(package, spec, element, tmp_path, monkeypatch):
     types = {name: known.get(name, "*fp32") if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
     aligned = {(index,): [["tt.divisibility", 16]] for index in range(len(types))}
     source = ASTSource(fn=kernel, signature=types, constexprs={}, attrs=aligned)
-    options = {"num_warps": configs.QUANTISE_WARPS}
+    options = {"num_warps": norm_launch.QUANTISE_WARPS}
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     ptx = binary.asm["ptx"]
     assert not unset_halves(ptx)

@@ -17,8 +17,8 @@ from test_rendered_compile import SHARED, own_cache, spilled  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from loka.kernels.rendered_specs import NormForward  # noqa: E402
-from loka.numerics.names import Format  # noqa: E402
+from loka.kernels.fused.norm.norm_spec import NormForward  # noqa: E402
+from loka.numerics.enums import Format  # noqa: E402
 
 __all__ = ["own_cache"]  # a fixture
 

@@ -15,10 +15,10 @@ from quantised_cases import TURNED, modes, specs
 from rendered_cases import arguments_of, random_inputs, write_package
 from test_rendered_gpu import poisoned_memory, pytestmark, same_nan
 
-from loka.kernels.matrix_specs import QuantiseTurned
-from loka.kernels.quantisation import Quantisation
-from loka.kernels.rendered_specs import NormForward
-from loka.numerics.names import Format
+from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
+from loka.kernels.fused.norm.norm_spec import NormForward
+from loka.kernels.fused.quantisation import Quantisation
+from loka.numerics.enums import Format
 
 __all__ = ["poisoned_memory", "pytestmark"]  # a fixture and the markers of all tests here
 
@@ -134,7 +134,7 @@ def test_both_copies_are_the_reference_bit_for_bit(package, spec, shape):
 def test_one_graph_under_the_compiler(package, dynamic):
     known = BARE[2048, Quantisation("known")]
     find, whole = BARE[2048, Quantisation("maximum")], BARE[2048, Quantisation("tensorwise")]
-    turned = QuantiseTurned(Quantisation("known"))
+    turned = CastTranspose(Quantisation("known"))
     # Looked up here: under the compiler with changing sizes a spec's width is no longer an int that a name is made of.
     one, maximum, second, copies = (getattr(package.fused, spec.function) for spec in (known, find, whole, turned))
 

@@ -17,12 +17,12 @@ from quantised_cases import modes, plain, specs, table
 from rendered_cases import arguments_of, random_inputs, write_package
 
 from loka.errors import InputError
-from loka.kernels import fused_reference
-from loka.kernels.quantisation import Quantisation
-from loka.kernels.rendered_specs import NormBackward, NormForward
-from loka.kernels.rendering import load_kernel_templates, render, render_files
+from loka.kernels.fused.norm import norm_reference
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.kernels.fused.quantisation import Quantisation
+from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
+from loka.numerics.enums import Format, Scaling
 from loka.numerics.formats import FORMATS
-from loka.numerics.names import Format, Scaling
 from loka.numerics.quantize import quantize
 
 ROOT = Path(__file__).parents[2]
@@ -129,12 +129,12 @@ def test_every_mode_is_the_quantiser_bit_for_bit(package, width, heavy):
 
 def test_known_scales_saturate_and_count():
     y = torch.tensor([[448.0, 449.0, -1e30, torch.inf], [torch.nan, 0.0, -448.0, 3e38]])
-    values, amax, overflow = fused_reference.quantise_known(y, torch.ones(1, 1))
+    values, amax, overflow = norm_reference.quantise_static(y, torch.ones(1, 1))
     assert values.float()[0, :3].tolist() == [448.0, 448.0, -448.0]
     assert values.float().isnan().tolist() == [[False, False, False, True], [True, False, False, False]]
     assert values.float()[1, 1:].tolist() == [0.0, -448.0, 448.0]
     assert (amax.item(), overflow.item()) == (pytest.approx(3e38), 3)
-    wide, _, none = fused_reference.quantise_known(y[:, :2], torch.ones(1, 1), format="e5m2")
+    wide, _, none = norm_reference.quantise_static(y[:, :2], torch.ones(1, 1), format="e5m2")
     assert wide.dtype == torch.float8_e5m2
     assert none.item() == 0
 

@@ -16,9 +16,9 @@ from quantised_cases import modes
 from rendered_cases import write_package
 
 from loka.errors import InputError
-from loka.kernels.quantisation import Quantisation
-from loka.kernels.rendered_specs import NormBackward, NormForward
-from loka.kernels.rendering import load_kernel_templates, render, render_files
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.kernels.fused.quantisation import Quantisation
+from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
 
 ROOT = Path(__file__).parents[2]
 # norm, weight, bias, activation, add, times, residual

@@ -18,13 +18,13 @@ from recorded_cases import HOWS, TRANSPOSED, TURNED, both_ways, largest_of, new_
 from rendered_cases import arguments_of, random_inputs, write_package
 
 from loka.errors import InputError
-from loka.kernels import fused_reference
-from loka.kernels.both_ways import BothWays
-from loka.kernels.matrix_specs import QuantiseTurned, Transpose
-from loka.kernels.quantisation import Quantisation
-from loka.kernels.rendered_specs import NormBackward, NormForward
-from loka.kernels.rendering import load_kernel_templates, render, render_files
-from loka.numerics.names import Format
+from loka.kernels.fused.cast_transpose.fused_cast_transpose import FusedCastTranspose
+from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose, Transpose
+from loka.kernels.fused.norm import norm_reference
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.kernels.fused.quantisation import Quantisation
+from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
+from loka.numerics.enums import Format
 
 ROOT = Path(__file__).parents[2]
 WIDTHS = (13, 512)
@@ -63,7 +63,7 @@ def test_names_and_schema(package):
     assert spec.function == "layer_norm_silu_e5m2_known_recorded_divided_512"
     assert spec.parameters == ("x", "weight", "bias", "scale", "record")
     assert spec.results == ("values", "mean", "rstd")
-    assert QuantiseTurned(HOWS[0]).results == ("values", "turned")
+    assert CastTranspose(HOWS[0]).results == ("values", "turned")
     for one in (recorded(512)[0], TURNED[0]):
         arguments = getattr(package.fused, one.function)._schema.arguments
         written = [argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write]
@@ -120,7 +120,7 @@ def test_what_a_tile_is_not_enough_for():
         NormForward(512, None, False, False, 1e-5, "relu", False, True, False),
     ):
         with pytest.raises(InputError, match="cannot be written both ways from a tile"):
-            BothWays(spec)
+            FusedCastTranspose(spec)
 
 
 @pytest.mark.parametrize("spec", TURNED, ids=lambda spec: spec.function)
@@ -138,9 +138,9 @@ def test_both_copies_are_recorded_once(package, spec):
 def test_a_record_keeps_the_largest_and_counts_on():
     record = new_record()
     for y, elements, largest in (([1.0, -900.0], 1, 900.0), ([500.0, 2.0], 2, 900.0), ([0.0, torch.inf], 2, 900.0)):
-        fused_reference.quantise_recorded(torch.tensor([y]), torch.ones(1, 1), record)
+        norm_reference.quantise_static_counted(torch.tensor([y]), torch.ones(1, 1), record)
         assert (int(record[0]), largest_of(record)) == (elements, largest)
-    fused_reference.quantise_recorded(torch.zeros(0, 4), torch.ones(1, 1), record)
+    norm_reference.quantise_static_counted(torch.zeros(0, 4), torch.ones(1, 1), record)
     assert int(record[0]) == 2
 
 

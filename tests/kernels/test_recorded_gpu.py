@@ -14,7 +14,7 @@ from recorded_cases import HOWS, TRANSPOSED, TURNED, both_ways, largest_of, new_
 from rendered_cases import arguments_of, random_inputs, write_package
 from test_quantised_gpu import corners, poisoned_memory, pytestmark, same_nan_of
 
-from loka.kernels.rendered_specs import NormForward
+from loka.kernels.fused.norm.norm_spec import NormForward
 
 __all__ = ["poisoned_memory", "pytestmark"]  # a fixture and the markers of all tests here
 

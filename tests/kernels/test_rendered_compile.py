@@ -14,8 +14,8 @@ from aligned_cases import ALIGNED
 from ptx_registers import unset_halves
 from rendered_cases import PARTS, norm_specs, write_package
 
-from loka.kernels.matrix_specs import Reduce, Turn
-from loka.kernels.rendered_specs import NormBackward, NormForward
+from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 
 triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
 from triton.backends.compiler import GPUTarget  # noqa: E402
@@ -27,7 +27,7 @@ SPECS = [
     *[spec for spec in norm_specs(512, PARTS) if spec.quantise or (spec.add and spec.activation)],
     *[spec for width in (13, 24, 479, 1024, 2048, 3456, 4096, 8192, 8256) for spec in norm_specs(width, [WIDEST])[:2]],
     *norm_specs(4096, PARTS[:1]),
-    *map(Turn, (1, 3)),
+    *map(RequantizeTranspose, (1, 3)),
     *map(Reduce, (1, 6)),
     *ALIGNED,
 ]
@@ -80,7 +80,7 @@ def test_it_compiles_for_hopper(package, spec, tmp_path):
     assert binary.metadata.shared <= SHARED
     converts = "cvt.rn.satfinite.e4m3x2.f32" in binary.asm["ptx"]
     assert not unset_halves(binary.asm["ptx"])
-    assert converts == ("values" in spec.results or isinstance(spec, Turn))
+    assert converts == ("values" in spec.results or isinstance(spec, RequantizeTranspose))
     if getattr(spec, "width", 0) <= 8192:
         # Wide backwards with an activation fill the registers: see configs.py.
         full = isinstance(spec, NormBackward) and spec.activation is not None and spec.width >= 1024
@@ -100,6 +100,6 @@ def test_rows_are_read_and_written_in_vectors(package):
     ptx = compiled(package, spec).asm["ptx"]
     assert "ld.global.v4.b32" in ptx
     assert re.search(r"st\.global(\.v[24])?\.b(32|64)", ptx)
-    turned = compiled(package, Turn(1)).asm["ptx"]
+    turned = compiled(package, RequantizeTranspose(1)).asm["ptx"]
     assert "ld.global.v4.b32" in turned
     assert "st.global.v4.b32" in turned

@@ -22,12 +22,12 @@ from rendered_cases import (
     write_package,
 )
 
-from loka.kernels import operators
-from loka.kernels.matrix_specs import Reduce, Turn
-from loka.kernels.rendered_specs import NormBackward, NormForward
-from loka.numerics.names import Format, Scaling
+from loka.kernels.fused import operators
+from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize
-from loka.numerics.turn import turn
+from loka.numerics.requantize_transpose import requantize_transpose
 
 pytestmark = [
     pytest.mark.gpu,
@@ -48,7 +48,7 @@ NOISE = 1e-4  # of what a row's elements are the difference of: float32 sums and
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
     specs = [*VARIANTS, *QUANTISE.values(), *(spec for width in WIDTHS for spec in WIDE[width])]
-    counted = [*map(Turn, (1, 2, 3)), *map(Reduce, (1, 2, 3))]
+    counted = [*map(RequantizeTranspose, (1, 2, 3)), *map(Reduce, (1, 2, 3))]
     return write_package(tmp_path_factory.mktemp("gpu") / "rendered_gpu", [*specs, *counted])
 
 
@@ -211,9 +211,9 @@ def test_turning_is_the_reference_bit_for_bit(package, rows, columns):
         operands.append(quantized)
         arguments += [quantized.values, quantized.scale, largest]
     for count in (1, 2, 3):
-        got = list(package.run(Turn(count), *arguments[: 3 * count]).values())
+        got = list(package.run(RequantizeTranspose(count), *arguments[: 3 * count]).values())
         for index, operand in enumerate(operands[:count]):
-            expected = turn(operand, check=True)
+            expected = requantize_transpose(operand, check=True)
             assert torch.equal(same_nan(got[2 * index]), same_nan(expected.values))
             assert torch.equal(got[2 * index + 1], expected.scale)
 
@@ -264,8 +264,10 @@ def test_matrices_beyond_two_to_the_31_elements(package):
     del x
     assert torch.equal(got["values"][-4:].view(torch.uint8), expected.values.view(torch.uint8))
     assert torch.equal(got["scale"][-4:], expected.scale)
-    turned = package.run(Turn(1), got["values"], got["scale"], got["largest"])
-    assert torch.equal(turned["turned"][:, -4:].view(torch.uint8), turn(expected).values.view(torch.uint8))
+    turned = package.run(RequantizeTranspose(1), got["values"], got["scale"], got["largest"])
+    assert torch.equal(
+        turned["turned"][:, -4:].view(torch.uint8), requantize_transpose(expected).values.view(torch.uint8)
+    )
 
 
 def step_of(package):

@@ -25,12 +25,13 @@ from rendered_cases import (
 )
 
 from loka.errors import InputError
-from loka.kernels import fused_reference, operators
-from loka.kernels.matrix_specs import Reduce, Turn
-from loka.kernels.rendered_specs import NormBackward, NormForward
-from loka.numerics.names import Format, Scaling
+from loka.kernels.fused import operators
+from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
+from loka.kernels.fused.norm import norm_reference
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize
-from loka.numerics.turn import turn
+from loka.numerics.requantize_transpose import requantize_transpose
 
 SHAPES = [(1, 13), (17, 479), (64, 512), (0, 24), (5, 1)]
 WIDTHS = sorted({width for _, width in SHAPES})
@@ -41,7 +42,7 @@ BACKWARDS = {w: [s for s in norm_specs(w, PARTS) if isinstance(s, NormBackward)]
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
     specs = [spec for width in WIDTHS for spec in norm_specs(width, PARTS)]
-    counted = [*map(Turn, (1, 2, 3)), *map(Reduce, (1, 2))]
+    counted = [*map(RequantizeTranspose, (1, 2, 3)), *map(Reduce, (1, 2))]
     return write_package(tmp_path_factory.mktemp("reference") / "rendered_reference", [*specs, *counted])
 
 
@@ -104,21 +105,21 @@ def test_backwards_against_float64_autograd(package, rows, width):
 def test_closed_forms():
     """Of two elements a + d and a - d, LayerNorm makes +-1; SiLU of that is known, and so is the gradient of a sum."""
     x = torch.tensor([[3.0, 1.0], [-5.0, 7.0]])
-    forward = fused_reference.norm_forward(x, norm="layer_norm", eps=0.0)
+    forward = norm_reference.norm_forward(x, norm="layer_norm", eps=0.0)
     assert forward.y.tolist() == [[1.0, -1.0], [-1.0, 1.0]]
     assert forward.mean.tolist() == [2.0, 1.0]
     assert forward.rstd.tolist() == pytest.approx([1.0, 1 / 6])
-    backward = fused_reference.norm_backward(
+    backward = norm_reference.norm_backward(
         torch.ones(2, 2), x=x, norm="layer_norm", mean=forward.mean, rstd=forward.rstd
     )
     assert backward.x.abs().max() == 0.0  # a shift of all elements changes nothing
     assert backward.weight.tolist() == [[0.0, 0.0]]
     assert backward.bias.tolist() == [[2.0, 2.0]]
-    rms = fused_reference.norm_forward(torch.tensor([[3.0, 4.0]]), norm="rms_norm", eps=0.0)
+    rms = norm_reference.norm_forward(torch.tensor([[3.0, 4.0]]), norm="rms_norm", eps=0.0)
     assert rms.y[0].tolist() == pytest.approx([3.0 / 12.5**0.5, 4.0 / 12.5**0.5])
     y = torch.tensor([[-4.0, -3.0, 0.0, 1.5, 3.0, 4.0]])
-    assert fused_reference.norm_forward(y, activation="hardswish").y.tolist() == [[0.0, 0.0, 0.0, 1.125, 3.0, 4.0]]
-    slope = fused_reference.norm_backward(torch.ones_like(y), x=y, activation="hardswish")
+    assert norm_reference.norm_forward(y, activation="hardswish").y.tolist() == [[0.0, 0.0, 0.0, 1.125, 3.0, 4.0]]
+    slope = norm_reference.norm_backward(torch.ones_like(y), x=y, activation="hardswish")
     assert slope.x.tolist() == [[0.0, 0.0, 0.5, 1.0, 1.0, 1.0]]
     assert slope.add.tolist() == slope.x.tolist()
 
@@ -156,11 +157,11 @@ def test_turning_is_the_reference(package):
     operands = []
     for rows, columns in ((17, 24), (1, 479), (0, 13)):
         x = torch.randn(rows, columns, generator=generator) * torch.logspace(-6, 6, rows)[:, None]
-        operands.append(fused_reference.quantise_rows(x))
+        operands.append(norm_reference.quantise_rows(x))
     for count in (1, 2, 3):
-        got = package.run(Turn(count), *itertools.chain(*operands[:count]))
+        got = package.run(RequantizeTranspose(count), *itertools.chain(*operands[:count]))
         for index, (values, scale, _) in enumerate(operands[:count]):
-            expected = turn(Quantized(values, scale), check=True)
+            expected = requantize_transpose(Quantized(values, scale), check=True)
             suffix = f"_{index}" if count > 1 else ""
             assert torch.equal(got[f"turned{suffix}"].view(torch.uint8), expected.values.view(torch.uint8))
             assert torch.equal(got[f"spread{suffix}"], expected.scale)
@@ -176,13 +177,13 @@ def test_reduction(package):
 def test_an_activation_or_norm_that_does_not_exist_is_refused():
     x = torch.zeros(2, 3)
     with pytest.raises(InputError, match="no kernel has an activation 'tanh'"):
-        fused_reference.norm_forward(x, activation="tanh")
+        norm_reference.norm_forward(x, activation="tanh")
     with pytest.raises(InputError, match="no kernel has an activation 'tanh'"):
-        fused_reference.norm_backward(x, x=x, activation="tanh")
+        norm_reference.norm_backward(x, x=x, activation="tanh")
     with pytest.raises(InputError, match="needs x"):
-        fused_reference.norm_backward(x, activation="relu")
+        norm_reference.norm_backward(x, activation="relu")
     with pytest.raises(InputError, match="layer_norm needs the statistics"):
-        fused_reference.norm_backward(x, x=x, norm="layer_norm", rstd=torch.ones(2))
+        norm_reference.norm_backward(x, x=x, norm="layer_norm", rstd=torch.ones(2))
 
 
 @pytest.mark.parametrize("x", [torch.zeros(3, 512), torch.zeros(479), torch.zeros(3, 479, dtype=torch.int32)])
@@ -202,7 +203,7 @@ def test_operators_hold_what_the_compiler_expects(package):
         arguments = [known[name] for name in spec.parameters] if known else arguments_of(spec, inputs)
         torch.library.opcheck(op, tuple(arguments))
     # test_schema cannot compare FP8 arguments.
-    values, scale, largest = fused_reference.quantise_rows(inputs.tensors["x"])
+    values, scale, largest = norm_reference.quantise_rows(inputs.tensors["x"])
     utils = ("test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(package.fused.turn_1, (values, scale, largest), test_utils=utils)
     torch.library.opcheck(package.fused.reduce_1, (torch.ones(3, 5), torch.float16), test_utils=utils)

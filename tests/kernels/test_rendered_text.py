@@ -15,13 +15,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from rendered_cases import BLOCK_PARTS, PARTS, norm_specs
 
 from loka.errors import InputError
-from loka.kernels.configs import Configuration, configuration, padded_width
-from loka.kernels.matrix_specs import Reduce, Turn
-from loka.kernels.rendered_specs import ACTIVATIONS, NORMS, NormBackward, NormForward
-from loka.kernels.rendering import load_kernel_templates, render, render_files
+from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
+from loka.kernels.fused.norm.norm_launch import Configuration, configuration, padded_width
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NORMS, NormBackward, NormForward
+from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
 
 ROOT = Path(__file__).parents[2]
-COUNTED = [*map(Turn, (1, 2, 3)), *map(Reduce, range(1, 7))]
+COUNTED = [*map(RequantizeTranspose, (1, 2, 3)), *map(Reduce, range(1, 7))]
 EVERY = [spec for width in (13, 479, 2048, 8256) for spec in norm_specs(width, PARTS)]
 EVERY += [spec for width in (256, 768) for spec in norm_specs(width, BLOCK_PARTS)]
 
@@ -79,7 +79,7 @@ def test_nothing_is_passed_that_is_not_read(spec, templates):
     kernel = functions[0]
     assert not re.search("constexpr|tl.static", ast.unparse(kernel))
     tests = [ast.unparse(node.test) for node in ast.walk(kernel) if isinstance(node, ast.If)]
-    assert tests == (["tile < across"] if isinstance(spec, Turn) else [])
+    assert tests == (["tile < across"] if isinstance(spec, RequantizeTranspose) else [])
 
 
 def test_the_width_is_written_out(templates):
@@ -136,7 +136,7 @@ def test_a_row_fits_its_configuration():
         (lambda: NormForward(256, "block_norm", True, False, 1e-5, None, False, True, True), "neither weight nor bias"),
         (lambda: NormForward(624, "block_norm", False, False, 1e-5, None, False, True, True), "not 624"),
         (lambda: NormBackward(288, "block_norm", False, False, 1e-5, None, False, True, block=96), "power of two"),
-        (lambda: Turn(4), "1 to 3 operands"),
+        (lambda: RequantizeTranspose(4), "1 to 3 operands"),
         (lambda: Reduce(0), "1 to 6 operands"),
     ],
 )

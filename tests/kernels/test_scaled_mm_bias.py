@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from loka.errors import InputError
-from loka.kernels import ticks
-from loka.kernels.scaled_mm import scaled_mm
-from loka.numerics.names import Format, Scaling
+from loka.kernels import call_counters
+from loka.kernels.gemm.scaled_mm import scaled_mm
+from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize
 
 NAMES = ("rowwise", "rowwise")
@@ -31,7 +31,7 @@ def test_the_bias_is_added_before_the_result_is_rounded(numbers: int) -> None:
     left = dequantize(Quantized(a, scale_a)).double()
     exact = left @ dequantize(Quantized(b, scale_b)).double().t() + bias.double()
     assert ((out.double() - exact).abs() <= 2.0**-8 * exact.abs() + 1e-6).all()  # half a step of bfloat16: one rounding
-    assert ticks.count(numbers) == 1
+    assert call_counters.count(numbers) == 1
 
 
 def test_without_rows_or_contraction(numbers: int) -> None:

@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn.functional import ScalingType
 
 from loka.errors import InputError
-from loka.kernels import layout, ticks
-from loka.kernels.catalogue import SCALED_MM
-from loka.kernels.scaled_mm import scaled_mm
+from loka.kernels import call_counters
+from loka.kernels.gemm import scaled_mm_layout
+from loka.kernels.gemm.catalogue import SCALED_MM
+from loka.kernels.gemm.scaled_mm import scaled_mm
+from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
 from loka.numerics.formats import FORMATS, to_fp8
-from loka.numerics.names import Accumulation, Format, Gemm, Range, Scaling
 from loka.numerics.quantize import quantize
 
 pytestmark = [
@@ -52,7 +53,7 @@ class OperandRecipe:
 
 def refusal(formats, scalings, accumulation: Accumulation, padding: bool = True, m=64, k=256, n=64) -> str | None:
     first, second = (OperandRecipe(format=f, scaling=s) for f, s in zip(formats, scalings, strict=True))
-    return SCALED_MM.why_not(Gemm.FPROP, (first, second), accumulation, padding, m, k, n, "h100")
+    return SCALED_MM.unsupported_reason(Gemm.FPROP, (first, second), accumulation, padding, m, k, n, "h100")
 
 
 def name(recipe) -> str:
@@ -73,9 +74,9 @@ def torch_directly(formats, scalings, accumulation: Accumulation, m: int, k: int
     out = F.scaled_mm(
         a.values,
         b.values.t(),
-        layout.first_scale(a.scale, scalings[0], m),
+        scaled_mm_layout.first_scale(a.scale, scalings[0], m),
         TYPES[scalings[0]],
-        layout.second_scale(b.scale, scalings[1], n),
+        scaled_mm_layout.second_scale(b.scale, scalings[1], n),
         TYPES[scalings[1]],
         output_dtype=torch.float32,
         use_fast_accum=accumulation is Accumulation.FAST,
@@ -97,12 +98,12 @@ def test_what_is_allowed_is_right_at_every_size(
     formats, scalings, accumulation = recipe
     for rows, columns, contraction in SIZES:
         product = make_product(make_recipe(formats, scalings, power_of_two), rows, columns, contraction, "cuda")
-        out = product.run(fast=accumulation is Accumulation.FAST, tick=numbers)
+        out = product.run(fast=accumulation is Accumulation.FAST, counter_id=numbers)
         assert out.shape == (rows, columns)
         assert out.is_contiguous()
         error = (out.double() - product.exact).abs()
         assert (error <= TOLERANCE[accumulation] * product.magnitude).all(), (rows, columns, contraction)
-    assert ticks.count(numbers) == len(SIZES)
+    assert call_counters.count(numbers) == len(SIZES)
 
 
 @pytest.mark.parametrize("recipe", REFUSED, ids=name)
@@ -114,8 +115,8 @@ def test_what_is_refused_fails_in_torch_and_is_an_error_in_the_operator(
         torch_directly(formats, scalings, accumulation, 64, 256, 64)
     product = make_product(make_recipe(formats, scalings), 64, 64, 256, "cuda")
     with pytest.raises(InputError, match="on this GPU"):
-        product.run(fast=accumulation is Accumulation.FAST, tick=numbers)
-    assert ticks.count(numbers) == 0
+        product.run(fast=accumulation is Accumulation.FAST, counter_id=numbers)
+    assert call_counters.count(numbers) == 0
 
 
 @pytest.mark.parametrize("scalings", PAIRS, ids=lambda pair: f"{pair[0].value}-{pair[1].value}")
@@ -145,7 +146,7 @@ def test_every_dtype_of_the_result(dtype, scalings, make_recipe, make_product, n
         scalings[1].value,
         dtype,
         fast=False,
-        tick=numbers,
+        counter_id=numbers,
     )
     assert small.dtype is dtype
     bound = 5e-4 * product.magnitude / scale + 2.0**-8 * product.exact.abs() / scale + 1e-6
@@ -157,10 +158,10 @@ def test_every_dtype_of_the_result(dtype, scalings, make_recipe, make_product, n
 def test_empty_operands_give_zeros(sizes, scalings, make_recipe, quantise_product, numbers: int) -> None:
     rows, columns, contraction = sizes
     a, b = torch.ones(rows, contraction, device="cuda"), torch.ones(columns, contraction, device="cuda")
-    out = quantise_product(make_recipe(E4M3, scalings), a, b).run(torch.bfloat16, tick=numbers)
+    out = quantise_product(make_recipe(E4M3, scalings), a, b).run(torch.bfloat16, counter_id=numbers)
     assert out.shape == (rows, columns)
     assert (out == 0).all()
-    assert ticks.count(numbers) == 1
+    assert call_counters.count(numbers) == 1
 
 
 @pytest.mark.parametrize("scalings", PAIRS, ids=lambda pair: f"{pair[0].value}-{pair[1].value}")
@@ -170,7 +171,9 @@ def test_a_bad_row_spoils_that_row_alone(bad: float, scalings, make_recipe, quan
     a, b = torch.randn(200, 130, generator=generator), torch.randn(140, 130, generator=generator)
     a[7, 3], b[11, 129] = bad, bad
     a[9], b[13] = 0.0, 0.0
-    out = quantise_product(make_recipe(E4M3, scalings), a.cuda(), b.cuda()).run(torch.bfloat16, tick=numbers).cpu()
+    out = (
+        quantise_product(make_recipe(E4M3, scalings), a.cuda(), b.cuda()).run(torch.bfloat16, counter_id=numbers).cpu()
+    )
     poisoned = torch.zeros(200, 140, dtype=torch.bool)
     poisoned[7] = True
     poisoned[:, 11] = True
@@ -185,15 +188,17 @@ def test_a_single_row_with_the_strides_of_a_transposed_column(numbers: int) -> N
     assert row.is_contiguous()
     weight = quantize(torch.randn(16, 32, device="cuda"), format=Format.E4M3, scaling=Scaling.TENSORWISE)
     names = ("tensorwise", "tensorwise")
-    out = scaled_mm(row, column.scale, weight.values, weight.scale, *names, torch.float32, fast=False, tick=numbers)
+    out = scaled_mm(
+        row, column.scale, weight.values, weight.scale, *names, torch.float32, fast=False, counter_id=numbers
+    )
     copied = row.clone(memory_format=torch.contiguous_format).reshape(-1).view(1, 32)
     again = scaled_mm(
-        copied, column.scale, weight.values, weight.scale, *names, torch.float32, fast=False, tick=numbers
+        copied, column.scale, weight.values, weight.scale, *names, torch.float32, fast=False, counter_id=numbers
     )
     torch.testing.assert_close(out, again, rtol=0, atol=0)
 
 
-def quantised_linear(x: Tensor, weight: Tensor, scalings: tuple[Scaling, Scaling], tick: int) -> Tensor:
+def quantised_linear(x: Tensor, weight: Tensor, scalings: tuple[Scaling, Scaling], counter_id: int) -> Tensor:
     first = quantize(x, format=Format.E4M3, scaling=scalings[0])
     second = quantize(weight, format=Format.E4M3, scaling=scalings[1])
     return scaled_mm(
@@ -205,7 +210,7 @@ def quantised_linear(x: Tensor, weight: Tensor, scalings: tuple[Scaling, Scaling
         scalings[1].value,
         torch.bfloat16,
         fast=False,
-        tick=tick,
+        counter_id=counter_id,
     )
 
 
@@ -219,7 +224,7 @@ def test_compiled_for_any_batch_agrees_with_eager_and_counts(scalings, numbers: 
         actual = compiled(x, weight, scalings, numbers)
         # a quotient next to a tie may round the other way: the compiler's division is not correctly rounded
         assert (actual.double() - eager.double()).norm() <= 5e-3 * eager.double().norm()
-        assert ticks.count(numbers) == 2 * i
+        assert call_counters.count(numbers) == 2 * i
 
 
 @pytest.mark.parametrize("scalings", PAIRS, ids=lambda pair: f"{pair[0].value}-{pair[1].value}")
@@ -232,7 +237,7 @@ def test_a_captured_graph_replays_on_new_values(scalings, numbers: int) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = quantised_linear(x, weight, scalings, numbers)
-    assert ticks.count(numbers) == 2
+    assert call_counters.count(numbers) == 2
     x.copy_(torch.randn(130, 479, device="cuda"))
     graph.replay()
     torch.cuda.synchronize()
@@ -248,7 +253,7 @@ def test_a_call_does_not_wait_for_the_gpu(scalings, numbers: int) -> None:
         quantised_linear(x, weight, scalings, numbers)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert ticks.count(numbers) == 2
+    assert call_counters.count(numbers) == 2
 
 
 @pytest.mark.parametrize("format", list(Format))

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from loka.errors import InputError
-from loka.kernels import versions
-from loka.kernels.measurements import Measurements, Versions
+from loka.kernels.measurements import versions
+from loka.kernels.measurements.lookup import Measurements, Versions
 
 sys.path.insert(0, str(Path(__file__).parent))
 from measured_cases import HOPPER, gemm, measurement
@@ -104,7 +104,9 @@ def test_every_field_that_differs_has_a_line():
 
 
 def test_measurements_need_neither_pydantic_nor_yaml():
-    code = "import sys; sys.modules.update(pydantic=None, yaml=None, jinja2=None); import loka.kernels.measurements"
+    code = (
+        "import sys; sys.modules.update(pydantic=None, yaml=None, jinja2=None); import loka.kernels.measurements.lookup"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -14,7 +14,7 @@ from ptx_registers import unset_halves
 from rendered_cases import PARTS, norm_specs, reads_sixteen_bytes, write_package
 from test_rendered_compile import SHARED, pointer_type, spilled
 
-from loka.kernels.rendered_specs import NormBackward, NormForward
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 
 triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
 from triton.backends.compiler import GPUTarget  # noqa: E402

@@ -14,8 +14,8 @@ from rendered_cases import PARTS, arguments_of, norm_specs, random_inputs, write
 from rendered_interpreted import poisoned
 from test_rendered_gpu import check_backward, check_forward
 
-from loka.kernels.matrix_specs import Reduce, Turn
-from loka.kernels.rendered_specs import NormBackward, NormForward
+from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,7 +32,7 @@ SPECS = {width: norm_specs(width, [WIDEST, PARTS[0], PARTS[5], PARTS[-1]]) for w
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
     specs = [spec for width in WIDTHS for spec in SPECS[width]]
-    return write_package(tmp_path_factory.mktemp("gpu") / "wide_gpu", [*specs, Turn(1), Reduce(2)])
+    return write_package(tmp_path_factory.mktemp("gpu") / "wide_gpu", [*specs, RequantizeTranspose(1), Reduce(2)])
 
 
 @pytest.fixture(autouse=True)
@@ -64,8 +64,8 @@ def test_quantised_rows_are_the_reference_bit_for_bit_and_turned(package):
     got, expected = package.run(spec, x), package.run(spec, x.cpu())
     assert torch.equal(got["scale"].cpu(), expected["scale"])
     assert torch.equal(got["values"].cpu().view(torch.uint8), expected["values"].view(torch.uint8))
-    turned = package.run(Turn(1), got["values"], got["scale"], got["largest"])
-    cpu = package.run(Turn(1), expected["values"], expected["scale"], expected["largest"])
+    turned = package.run(RequantizeTranspose(1), got["values"], got["scale"], got["largest"])
+    cpu = package.run(RequantizeTranspose(1), expected["values"], expected["scale"], expected["largest"])
     assert torch.equal(turned["turned"].cpu().view(torch.uint8), cpu["turned"].view(torch.uint8))
 
 

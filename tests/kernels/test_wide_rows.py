@@ -17,12 +17,12 @@ from recorded_cases import recorded
 from rendered_cases import BLOCK_PARTS, PARTS, norm_specs
 
 from loka.errors import InputError
-from loka.kernels import operators
-from loka.kernels.quantisation import Quantisation
-from loka.kernels.rendered_specs import NormBackward, NormForward
-from loka.kernels.rendering import load_kernel_templates, render, render_files
-from loka.kernels.wide_configs import wide_configuration
-from loka.kernels.widths import LARGEST_HELD, LARGEST_WIDTH
+from loka.kernels.fused import operators
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.kernels.fused.norm.norm_widths import LARGEST_HELD, LARGEST_WIDTH
+from loka.kernels.fused.norm.wide_norm_launch import wide_configuration
+from loka.kernels.fused.quantisation import Quantisation
+from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
 
 ROOT = Path(__file__).parents[2]
 LAYER_NORM = ("layer_norm", True, True, 1e-5, None, False)

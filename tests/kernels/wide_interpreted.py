@@ -17,9 +17,9 @@ from recorded_cases import recorded
 from rendered_cases import BLOCK_PARTS, PARTS, Package, arguments_of, norm_specs, random_inputs, write_package
 from rendered_interpreted import PROGRAMS, exact_rows, poisoned, results
 
-from loka.kernels import operators
-from loka.kernels.quantisation import Quantisation
-from loka.kernels.rendered_specs import NormBackward, NormForward
+from loka.kernels.fused import operators
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.kernels.fused.quantisation import Quantisation
 
 ODD, EVEN = 16389, 24576  # ends within chunks, forward and backward; whole chunks, and blocks of 256
 WIDTHS = (ODD, EVEN)

@@ -10,29 +10,29 @@ import torch
 from torch import Tensor, nn
 
 from loka.mods.adaptation import Adaptation, Setting
-from loka.mods.catalogue import MODEL_MODS
-from loka.mods.final import adaptable
-from loka.mods.mod import Adaptable, Asked, Found
-from loka.sites.build import BuiltModel
+from loka.mods.dataflow import analyse_dataflow
+from loka.mods.mod import Adaptable, ModMatch, ModRequest
+from loka.mods.registry import MODEL_MODS
+from loka.sites.build_model import BuiltModel
 
 DEFAULTS: dict[str, dict[str, Setting]] = {"no_bias": {"final": "keep"}, "block_norm": {"block": 256}}
 
 
 def asked(
     match: Callable[[str], bool] | Sequence[str] | None = None, settings: Mapping[str, Setting] | None = None
-) -> Asked:
+) -> ModRequest:
     """Everything, what a function says, or the names that are listed, which are then named without a wildcard."""
     if match is None or callable(match):
-        return Asked(match or (lambda name: True), lambda name: False, settings or {})
-    return Asked(lambda name: name in match, lambda name: name in match, settings or {})
+        return ModRequest(match or (lambda name: True), lambda name: False, settings or {})
+    return ModRequest(lambda name: name in match, lambda name: name in match, settings or {})
 
 
 def seen(module: nn.Module, *args: Tensor) -> Adaptable:
     """What mods see of a model that is called with these inputs."""
-    return adaptable(BuiltModel(module, args, {}, args[0].shape[0]))
+    return analyse_dataflow(BuiltModel(module, args, {}, args[0].shape[0]))
 
 
-def find(mod: str, module: nn.Module, *args: Tensor, match: Any = None, **settings: Setting) -> Found:
+def find(mod: str, module: nn.Module, *args: Tensor, match: Any = None, **settings: Setting) -> ModMatch:
     """What a mod finds."""
     return MODEL_MODS[mod].find(seen(module, *args), asked(match, {**DEFAULTS.get(mod, {}), **settings}))
 

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loka.mods.rewriting import Size
-from loka.sites.examples import ModelInputs, capture_examples
-from loka.sites.gate import with_forward
-from loka.sites.shapes import Shape, observed_shapes
-from loka.sites.straight import StraightForward
-from loka.sites.trace import copy_owner, trace_forward
+from loka.graph.equivalence import with_forward
+from loka.graph.ir import ForwardIR
+from loka.graph.trace.examples import ModelInputs, capture_examples
+from loka.graph.trace.observed_shapes import Shape, observed_shapes
+from loka.graph.trace.trace import copy_owner, trace_forward
+from loka.mods.rewriting_tools import Size
 
 Inputs = Callable[[int], tuple[Tensor, ...]]
 ACTIVATIONS = (nn.ReLU, nn.SiLU, nn.Sigmoid, nn.GELU)
@@ -32,7 +32,7 @@ class Holder(nn.Module):
         return self.body(*inputs)
 
 
-def traced(body: nn.Module, inputs: Inputs) -> tuple[StraightForward, dict[str, Size], Mapping[str, Shape]]:
+def traced(body: nn.Module, inputs: Inputs) -> tuple[ForwardIR, dict[str, Size], Mapping[str, Shape]]:
     """The forward of a module with all of its children inlined, its linears and Parameters as sites, its shapes."""
     batches = {batch: ModelInputs(inputs(batch), {}) for batch in (5, 8)}
     examples = capture_examples(Holder(body), ["body"], batches)["body"]
@@ -40,11 +40,11 @@ def traced(body: nn.Module, inputs: Inputs) -> tuple[StraightForward, dict[str, 
     sizes |= {n: Size(p.shape[1], p.shape[0]) for n, p in body.named_parameters(recurse=False) if p.ndim == 2}
     inline = [name for name, _ in body.named_modules() if name]
     found = trace_forward(body, "", examples, inline=inline, sites=list(sizes))
-    assert isinstance(found, StraightForward), found
+    assert isinstance(found, ForwardIR), found
     return found, sizes, observed_shapes(found, examples, lambda: copy_owner(body, frozenset(inline)))  # type: ignore[arg-type]
 
 
-def assert_same(body: nn.Module, rewritten: StraightForward, inputs: Inputs, batches: tuple[int, ...] = (1, 7)) -> None:
+def assert_same(body: nn.Module, rewritten: ForwardIR, inputs: Inputs, batches: tuple[int, ...] = (1, 7)) -> None:
     """Outputs and every gradient agree to rounding in float64, in training and evaluation, at other batch sizes too."""
     for training in (True, False):
         for batch in batches:

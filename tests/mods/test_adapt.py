@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from loka.errors import InputError
 from loka.mods.adapt import AdaptError, ConvertError, adapt, convert, is_adapted
 from loka.mods.adaptation import Adaptation
-from loka.mods.catalogue import MODEL_MODS
-from loka.mods.modules import BlockNorm
+from loka.mods.mod_modules import BlockNorm
+from loka.mods.registry import MODEL_MODS
 
 MODS = ("no_bias", "block_norm", "hard_swish", "norm_first")
 X = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))

@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import forward_mods as zoo
 
 from loka.errors import LokaError
+from loka.graph.equivalence import source
 from loka.mods import batch_small
 from loka.mods.batch_small import FEW, SHARED, Batch
-from loka.sites.gate import source
 
 
 @pytest.mark.parametrize("seed", range(18))

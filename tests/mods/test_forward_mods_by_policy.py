@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from loka.codegen import render_package
-from loka.plan.explain import explain
-from loka.plan.make import make_plan
 from loka.plan.plan import Plan
-from loka.plan.serial import from_json, to_json
+from loka.plan.planner import make_plan
+from loka.plan.report.explain_site import explain
+from loka.plan.serialize import from_json, to_json
 from loka.policy.problems import PolicyError
 
-pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
+pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
 KEEP = "compute: keep"
 FP8 = "compute: fp8, scaling: rowwise"

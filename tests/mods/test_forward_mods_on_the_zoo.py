@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from loka import zoo
 from loka.codegen import render_package
-from loka.plan.make import make_plan
 from loka.plan.plan import Plan
+from loka.plan.planner import make_plan
 from loka.policy.problems import PolicyError
 
-pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.errors.LokaWarning")  # that this is the CPU
+pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
 MODELS = {"ranker": zoo.ranker, "dlrm": zoo.dlrm}
 Make = Callable[[str, str, str], tuple[Plan, ModuleType]]

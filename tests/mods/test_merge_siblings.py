@@ -13,9 +13,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import forward_mods as zoo
 
 from loka.errors import LokaError
-from loka.mods import merge_siblings, rewriting
+from loka.graph.equivalence import source
+from loka.mods import merge_siblings, rewriting_tools
 from loka.mods.merge_siblings import ALONE, Siblings
-from loka.sites.gate import source
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -102,7 +102,7 @@ class Twice(Two):
     ("body", "reasons"),
     [
         (WrittenInto(), dict.fromkeys("qk", WRITTEN)),
-        (Twice(), {"q": rewriting.SEVERAL_CALLS, "k": ALONE}),
+        (Twice(), {"q": rewriting_tools.SEVERAL_CALLS, "k": ALONE}),
     ],
 )
 def test_what_cannot_be_merged_says_why(body: nn.Module, reasons: dict[str, str]) -> None:

@@ -9,16 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from loka.mods.catalogue import MODEL_MODS
-from loka.mods.mod import Found
-from loka.mods.widths import block_of
+from loka.mods.block_widths import block_of
+from loka.mods.mod import ModMatch
+from loka.mods.registry import MODEL_MODS
 
 
-def names(found: Found) -> list[str]:
+def names(found: ModMatch) -> list[str]:
     return [name for adaptation in found.adaptations for name in adaptation.modules]
 
 
-def reasons(found: Found) -> dict[str, str]:
+def reasons(found: ModMatch) -> dict[str, str]:
     return {each.name: each.reason for each in found.unchanged}
 
 
@@ -142,7 +142,7 @@ def test_what_a_pattern_names_and_is_nothing_for_the_mod_is_told():
     assert "neither an nn.SiLU" in reasons(models.find("hard_swish", model, x, match=["1"]))["1"]
     assert "not followed by a norm" in reasons(models.find("norm_first", model, x, match=["0"]))["0"]
     for mod in MODEL_MODS:
-        assert models.find(mod, nn.Sequential(nn.Linear(8, 1, bias=False)), x) == Found()
+        assert models.find(mod, nn.Sequential(nn.Linear(8, 1, bias=False)), x) == ModMatch()
 
 
 def test_biases_in_functional_linears_are_told():
@@ -230,7 +230,7 @@ def test_functions_are_told_with_their_places():
     assert len(swishes) == 2  # the sigmoid that is only added is none
     assert "calls F.silu at test_mods_find.py:" in swishes[0]
     assert "sigmoid(F.rms_norm" in swishes[1]
-    assert models.find("block_norm", Wrapped(OwnBlockNorm(), 16), x) == Found()
+    assert models.find("block_norm", Wrapped(OwnBlockNorm(), 16), x) == ModMatch()
 
 
 class Often(nn.Module):
@@ -325,7 +325,7 @@ class Gate(nn.Module):
 
 def test_other_sigmoids_stay():
     model, x = Wrapped(Gate(), 16), torch.randn(4, 16)
-    assert models.find("hard_swish", model, x) == Found()
+    assert models.find("hard_swish", model, x) == ModMatch()
     named = models.find("hard_swish", model, x, match=["body.sigmoid"])
     assert "neither an nn.SiLU nor a SwishNorm" in reasons(named)["body.sigmoid"]
 
@@ -392,4 +392,4 @@ def test_norm_first_is_chosen_by_the_linear():
     model, x = models.mlp(8, 16), torch.randn(4, 8)
     found = models.find("norm_first", model, x, match=["0"])
     assert (names(found), found.named, found.unchanged) == (["1"], ("0",), ())
-    assert models.find("norm_first", model, x, match=lambda name: name == "1") == Found()
+    assert models.find("norm_first", model, x, match=lambda name: name == "1") == ModMatch()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loka.mods.adaptation import Adaptation
-from loka.mods.made import mods_made, why_another
+from loka.mods.fingerprint import mismatch_reason, mod_fingerprints
 
 NORM = "torch.nn.modules.normalization.LayerNorm"
 BLOCKS = (
@@ -17,18 +17,18 @@ SWISH = Adaptation("hard_swish", ("act",), "torch.nn.modules.activation.SiLU")
 
 
 def test_each_mod_is_told_in_a_line_with_its_numbers():
-    block_norm, no_bias = mods_made((BIASES, *BLOCKS))
+    block_norm, no_bias = mod_fingerprints((BIASES, *BLOCKS))
     assert (block_norm.mod, no_bias.mod) == ("block_norm", "no_bias")
     assert block_norm.text == "3 modules, layers.0.norm to head.norm, block 32 or 128, eps 1e-05"
     assert no_bias.text == "layers.0.up"
     widths = [Adaptation("norm_first", (f"{n}",), NORM, (("width", n),)) for n in (64, 8, 32, 16, 128)]
-    assert mods_made(widths)[0].text == "5 modules, 64 to 128, width 8, 16, 32 or 2 others"
-    assert mods_made(widths[:4])[0].text == "4 modules, 64 to 16, width 8, 16, 32 or another"
+    assert mod_fingerprints(widths)[0].text == "5 modules, 64 to 128, width 8, 16, 32 or 2 others"
+    assert mod_fingerprints(widths[:4])[0].text == "4 modules, 64 to 16, width 8, 16, 32 or another"
 
 
 def test_the_order_of_mods_and_modules_makes_no_other_model():
-    assert why_another(mods_made((*BLOCKS, BIASES)), mods_made((BIASES, *reversed(BLOCKS)))) is None
-    assert why_another((), ()) is None
+    assert mismatch_reason(mod_fingerprints((*BLOCKS, BIASES)), mod_fingerprints((BIASES, *reversed(BLOCKS)))) is None
+    assert mismatch_reason((), ()) is None
 
 
 @pytest.mark.parametrize(
@@ -50,4 +50,4 @@ def test_the_order_of_mods_and_modules_makes_no_other_model():
     ],
 )
 def test_what_differs_is_named(there, here, words):
-    assert why_another(mods_made(there), mods_made(here)) == words
+    assert mismatch_reason(mod_fingerprints(there), mod_fingerprints(here)) == words

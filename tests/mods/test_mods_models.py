@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 from loka import zoo
 from loka.codegen import render_package
-from loka.kernels.rendered_specs import ACTIVATIONS, NORMS
+from loka.graph.patterns.linear_chain import StaticOperands, find_chains
+from loka.graph.patterns.region import find_regions, inline_for
+from loka.graph.refused import Refused
+from loka.graph.trace.examples import ModelInputs, capture_examples
+from loka.graph.trace.trace import trace_forward
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NORMS
 from loka.mods.adapt import adapt, convert, is_adapted
-from loka.mods.modules import BlockNorm
-from loka.sites.build import BuiltModel
-from loka.sites.chains import Known, find_chains
+from loka.mods.mod_modules import BlockNorm
+from loka.sites.build_model import BuiltModel
 from loka.sites.discover import find_sites
-from loka.sites.examples import ModelInputs, capture_examples
-from loka.sites.refused import Refused
-from loka.sites.regions import find_regions, inline_for
-from loka.sites.site import Kind
-from loka.sites.trace import trace_forward
+from loka.sites.site import GemmKind
 from loka.zoo.dlrm import DLRM
 from loka.zoo.wukong import Wukong, WukongSizes
 
@@ -53,11 +53,11 @@ Stage = tuple[str, str | None, str | None, str | None]
 
 def stages(model: nn.Module) -> list[list[Stage]]:
     """The chains of all linears: for each the sites with the norm before, the norm and the activation after."""
-    sites = [site for site in find_sites(BuiltModel(model, inputs(8), {}, 8)).sites if site.kind is Kind.LINEAR]
+    sites = [site for site in find_sites(BuiltModel(model, inputs(8), {}, 8)).sites if site.kind is GemmKind.LINEAR]
     scopes = inline_for(model, sites, {site.name for site in sites}, lambda owner: True)
     batches = {batch: ModelInputs(inputs(batch)) for batch in (5, 8)}
     examples = capture_examples(model, [scope.owner for scope in scopes], batches)
-    known, found = Known(frozenset(NORMS), frozenset(ACTIVATIONS)), []
+    known, found = StaticOperands(frozenset(NORMS), frozenset(ACTIVATIONS)), []
     for scope in scopes:
         owner = model.get_submodule(scope.owner)
         forward = trace_forward(owner, scope.owner, examples[scope.owner], inline=scope.inline, sites=scope.sites)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from loka.mods.adapt import adapt, convert, is_adapted
 from loka.mods.adaptation import Adaptation
-from loka.mods.modules import BlockNorm
-from loka.mods.widths import block_of
+from loka.mods.block_widths import block_of
+from loka.mods.mod_modules import BlockNorm
 
 MODS = ("no_bias", "block_norm", "hard_swish", "norm_first")
 WIDTHS = st.sampled_from([13, 16, 24, 32, 48, 64, 96, 100, 128, 256])

@@ -12,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import forward_mods as zoo
 
 from loka.errors import LokaError
+from loka.graph.ir import ForwardIR
 from loka.mods import pad_alignment
 from loka.mods.pad_alignment import Pad
-from loka.mods.rewriting import Size
-from loka.sites.straight import StraightForward
+from loka.mods.rewriting_tools import Size
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -33,7 +33,7 @@ def test_random_sizes_are_the_same_function(seed: int, to: int) -> None:
     zoo.assert_same(body, forward, body.inputs)
 
 
-def padded(sizes: Size, bias: bool = True) -> StraightForward:
+def padded(sizes: Size, bias: bool = True) -> ForwardIR:
     body = torch.nn.Sequential(torch.nn.Linear(sizes.k, sizes.n, bias=bias))
     forward, known, _ = zoo.traced(body, lambda batch: (torch.randn(batch, sizes.k),))
     (pad,), unchanged = pad_alignment.find(forward, {name: (size, 16) for name, size in known.items()})

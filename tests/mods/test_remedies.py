@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from loka.cli.probe_tables import group_findings, show_findings
-from loka.mods.remedies import Mendable, mendable
-from loka.probe.profile import Finding
-from loka.sites.build import BuiltModel, build_model
+from loka.cli.tables.probe_tables import group_findings, show_findings
+from loka.mods.suggestions import Suggestible, suggestible_mods
+from loka.probe.profile.profile import Finding
+from loka.sites.build_model import BuiltModel, build_model
 
 
 class Tower(nn.Module):
@@ -26,24 +26,24 @@ class Tower(nn.Module):
 
 def test_neighbours_are_the_modules_of_the_functions_around():
     model = Tower()
-    assert mendable(BuiltModel(model, (torch.randn(8, 32),), {}, 8)) == {
-        "up.0": Mendable("up.0", "up.0", "up.1", "enter_norm", None),
-        "down": Mendable("down", None, None, "up.1", "up.2"),  # a width of 30 has no block
-        "out": Mendable(None, None, None, None, None),  # the last keeps its bias, and F.silu has no module
+    assert suggestible_mods(BuiltModel(model, (torch.randn(8, 32),), {}, 8)) == {
+        "up.0": Suggestible("up.0", "up.0", "up.1", "enter_norm", None),
+        "down": Suggestible("down", None, None, "up.1", "up.2"),  # a width of 30 has no block
+        "out": Suggestible(None, None, None, None, None),  # the last keeps its bias, and F.silu has no module
     }
     assert all(linear.bias is not None for linear in (model.up[0], model.down, model.out))
 
 
 def test_a_wukong():
-    found = mendable(build_model("loka.zoo:ranker", "loka.zoo:ranker_inputs", 16))
-    layer = Mendable("layers.1.fmb.3", "layers.1.fmb.3", "layers.1.fmb.4", "layers.1.fmb.1", "layers.1.fmb.2")
+    found = suggestible_mods(build_model("loka.zoo:ranker", "loka.zoo:ranker_inputs", 16))
+    layer = Suggestible("layers.1.fmb.3", "layers.1.fmb.3", "layers.1.fmb.4", "layers.1.fmb.1", "layers.1.fmb.2")
     assert found["layers.1.fmb.3"] == layer
     assert found["layers.1.fmb.0"].block_norm_before == "layers.1.fmb_norm"
     assert found["layers.1.rank"].no_bias is None
 
 
 def test_a_model_that_cannot_be_watched_proposes_nothing():
-    assert mendable(BuiltModel(Tower(), (torch.randn(8, 31),), {}, 8)) == {}
+    assert suggestible_mods(BuiltModel(Tower(), (torch.randn(8, 31),), {}, 8)) == {}
 
 
 def test_mods_of_findings_that_are_alike_are_one_for_all(capsys):

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from loka.mods.modules import BlockNorm
-from loka.mods.residual_high_precision import Carried, carry
-from loka.sites.examples import ModelInputs, capture_examples
-from loka.sites.gate import source, with_forward
-from loka.sites.straight import StraightForward
-from loka.sites.trace import trace_forward
+from loka.graph.equivalence import source, with_forward
+from loka.graph.ir import ForwardIR
+from loka.graph.trace.examples import ModelInputs, capture_examples
+from loka.graph.trace.trace import trace_forward
+from loka.mods.mod_modules import BlockNorm
+from loka.mods.residual_high_precision import CarriedResidual, carry
 from loka.zoo.dlrm import DCNSizes, DCNv2
 from loka.zoo.wukong import Wukong, WukongSizes
 
@@ -30,10 +30,10 @@ def wanted(name: str) -> bool:
     return True
 
 
-def traced(module: nn.Module, *inputs: Callable[[int], Tensor], inline: tuple[str, ...] = ()) -> StraightForward:
+def traced(module: nn.Module, *inputs: Callable[[int], Tensor], inline: tuple[str, ...] = ()) -> ForwardIR:
     batches = {batch: ModelInputs(tuple(make(batch) for make in inputs), {}) for batch in (5, 8)}
     found = trace_forward(module, "", capture_examples(module, [""], batches)[""], inline=inline)
-    assert isinstance(found, StraightForward), found
+    assert isinstance(found, ForwardIR), found
     return found
 
 
@@ -43,13 +43,13 @@ def rows(batch: int) -> Tensor:
 
 def carried(
     module: nn.Module, *inputs: Callable[[int], Tensor], inline: tuple[str, ...] = (), dtype: str = "float32"
-) -> Carried:
+) -> CarriedResidual:
     found = carry(traced(module, *(inputs or (rows,)), inline=inline), dtype, wanted)
-    assert isinstance(found, Carried), found
+    assert isinstance(found, CarriedResidual), found
     return found
 
 
-def patched(module: nn.Module, found: Carried) -> nn.Module:
+def patched(module: nn.Module, found: CarriedResidual) -> nn.Module:
     return with_forward(copy.deepcopy(module), found.forward)
 
 
@@ -281,5 +281,5 @@ def test_only_the_sums_of_the_modules_that_are_meant() -> None:
     build, inputs, inline = ZOO["dcn"]
     forward = traced(build(), inputs, inline=inline)
     found = carry(forward, "float32", lambda name: name == "cross.1")
-    assert isinstance(found, Carried)
+    assert isinstance(found, CarriedResidual)
     assert found.sums == ("add_1",)

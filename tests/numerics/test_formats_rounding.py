@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from loka.numerics.enums import Format
 from loka.numerics.formats import FORMATS, to_fp8
-from loka.numerics.names import Format
 
 PEER = {Format.E4M3: ml_dtypes.float8_e4m3fn, Format.E5M2: ml_dtypes.float8_e5m2}
 BOTH = pytest.mark.parametrize("format", list(Format))

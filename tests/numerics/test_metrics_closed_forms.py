@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from loka.errors import InputError
+from loka.numerics.enums import Format, Scaling
 from loka.numerics.metrics import FLOOR, mere, sqnr
-from loka.numerics.names import Format, Scaling
 from loka.numerics.quantize import dequantize, quantize
-from loka.numerics.reference import reference_scaled_mm
+from loka.numerics.reference_matmul import reference_scaled_mm
 
 
 def test_mere_of_known_vectors() -> None:

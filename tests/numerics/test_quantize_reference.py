@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from loka.errors import InputError
+from loka.numerics.enums import Format, Scaling
 from loka.numerics.formats import FORMATS
-from loka.numerics.names import Format, Scaling
 from loka.numerics.quantize import (
     AMAX_FLOOR,
     Quantized,

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from loka.errors import InputError
+from loka.numerics.enums import Format, Scaling
 from loka.numerics.formats import FORMATS
-from loka.numerics.names import Format, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize
-from loka.numerics.turn import turn
+from loka.numerics.requantize_transpose import requantize_transpose
 
 FLOOR = {Format.E4M3: 2.0**-108, Format.E5M2: 2.0**-115}  # the scale of an all-zero matrix
 
@@ -35,7 +35,7 @@ def test_every_value_is_scaled_and_rounded_to_nearest_even(format, down):
     values = all_values(format)
     scale = torch.full((257, 1), 2.0**-down)
     scale[256] = 1.0  # the largest
-    turned = turn(Quantized(torch.cat([values, torch.zeros_like(values[:1])]), scale), check=True)
+    turned = requantize_transpose(Quantized(torch.cat([values, torch.zeros_like(values[:1])]), scale), check=True)
     assert turned.values.shape == (1, 257)
     assert turned.values.dtype == FORMATS[format].dtype
     assert turned.scale.tolist() == [[1.0]]
@@ -55,7 +55,7 @@ def test_it_is_the_transpose_where_nothing_becomes_subnormal(rows, columns):
     # Of 1 to 1.75 times 2**0 to 2**3, with a row's scale up to 8 times as large as another's.
     x = (1.0 + torch.randint(0, 4, (rows, columns), generator=generator) / 4) * 2.0 ** (torch.arange(rows) % 4)[:, None]
     quantized = quantize(x, format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True)
-    turned = turn(quantized, check=True)
+    turned = requantize_transpose(quantized, check=True)
     assert turned.values.is_contiguous()
     assert turned.scale.is_contiguous()
     assert turned.scale.shape == (columns, 1)
@@ -66,7 +66,7 @@ def test_it_is_the_transpose_where_nothing_becomes_subnormal(rows, columns):
 def test_a_zero_row_and_far_apart_scales_vanish():
     x = torch.tensor([[0.0, -0.0], [1e30, -1e30], [1e-30, -1e-30], [float("nan"), 1.0]])
     quantized = quantize(x, format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True)
-    turned = turn(quantized, check=True)
+    turned = requantize_transpose(quantized, check=True)
     assert dequantize(turned)[:, 0].tolist() == [0.0, 0.0]
     assert torch.signbit(turned.values.float())[:, 0].tolist() == [False, True]
     assert dequantize(turned)[:, 1].tolist() == dequantize(quantized)[1].tolist()
@@ -78,7 +78,7 @@ def test_a_zero_row_and_far_apart_scales_vanish():
 @pytest.mark.parametrize(("rows", "columns"), [(0, 5), (5, 0), (0, 0)])
 def test_empty_sizes(format, rows, columns):
     quantized = quantize(torch.zeros(rows, columns), format=format, scaling=Scaling.ROWWISE, power_of_two=True)
-    turned = turn(quantized, check=True)
+    turned = requantize_transpose(quantized, check=True)
     assert turned.values.shape == (columns, rows)
     assert turned.scale.shape == (columns, 1)
     assert turned.scale.flatten().tolist() == [FLOOR[format]] * columns
@@ -87,17 +87,17 @@ def test_empty_sizes(format, rows, columns):
 @pytest.mark.parametrize("shape", [(1, 1), (4,), (4, 2), (3, 1), (1, 4)])
 def test_other_scales_are_refused(shape):
     with pytest.raises(InputError, match=r"rowwise scales, of shape \(4, 1\)"):
-        turn(Quantized(torch.zeros(4, 256).to(torch.float8_e4m3fn), torch.ones(shape)))
+        requantize_transpose(Quantized(torch.zeros(4, 256).to(torch.float8_e4m3fn), torch.ones(shape)))
 
 
 @pytest.mark.parametrize("x", [torch.zeros(4, 4), torch.zeros(4).to(torch.float8_e4m3fn)])
 def test_what_is_no_fp8_matrix_is_refused(x):
     with pytest.raises(InputError, match="an FP8 matrix is needed"):
-        turn(Quantized(x, torch.ones(4, 1)))
+        requantize_transpose(Quantized(x, torch.ones(4, 1)))
 
 
 @pytest.mark.parametrize("bad", [3.0, 0.0, -1.0, float("inf"), float("nan"), 2.0**-140, 1.0 + 2.0**-23])
 def test_a_scale_that_is_no_power_of_two_is_refused_on_request(bad):
     quantized = Quantized(torch.ones(2, 3).to(torch.float8_e4m3fn), torch.tensor([[1.0], [bad]]))
     with pytest.raises(InputError, match="power_of_two=True"):
-        turn(quantized, check=True)
+        requantize_transpose(quantized, check=True)

@@ -11,7 +11,7 @@ import pytest
 from loka.bench.results import write_text
 from loka.cli.output import write_file
 from loka.errors import InputError
-from loka.places import place_of
+from loka.paths import resolved_path
 
 WRITERS = {"of verbs": write_file, "of loka bench": write_text}
 
@@ -42,4 +42,4 @@ def test_a_link_stays_a_link(writer, tmp_path):
 
 def test_a_place_that_cannot_be_seen_is_an_error():
     with pytest.raises(InputError, match="cannot be written: File name too long; choose another place"):
-        place_of(Path("n" * 5000))
+        resolved_path(Path("n" * 5000))

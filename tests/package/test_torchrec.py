@@ -15,7 +15,7 @@ import torch
 
 from loka.codegen import render_package, write_package
 from loka.numerics.metrics import sqnr
-from loka.plan.make import make_plan
+from loka.plan.planner import make_plan
 
 pytest.importorskip("torchrec", reason="torchrec is an extra; `make test` installs it on Linux x86_64")
 

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from loka.numerics.names import Compute, Format, Gemm, Operand
-from loka.plan.evidence import Known
-from loka.plan.plan import Plan, SitePlan, Target
+from loka.numerics.enums import Compute, Format, Gemm, Operand
+from loka.plan.evidence import ProfiledSites
+from loka.plan.plan import Plan, PlanTarget, SitePlan
 from loka.plan.resolve import Situation, resolve
-from loka.policy.settings import Assignment, GemmSettings, OperandRecipe, SiteSettings
-from loka.probe.bins import LOWEST, MAGNITUDE_BINS, View
-from loka.probe.profile import (
+from loka.policy.cascade.settings import Assignment, GemmSettings, OperandRecipe, SiteSettings
+from loka.probe.profile.profile import (
     Estimate,
     Finding,
     Interval,
@@ -25,23 +24,24 @@ from loka.probe.profile import (
     Shares,
     SiteProfile,
 )
-from loka.sites.site import Kind, Rows, Site
+from loka.probe.stats.bins import LOWEST, MAGNITUDE_BINS, HistogramView
+from loka.sites.site import GemmKind, RowCount, Site
 
 sys.path.insert(0, str(Path(__file__).parent))  # the made-up costs that these tests share
 
 MakeSite = Callable[..., Site]
 MakeSettings = Callable[..., SiteSettings]
 MakePlan = Callable[..., Plan]
-MakeKnown = Callable[..., Known]
+MakeKnown = Callable[..., ProfiledSites]
 MakeEstimate = Callable[..., Estimate]
 
 _SITE = Site(
     name="layers.0.fmb.0",
-    kind=Kind.LINEAR,
+    kind=GemmKind.LINEAR,
     owner="layers.0",
     weight="layers.0.fmb.0.weight",
     bias="layers.0.fmb.0.bias",
-    rows=Rows(1),
+    rows=RowCount(1),
     k=2048,
     n=1024,
     calls=1,
@@ -93,13 +93,15 @@ def make_settings() -> MakeSettings:
 def make_plan(make_settings: MakeSettings) -> MakePlan:
     """A plan of some sites that all have the same settings."""
 
-    def make(*sites: Site, settings: SiteSettings | None = None, known: Known | None = None, **changes: object) -> Plan:
+    def make(
+        *sites: Site, settings: SiteSettings | None = None, known: ProfiledSites | None = None, **changes: object
+    ) -> Plan:
         wanted = settings or make_settings()
-        situation = Situation(Target.H100, 4096, known=known)
+        situation = Situation(PlanTarget.H100, 4096, known=known)
         decided: tuple[SitePlan, ...] = resolve(sites, [wanted] * len(sites), situation, {})
         plan = Plan(
             name="ranker",
-            target=Target.H100,
+            target=PlanTarget.H100,
             batch_size=4096,
             policy_files=(("ranker.yaml", "0" * 64),),
             sites=decided,
@@ -154,7 +156,7 @@ def _operand(operand: Operand, amax: float) -> OperandSummary:
         usual_amax=amax / 2,
         rms=0.25,
         magnitudes=tuple(counts),
-        shares=() if weight else (Shares(View.ROWWISE, Format.E4M3, 0.01, 0.02),),
+        shares=() if weight else (Shares(HistogramView.ROWWISE, Format.E4M3, 0.01, 0.02),),
         row_spread=Quantiles(1.0, 2.0, 3.0, 4.0, 5.0),
         block_spread=None,
         covariance_error=0.0,
@@ -172,7 +174,7 @@ def make_known() -> MakeKnown:
         findings: tuple[Finding, ...] = (),
         k: int = 2048,
         n: int = 1024,
-    ) -> Known:
+    ) -> ProfiledSites:
         operands = tuple(_operand(operand, amax) for operand in seen)
         profile = Profile(
             name="ranker",
@@ -186,6 +188,6 @@ def make_known() -> MakeKnown:
             sites=tuple(SiteProfile(name, k, n, 4096, operands, estimates) for name, estimates in sites.items()),
             findings=findings,
         )
-        return Known.of(profile, "profiles/ranker.safetensors", "b" * 64, "ranker.yaml:9:10")
+        return ProfiledSites.of(profile, "profiles/ranker.safetensors", "b" * 64, "ranker.yaml:9:10")
 
     return make

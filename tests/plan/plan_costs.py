@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loka.kernels.measurements import Measurement, Recording, Versions
-from loka.kernels.part_bounds import bound_us
-from loka.kernels.parts import Part, Source, Timed, Work
-from loka.numerics.names import Gemm, Scaling
-from loka.plan.plan import AS_IS
-from loka.policy.settings import OperandRecipe
+from loka.kernels.measurements.lookup import Measurement, Recording, Versions
+from loka.kernels.measurements.part_bounds import bound_us
+from loka.kernels.measurements.parts import Part, PartKind, PartTime, TimeSource
+from loka.numerics.enums import Gemm, Scaling
+from loka.plan.plan import NATIVE
+from loka.policy.cascade.settings import OperandRecipe
 
 SCALED_MM = "torch.scaled_mm"
 HOPPER = Versions("NVIDIA H100 80GB HBM3", "9.0", "575.57.08", "13.0", "13.0.2", "2.11.0", "3.6.0", "")
@@ -27,10 +27,10 @@ Factor = Callable[[Part], float | None]
 class MadeUp:
     """Costs: each part takes its bound times a factor; a kernel that is not in `kernels` was never measured."""
 
-    kernels: Mapping[str, float] = field(default_factory=lambda: {AS_IS: 1.0, SCALED_MM: 1.0})
+    kernels: Mapping[str, float] = field(default_factory=lambda: {NATIVE: 1.0, SCALED_MM: 1.0})
     factor: Factor = lambda part: 1.0  # None: never measured
     spread: float = 0.0
-    source: Source = Source.MEASURED
+    source: TimeSource = TimeSource.MEASURED
     wrong: Mapping[str, str] = field(default_factory=dict)  # kernel -> why its numbers were refused
     fast_error: tuple[float, float] | None = (0.12, 31.4)  # of GEMMs with fast accumulation
     scale: float = 1.0
@@ -38,21 +38,21 @@ class MadeUp:
     sha256: str = "c" * 64
     asked: int = 0
 
-    def time(self, part: Part) -> Timed | None:
+    def time(self, part: Part) -> PartTime | None:
         self.asked += 1
         factor = self.factor(part)
-        if factor is None or (part.work is Work.GEMM and part.kernel not in self.kernels):
+        if factor is None or (part.work is PartKind.GEMM and part.kernel not in self.kernels):
             return None
-        if part.work is Work.GEMM:
+        if part.work is PartKind.GEMM:
             factor *= self.kernels[part.kernel]
-        return Timed(self.scale * factor * bound_us(part), self.spread, self.source)
+        return PartTime(self.scale * factor * bound_us(part), self.spread, self.source)
 
     def error(self, part: Part) -> tuple[float, float] | None:
         if part.recipe.endswith("fast"):
             return self.fast_error
         return (0.12, 31.5) if part.recipe else None
 
-    def why_wrong(self, part: Part) -> str:
+    def wrong_reason(self, part: Part) -> str:
         return self.wrong.get(part.kernel, "")
 
 
@@ -63,7 +63,7 @@ class AnyGemm:
     name: str
     refusal: str | None = None
 
-    def why_not(self, *sizes: object, **more: object) -> str | None:
+    def unsupported_reason(self, *sizes: object, **more: object) -> str | None:
         return self.refusal
 
 
@@ -74,7 +74,7 @@ class Remembering(MadeUp):
         super().__init__(**changes)
         self.parts: dict[Part, None] = {}
 
-    def time(self, part: Part) -> Timed | None:
+    def time(self, part: Part) -> PartTime | None:
         self.parts[part] = None
         return super().time(part)
 
@@ -84,5 +84,5 @@ class Remembering(MadeUp):
             for part in list(self.parts):
                 timed = self.time(part)
                 if timed is not None:
-                    error = self.error(part) if part.work is Work.GEMM else None
+                    error = self.error(part) if part.work is PartKind.GEMM else None
                     recording.add(Measurement(part, timed.us, 0.005, 20, *(error or (None, None))))

@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_costs import CHAIN, SCALED_MM, AnyGemm, MadeUp
 
-from loka.kernels.parts import Part
-from loka.numerics.names import Accumulation, Compute, Fuse, Gemm
-from loka.plan.costs import Sizes, Surroundings, Traced, gemm_part, sheet_of, surroundings_of
-from loka.plan.evidence import Known
-from loka.plan.pinned import other_form
-from loka.plan.plan import AS_IS, SitePlan, Target
-from loka.plan.pricing import Pricer
+from loka.kernels.measurements.parts import Part
+from loka.numerics.enums import Accumulation, Compute, Fuse, Gemm
+from loka.plan.evidence import ProfiledSites
+from loka.plan.plan import NATIVE, PlanTarget, SitePlan
 from loka.plan.resolve import Situation, resolve
-from loka.policy.settings import Budget, GemmSettings, OperandRecipe, SiteSettings
-from loka.probe.profile import Estimate, Interval, Profile, SiteProfile
-from loka.sites.site import Kind, Rows, Site
+from loka.plan.select.kernel_overrides import other_form
+from loka.plan.select.perf_model import PerfModel
+from loka.plan.select.workload import SiteSizes, Surroundings, Traced, gemm_part, surroundings_of, workload_of
+from loka.policy.cascade.settings import Budget, GemmSettings, OperandRecipe, SiteSettings
+from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
+from loka.sites.site import GemmKind, RowCount, Site
 
 OTHERS = (AnyGemm("a.first"), AnyGemm("b.second"))
 KERNELS = (*OTHERS, AnyGemm(SCALED_MM))
@@ -39,14 +39,16 @@ fuses = st.sampled_from((Fuse.ALWAYS, Fuse.NEVER))
 
 def site_of(name: str, k: int, n: int, input_grad: bool = True) -> Site:
     around = (("layer_norm",), ("layer_norm", "silu"))
-    return Site(name, Kind.LINEAR, "", f"{name}.weight", None, Rows(1), k, n, 1, 1, 0.1, input_grad, *around, "")
+    return Site(
+        name, GemmKind.LINEAR, "", f"{name}.weight", None, RowCount(1), k, n, 1, 1, 0.1, input_grad, *around, ""
+    )
 
 
-def profile_of(*names: str) -> Known:
+def profile_of(*names: str) -> ProfiledSites:
     fine = Interval(0.01, 0.01, 0.01), Interval(40, 40, 40)
     estimates = tuple(Estimate(gemm, recipe[gemm], *fine, 16) for recipe in (CHAIN, PLAIN) for gemm in Gemm)
     sites = tuple(SiteProfile(name, 0, 0, BATCH, (), estimates) for name in names)
-    return Known.of(Profile("p", "m", "0", "2026-01-01T00:00:00Z", 10, 1, 10, BATCH, sites, ()))
+    return ProfiledSites.of(Profile("p", "m", "0", "2026-01-01T00:00:00Z", 10, 1, 10, BATCH, sites, ()))
 
 
 def settings_of(recipe, asked, floor: float, fuse: Fuse) -> SiteSettings:
@@ -60,31 +62,31 @@ def costs_of(seed: int, spread: float = 0.0, scale: float = 1.0) -> MadeUp:
     def factor(part: Part) -> float:
         return 2.0 ** Random(f"{seed} {part}").uniform(-1, 1)
 
-    return MadeUp(dict.fromkeys((AS_IS, *NAMES), 1.0), factor, spread, scale=scale)
+    return MadeUp(dict.fromkeys((NATIVE, *NAMES), 1.0), factor, spread, scale=scale)
 
 
 def planned(site: Site, wanted: SiteSettings, costs: MadeUp, kernels=KERNELS) -> SitePlan:
-    situation = Situation(Target.H100, BATCH, kernels=tuple(kernels), known=profile_of(site.name), costs=costs)
+    situation = Situation(PlanTarget.H100, BATCH, kernels=tuple(kernels), known=profile_of(site.name), costs=costs)
     return resolve([site], [wanted], situation, {})[0]
 
 
 def time_of(site: Site, wanted: SiteSettings, kernels: tuple[str, ...], costs: MadeUp) -> float:
     """The time of any combination of kernels, added up here part by part."""
-    sizes, pricer = Sizes(BATCH, site.k, site.n), Pricer(costs)
+    sizes, pricer = SiteSizes(BATCH, site.k, site.n), PerfModel(costs)
     gemms = [gemm for gemm in Gemm if gemm is not Gemm.DGRAD or site.input_grad]
     pairs = {
-        gemm: None if kernel == AS_IS else wanted.gemms[gemm].operands
+        gemm: None if kernel == NATIVE else wanted.gemms[gemm].operands
         for gemm, kernel in zip(gemms, kernels, strict=True)
     }
     fused = wanted.fuse is Fuse.ALWAYS
     unfused = fused and any(pairs.values())  # where they are no chain
-    sheet = sheet_of(sizes, pairs, surroundings_of(site), fused, False, unfused)
+    sheet = workload_of(sizes, pairs, surroundings_of(site), fused, False, unfused)
 
     def product_us(gemm: Gemm, kernel: str) -> float:
         """In whichever form of its operands a kernel is faster."""
         pair, how = pairs[gemm], Accumulation.PRECISE if pairs[gemm] else None
-        forms = {pair, other_form(pair) if pair is not None else None} if kernel != AS_IS else {None}
-        parts = (gemm_part(gemm, sizes, kernel, form, how) for form in forms if form is not None or kernel == AS_IS)
+        forms = {pair, other_form(pair) if pair is not None else None} if kernel != NATIVE else {None}
+        parts = (gemm_part(gemm, sizes, kernel, form, how) for form in forms if form is not None or kernel == NATIVE)
         return min(price.us for part in parts if (price := pricer.part(part)))
 
     around = sum(price.us for part in (*sheet.forward, *sheet.backward) if (price := pricer.part(part)))
@@ -94,7 +96,7 @@ def time_of(site: Site, wanted: SiteSettings, kernels: tuple[str, ...], costs: M
 def is_valid(site: Site, wanted: SiteSettings, kernels: tuple[str, ...]) -> bool:
     """Whether what is turned has its source in FP8 too, and what the policy forces or keeps is respected."""
     gemms = [gemm for gemm in Gemm if gemm is not Gemm.DGRAD or site.input_grad]
-    fp8 = {gemm for gemm, kernel in zip(gemms, kernels, strict=True) if kernel != AS_IS}
+    fp8 = {gemm for gemm, kernel in zip(gemms, kernels, strict=True) if kernel != NATIVE}
     if wanted.gemms[Gemm.FPROP].operands == CHAIN[Gemm.FPROP]:
         order = [gemm for gemm in Gemm if gemm in gemms]
         if fp8 != set(order[: len(fp8)]):
@@ -117,11 +119,11 @@ def test_the_choice_is_the_fastest_of_all_combinations_unless_it_gains_too_littl
     site, wanted, costs = site_of("a", k, n, input_grad), settings_of(recipe, asked, floor, fuse), costs_of(seed)
     plan = planned(site, wanted, costs)
     chosen = tuple(gemm.kernel for gemm in plan.gemms)
-    combinations = [each for each in product((*NAMES, AS_IS), repeat=len(plan.gemms)) if is_valid(site, wanted, each)]
+    combinations = [each for each in product((*NAMES, NATIVE), repeat=len(plan.gemms)) if is_valid(site, wanted, each)]
     assert chosen in combinations
     times = {each: time_of(site, wanted, each, costs) for each in combinations}
-    fewest = min(sum(kernel != AS_IS for kernel in each) for each in combinations)
-    least = min(time for each, time in times.items() if sum(kernel != AS_IS for kernel in each) == fewest)
+    fewest = min(sum(kernel != NATIVE for kernel in each) for each in combinations)
+    least = min(time for each, time in times.items() if sum(kernel != NATIVE for kernel in each) == fewest)
     best = min(times.values())
     if least / best >= floor * (1 + 1e-9):
         assert times[chosen] == pytest.approx(best)
@@ -129,7 +131,7 @@ def test_the_choice_is_the_fastest_of_all_combinations_unless_it_gains_too_littl
         assert times[chosen] in (pytest.approx(least), pytest.approx(best))
         assert times[chosen] <= least * (1 + 1e-9)
     if not any(compute is Compute.FP8 for compute in asked):
-        assert times[chosen] <= times[(AS_IS,) * len(chosen)] * (1 + 1e-9)
+        assert times[chosen] <= times[(NATIVE,) * len(chosen)] * (1 + 1e-9)
     assert plan.timing is not None
     assert plan.timing.chosen.us == pytest.approx(times[chosen], abs=0.002)
 
@@ -178,7 +180,7 @@ def test_in_a_chain_neither_and_it_is_never_slower_than_as_it_was(sizes, seed, o
     fp8 = []
     for floor in (low, high):
         wanted = settings_of(CHAIN, (Compute.AUTO,) * 3, floor, Fuse.ALWAYS)
-        situation = Situation(Target.H100, BATCH, kernels=KERNELS, known=profile_of(*names), costs=costs_of(seed))
+        situation = Situation(PlanTarget.H100, BATCH, kernels=KERNELS, known=profile_of(*names), costs=costs_of(seed))
         plans = resolve(sites, [wanted] * len(sites), situation, {}, Traced((names,), around))
         timings = [plan.timing for plan in plans if plan.timing is not None]
         assert len(timings) == len(sites)

@@ -8,24 +8,24 @@ from dataclasses import replace
 import pytest
 from plan_costs import CHAIN, SCALED_MM, AnyGemm, MadeUp
 
-from loka.codegen.recipes import site_recipe
-from loka.kernels.catalogue import KERNELS as KERNELS_OF_CATALOGUE
-from loka.kernels.catalogue import SCALED_MM as CUBLASLT
-from loka.kernels.parts import Part, Source, Work
-from loka.numerics.names import Accumulation, Compute, Fuse, Gemm, Scaling
-from loka.plan.costs import Surroundings, Traced
-from loka.plan.evidence import Known
-from loka.plan.plan import AS_IS, GemmPlan, SitePlan, Target
+from loka.codegen.modules.linear_recipes import site_recipe
+from loka.kernels.gemm.catalogue import GEMM_KERNELS as KERNELS_OF_CATALOGUE
+from loka.kernels.gemm.catalogue import SCALED_MM as CUBLASLT
+from loka.kernels.measurements.parts import Part, PartKind, TimeSource
+from loka.numerics.enums import Accumulation, Compute, Fuse, Gemm, Scaling
+from loka.plan.evidence import ProfiledSites
+from loka.plan.plan import NATIVE, GemmPlan, PlanTarget, SitePlan
+from loka.plan.report.format import decision_words
 from loka.plan.resolve import Situation, resolve
-from loka.plan.words import decision_words
-from loka.policy.settings import Budget, GemmSettings, SiteSettings
-from loka.probe.profile import Estimate, Interval
-from loka.sites.site import Rows
+from loka.plan.select.workload import Surroundings, Traced
+from loka.policy.cascade.settings import Budget, GemmSettings, SiteSettings
+from loka.probe.profile.profile import Estimate, Interval
+from loka.sites.site import RowCount
 
 NAME = "layers.0.fmb.0"
 OTHER = AnyGemm("zz.other")
 FAST, PRECISE = Accumulation.FAST, Accumulation.PRECISE
-KERNELS = {AS_IS: 1.0, SCALED_MM: 1.0, OTHER.name: 1.0}
+KERNELS = {NATIVE: 1.0, SCALED_MM: 1.0, OTHER.name: 1.0}
 
 Settings = Callable[..., SiteSettings]
 
@@ -43,10 +43,10 @@ def wanted(make_settings) -> Settings:
 
 
 @pytest.fixture
-def safe(make_known) -> Callable[..., Known]:
+def safe(make_known) -> Callable[..., ProfiledSites]:
     """A profile in which the turned recipe is safe at some sites, except for some GEMMs."""
 
-    def make(*names: str, unsafe: tuple[Gemm, ...] = ()) -> Known:
+    def make(*names: str, unsafe: tuple[Gemm, ...] = ()) -> ProfiledSites:
         estimates = tuple(
             Estimate(gemm, CHAIN[gemm], Interval(mere, mere, mere), Interval(30, 29, 31), 16)
             for gemm in Gemm
@@ -64,7 +64,7 @@ def decide(make_site, safe):
     def make(
         settings: SiteSettings, costs: MadeUp | None, kernels=(CUBLASLT, OTHER), known=None, traced=None, **changes
     ) -> SitePlan:
-        situation = Situation(Target.H100, 4096, kernels=tuple(kernels), known=known or safe(), costs=costs)
+        situation = Situation(PlanTarget.H100, 4096, kernels=tuple(kernels), known=known or safe(), costs=costs)
         (plan,) = resolve([make_site(**changes)], [settings], situation, {}, traced)
         return plan
 
@@ -77,7 +77,7 @@ def gemm_of(plan: SitePlan, gemm: Gemm) -> GemmPlan:
 
 def only_gemms(part: Part) -> float | None:
     """What is around GEMMs costs next to nothing."""
-    return 1.0 if part.work is Work.GEMM else 1e-6
+    return 1.0 if part.work is PartKind.GEMM else 1e-6
 
 
 def slow(*recipes: str, by: float = 10.0) -> Callable[[Part], float | None]:
@@ -91,7 +91,7 @@ def test_a_large_site_runs_in_fp8_and_says_what_it_gains(decide, wanted) -> None
     assert {gemm.reason for gemm in plan.gemms} == {"safe by evidence and faster, auto by p.yaml:14"}
     assert plan.timing is not None
     assert plan.timing.speedup > 1.2
-    assert plan.timing.chosen.source is Source.MEASURED
+    assert plan.timing.chosen.source is TimeSource.MEASURED
     assert not plan.timing.kept
 
 
@@ -102,7 +102,7 @@ def test_a_small_site_is_kept_with_both_times(decide, wanted) -> None:
     assert plan.timing.kept
     assert plan.timing.chosen == plan.timing.as_is
     for gemm in plan.gemms:
-        assert (gemm.kernel, gemm.operands, gemm.accumulation) == (AS_IS, None, None)
+        assert (gemm.kernel, gemm.operands, gemm.accumulation) == (NATIVE, None, None)
         assert gemm.reason.startswith("kept: BF16 is faster here: ")
         assert gemm.reason.endswith(" us (measured)")
         assert [each.kernel for each in gemm.rejected] == [SCALED_MM, OTHER.name]
@@ -132,7 +132,7 @@ def test_each_gemm_has_the_fastest_kernel_and_the_other_says_why_it_lost(decide,
     (lost,) = gemm_of(plan, Gemm.WGRAD).rejected
     assert lost.kernel == SCALED_MM
     assert lost.reason.startswith("slower than zz.other: ")
-    assert [each.kernel for each in gemm_of(plan, Gemm.FPROP).times] == [SCALED_MM, OTHER.name, AS_IS]
+    assert [each.kernel for each in gemm_of(plan, Gemm.FPROP).times] == [SCALED_MM, OTHER.name, NATIVE]
     assert gemm_of(plan, Gemm.FPROP).times[0].sqnr_db == 31.5
 
 
@@ -145,20 +145,20 @@ def test_what_cannot_be_told_apart_goes_by_the_catalogue(decide, wanted) -> None
     assert {gemm.kernel for gemm in exact.gemms} == {OTHER.name}
     names = ("aa.other", "zz.other")
     unknown = [AnyGemm(name) for name in reversed(names)]
-    plan = decide(wanted(Compute.FP8), MadeUp({AS_IS: 1.0, **dict.fromkeys(names, 1.0)}), kernels=unknown)
+    plan = decide(wanted(Compute.FP8), MadeUp({NATIVE: 1.0, **dict.fromkeys(names, 1.0)}), kernels=unknown)
     assert {gemm.kernel for gemm in plan.gemms} == {"aa.other"}  # both unknown to the catalogue: by name
 
 
 def test_turned_operands_take_the_form_of_the_fastest_kernel(decide, wanted) -> None:
     """FBGEMM takes scales by rows alone; copies that are turned have one scale, which serves as either."""
     kernels = tuple(kernel for kernel in KERNELS_OF_CATALOGUE if kernel.name in (SCALED_MM, "fbgemm.rowwise"))
-    costs = MadeUp({AS_IS: 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 0.8})
+    costs = MadeUp({NATIVE: 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 0.8})
     plan = decide(wanted(Compute.FP8), costs, kernels=kernels)
     assert {gemm.kernel for gemm in plan.gemms} == {"fbgemm.rowwise"}
     wgrad = gemm_of(plan, Gemm.WGRAD)
     assert {operand.scaling for operand in wgrad.operands} == {Scaling.ROWWISE}
     assert wgrad.by_rows == ()
-    own = decide(wanted(Compute.FP8), MadeUp({AS_IS: 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 1.5}), kernels=kernels)
+    own = decide(wanted(Compute.FP8), MadeUp({NATIVE: 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 1.5}), kernels=kernels)
     assert gemm_of(own, Gemm.WGRAD).operands == CHAIN[Gemm.WGRAD]
 
 
@@ -227,7 +227,7 @@ def test_other_batches_need_no_library_that_the_planned_one_does_without(decide,
         def factor(part: Part) -> float:
             return 0.8 if part.kernel == "fbgemm.rowwise" and part.rows <= fbgemm_below else 1.0
 
-        costs = MadeUp({AS_IS: 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 1.0}, factor)
+        costs = MadeUp({NATIVE: 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 1.0}, factor)
         plan = decide(wanted(Compute.KEEP, fprop=Compute.FP8), costs, kernels=kernels, k=2048, n=1024)
         return gemm_of(plan, Gemm.FPROP)
 
@@ -237,7 +237,9 @@ def test_other_batches_need_no_library_that_the_planned_one_does_without(decide,
 
 def test_a_small_batch_has_its_own_kernel_up_to_256_rows(decide, wanted) -> None:
     costs = MadeUp(KERNELS, lambda part: 1.0 if part.kernel != OTHER.name else 0.8 if part.rows == 200 else 1.2)
-    plan = decide(wanted(Compute.FP8, dgrad=Compute.KEEP), costs, k=2048, n=1024, rows=Rows(0, 200), input_grad=False)
+    plan = decide(
+        wanted(Compute.FP8, dgrad=Compute.KEEP), costs, k=2048, n=1024, rows=RowCount(0, 200), input_grad=False
+    )
     fprop = gemm_of(plan, Gemm.FPROP)
     assert (fprop.kernel, fprop.by_rows) == (OTHER.name, ((256, OTHER.name), (1024, SCALED_MM)))
 
@@ -253,7 +255,7 @@ def test_a_kernel_with_wrong_numbers_is_never_taken(decide, wanted) -> None:
 
 
 def test_kernels_that_were_not_measured_lose_to_those_that_were(decide, wanted) -> None:
-    plan = decide(wanted(Compute.FP8), MadeUp({AS_IS: 1.0, OTHER.name: 5.0}))
+    plan = decide(wanted(Compute.FP8), MadeUp({NATIVE: 1.0, OTHER.name: 5.0}))
     assert {gemm.kernel for gemm in plan.gemms} == {OTHER.name}
     assert gemm_of(plan, Gemm.FPROP).rejected[0].reason == ("never measured with e4m3 rowwise, e4m3 rowwise, precise")
 
@@ -263,9 +265,9 @@ def test_kernels_that_were_not_measured_lose_to_those_that_were(decide, wanted) 
     [
         None,
         MadeUp({}),
-        MadeUp({AS_IS: 1.0}),
+        MadeUp({NATIVE: 1.0}),
         MadeUp({SCALED_MM: 1.0}),
-        MadeUp(factor=lambda part: 1.0 if part.work is Work.GEMM else None),
+        MadeUp(factor=lambda part: 1.0 if part.work is PartKind.GEMM else None),
     ],
 )
 @pytest.mark.parametrize("compute", [Compute.AUTO, Compute.FP8])
@@ -305,7 +307,7 @@ def test_gemms_are_chosen_together_since_they_share_what_is_quantised(decide, wa
     reason = gemm_of(plan, Gemm.WGRAD).reason
     assert reason.startswith("kept: BF16 is faster here: ")
     products = {each.kernel: each.us for each in gemm_of(plan, Gemm.WGRAD).times}
-    assert products[SCALED_MM] < products[AS_IS]
+    assert products[SCALED_MM] < products[NATIVE]
 
 
 def test_a_forced_gemm_takes_what_it_is_turned_from_along(decide, wanted) -> None:
@@ -337,7 +339,9 @@ def test_a_chain_of_neighbours_is_decided_as_a_whole(make_site, wanted, safe) ->
     apart = Traced(tuple((name,) for name in names), chain.around)
 
     def fp8(traced: Traced, min_speedup: float) -> list[bool]:
-        situation = Situation(Target.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS, slow("quantise", by=2.0)))
+        situation = Situation(
+            PlanTarget.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS, slow("quantise", by=2.0))
+        )
         settings = wanted(min_speedup=min_speedup)
         return [plan.fp8 for plan in resolve(sites, [settings] * 2, situation, {}, traced)]
 
@@ -355,7 +359,7 @@ def test_a_site_that_leaves_the_chain_costs_its_neighbour_a_pass(make_site, want
     sites = [make_site(name, k=4096, n=4096) for name in names]
 
     def second(first: Compute) -> float:
-        situation = Situation(Target.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS))
+        situation = Situation(PlanTarget.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS))
         plans = resolve(sites, [wanted(first), wanted(Compute.FP8)], situation, {}, Traced((names,), around))
         assert plans[1].timing is not None
         return plans[1].timing.chosen.forward
@@ -385,7 +389,7 @@ def test_a_blocked_site_is_not_timed(decide, wanted) -> None:
 
 
 def test_auto_without_a_profile_stays_however_fast(make_site, wanted) -> None:
-    situation = Situation(Target.H100, 4096, costs=MadeUp(KERNELS))
+    situation = Situation(PlanTarget.H100, 4096, costs=MadeUp(KERNELS))
     (plan,) = resolve([make_site(k=4096, n=4096)], [wanted()], situation, {})
     assert gemm_of(plan, Gemm.FPROP).reason == "no evidence: run loka probe"
     assert not plan.fp8
@@ -395,7 +399,7 @@ def test_sites_that_are_alike_share_their_decisions_and_lookups(make_site, wante
     costs = MadeUp(KERNELS)
     settings = wanted(Compute.FP8)
     sites = [make_site(f"layers.{i}.fmb.0") for i in range(3)]
-    situation = Situation(Target.H100, 4096, costs=costs)
+    situation = Situation(PlanTarget.H100, 4096, costs=costs)
     first, second, third = resolve(sites, [settings] * 3, situation, {})
     assert first.gemms is second.gemms is third.gemms
     assert first.candidates is third.candidates
@@ -411,7 +415,7 @@ def test_a_linear_that_keeps_wgrad_alone_stays_in_its_chain(make_site, wanted, s
     sites = [make_site(name, k=2048, n=2048, fed_by=(), followed_by=()) for name in names]
 
     def forward_of_up(**down: Compute) -> float:
-        situation = Situation(Target.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS))
+        situation = Situation(PlanTarget.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS))
         settings = [wanted(Compute.FP8, **down), wanted(Compute.FP8)]
         plans = resolve(sites, settings, situation, {}, Traced((names,), around))
         assert plans[1].timing is not None
@@ -429,8 +433,8 @@ def test_a_mixture_loses_the_fusion_that_a_site_in_bf16_keeps(decide, wanted, sa
     )
     assert not kept.fp8
     assert [gemm.fp8 for gemm in left.gemms] == [True, True, False]
-    mixture = next(each for each in kept.candidates if each.kernels == (SCALED_MM, SCALED_MM, AS_IS))
-    assert mixture.time.source is Source.ESTIMATED
+    mixture = next(each for each in kept.candidates if each.kernels == (SCALED_MM, SCALED_MM, NATIVE))
+    assert mixture.time.source is TimeSource.ESTIMATED
 
 
 @pytest.mark.parametrize("written", [Scaling.TENSORWISE, Scaling.ROWWISE])
@@ -439,7 +443,7 @@ def test_turned_operands_take_the_form_that_is_faster(decide, wanted, written, f
     """Their one scale can stand there once or for each row; GEMMs that read the two differ in time alone."""
 
     def factor(part: Part) -> float:
-        return 1.0 if part.work is not Work.GEMM or not part.recipe or faster.value in part.recipe else 1.2
+        return 1.0 if part.work is not PartKind.GEMM or not part.recipe or faster.value in part.recipe else 1.2
 
     settings = wanted(Compute.FP8)
     first, second = (replace(each, scaling=written) for each in settings.gemms[Gemm.WGRAD].operands)

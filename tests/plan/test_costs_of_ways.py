@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 from plan_costs import CHAIN, ROWS, TURNED, MadeUp
 
-from loka.kernels.parts import Part, Source, Work
-from loka.numerics.names import Accumulation, Format, Gemm, Range, Scaling
-from loka.plan.costs import (
-    Sizes,
+from loka.kernels.measurements.parts import Part, PartKind, TimeSource
+from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
+from loka.plan.select.perf_model import PerfModel
+from loka.plan.select.workload import (
+    SiteSizes,
     Surroundings,
     gemm_part,
     has_form_of_chain,
     keeps_wgrad_in_chain,
-    sheet_of,
     surroundings_of,
+    workload_of,
 )
-from loka.plan.pricing import Pricer
-from loka.policy.settings import OperandRecipe
+from loka.policy.cascade.settings import OperandRecipe
 
-SIZES = Sizes(4096, 512, 1024)
+SIZES = SiteSizes(4096, 512, 1024)
 AROUND = Surroundings("layer_norm", "layer_norm silu")
 AS_IS = dict.fromkeys(Gemm)
 PLAIN = dict.fromkeys(Gemm, (OperandRecipe(), OperandRecipe()))
@@ -32,7 +32,7 @@ def words(parts: tuple[Part, ...]) -> list[str]:
 
 
 def test_as_it_is_a_site_has_its_norms_in_the_models_dtype() -> None:
-    sheet = sheet_of(SIZES, AS_IS, AROUND, False, False)
+    sheet = workload_of(SIZES, AS_IS, AROUND, False, False)
     assert words(sheet.forward) == [
         "forward 4096x512 layer_norm -> bfloat16",
         "forward 4096x1024 layer_norm silu -> bfloat16",
@@ -44,7 +44,7 @@ def test_as_it_is_a_site_has_its_norms_in_the_models_dtype() -> None:
 
 
 def test_a_chain_writes_fp8_in_the_kernels_around_and_turns_the_rest() -> None:
-    sheet = sheet_of(SIZES, CHAIN, AROUND, True, False)
+    sheet = workload_of(SIZES, CHAIN, AROUND, True, False)
     assert words(sheet.forward) == [
         "forward 4096x512 layer_norm -> e4m3 rowwise",
         "quantise 1024x512 -> e4m3 rowwise",
@@ -60,7 +60,7 @@ def test_a_chain_writes_fp8_in_the_kernels_around_and_turns_the_rest() -> None:
 
 
 def test_a_chain_of_one_linear_alone_quantises_in_passes_of_their_own() -> None:
-    fused, alone = (sheet_of(SIZES, CHAIN, AROUND, taken, False) for taken in (True, False))
+    fused, alone = (workload_of(SIZES, CHAIN, AROUND, taken, False) for taken in (True, False))
     assert words(alone.forward)[:2] == ["forward 4096x512 layer_norm -> bfloat16", "quantise 4096x512 -> e4m3 rowwise"]
     assert words(alone.backward)[:2] == [
         "backward 4096x1024 layer_norm silu -> bfloat16",
@@ -72,18 +72,18 @@ def test_a_chain_of_one_linear_alone_quantises_in_passes_of_their_own() -> None:
 
 def test_an_activation_before_is_taken_only_with_the_linear_that_it_follows() -> None:
     around = Surroundings("layer_norm silu", "", first=False, takes_before=False)
-    joined, apart = (sheet_of(SIZES, CHAIN, around, True, joined) for joined in (True, False))
+    joined, apart = (workload_of(SIZES, CHAIN, around, True, joined) for joined in (True, False))
     assert words(joined.forward)[0] == "forward 4096x512 layer_norm silu -> e4m3 rowwise"
     assert words(apart.forward)[:2] == [
         "forward 4096x512 layer_norm silu -> bfloat16",
         "quantise 4096x512 -> e4m3 rowwise",
     ]
     assert joined.backward == apart.backward
-    assert not any(part.work is Work.BACKWARD for part in joined.backward)  # the linear before counts it
+    assert not any(part.work is PartKind.BACKWARD for part in joined.backward)  # the linear before counts it
 
 
 def test_other_recipes_quantise_both_operands_of_each_gemm() -> None:
-    sheet = sheet_of(SIZES, PLAIN, Surroundings(), True, True)
+    sheet = workload_of(SIZES, PLAIN, Surroundings(), True, True)
     assert words(sheet.forward) == ["quantise 4096x512 -> e4m3 rowwise", "quantise 1024x512 -> e4m3 rowwise"]
     assert words(sheet.backward) == [
         "quantise 4096x1024 -> e4m3 rowwise",
@@ -97,9 +97,9 @@ def test_other_recipes_quantise_both_operands_of_each_gemm() -> None:
 
 
 def test_one_gemm_in_fp8_has_the_passes_of_that_one_alone() -> None:
-    sheet = sheet_of(SIZES, {**AS_IS, Gemm.FPROP: PLAIN[Gemm.FPROP]}, Surroundings(), False, False)
+    sheet = workload_of(SIZES, {**AS_IS, Gemm.FPROP: PLAIN[Gemm.FPROP]}, Surroundings(), False, False)
     assert (len(sheet.forward), len(sheet.backward)) == (2, 0)
-    wgrad = sheet_of(SIZES, {**AS_IS, Gemm.WGRAD: CHAIN[Gemm.WGRAD]}, Surroundings(), False, False)
+    wgrad = workload_of(SIZES, {**AS_IS, Gemm.WGRAD: CHAIN[Gemm.WGRAD]}, Surroundings(), False, False)
     assert words(wgrad.backward) == [
         "quantise 4096x1024 -> e4m3 rowwise",
         "turn 4096x1024 -> e4m3 tensorwise",
@@ -111,8 +111,8 @@ def test_one_gemm_in_fp8_has_the_passes_of_that_one_alone() -> None:
 def test_an_input_without_gradient_has_no_turned_weight_and_no_gradient_of_its_norm() -> None:
     pairs = {gemm: CHAIN[gemm] for gemm in (Gemm.FPROP, Gemm.WGRAD)}
     assert has_form_of_chain(pairs)
-    sheet = sheet_of(SIZES, pairs, AROUND, True, False)
-    assert [part.work for part in sheet.backward] == [Work.BACKWARD, Work.TURN, Work.TURN]
+    sheet = workload_of(SIZES, pairs, AROUND, True, False)
+    assert [part.work for part in sheet.backward] == [PartKind.BACKWARD, PartKind.TURN, PartKind.TURN]
 
 
 def test_what_counts_as_a_chain() -> None:
@@ -137,7 +137,7 @@ def test_known_scales_have_the_passes_of_a_chain() -> None:
     assert has_form_of_chain(pairs)
     assert keeps_wgrad_in_chain({**pairs, Gemm.WGRAD: None})
     assert not has_form_of_chain({**pairs, Gemm.WGRAD: (known, weight)})
-    sheet, turned = (sheet_of(SIZES, each, AROUND, True, False) for each in (pairs, CHAIN))
+    sheet, turned = (workload_of(SIZES, each, AROUND, True, False) for each in (pairs, CHAIN))
     assert words(sheet.backward) == words(turned.backward)
     assert words(sheet.forward)[1] == "quantise 1024x512 -> e4m3 tensorwise"
 
@@ -148,21 +148,21 @@ def test_passes_under_known_scales_cost_more_than_those_that_find_them() -> None
         OperandRecipe(scaling=Scaling.TENSORWISE, range=range_) for range_ in (Range.STATIC, Range.DYNAMIC)
     )
     pairs = {Gemm.FPROP: (known, weight), Gemm.DGRAD: (known, weight), Gemm.WGRAD: (known, known)}
-    pricer = Pricer(MadeUp())
+    pricer = PerfModel(MadeUp())
     for around, factor in ((AROUND, 1.03), (Surroundings("block_norm hardswish", "block_norm"), 1.25)):
-        sheets = [sheet_of(SIZES, each, around, True, False) for each in (pairs, CHAIN)]
+        sheets = [workload_of(SIZES, each, around, True, False) for each in (pairs, CHAIN)]
         for ours, theirs in zip(*((*sheet.forward, *sheet.backward) for sheet in sheets), strict=True):
             found, plain = pricer.part(ours), pricer.part(theirs)
             assert found is not None
             assert plain is not None
             assert found.us == pytest.approx(plain.us * (1.0 if ours.recipe == "bfloat16" else factor))
-            assert (found.source is Source.ESTIMATED) == (ours.recipe != "bfloat16")
+            assert (found.source is TimeSource.ESTIMATED) == (ours.recipe != "bfloat16")
 
 
 def test_rows_too_wide_for_a_kernel_run_as_without_a_chain() -> None:
     for k, takes in ((123_200, True), (2**21, False)):
-        forward = sheet_of(Sizes(4096, k, 1024), CHAIN, AROUND, True, True).forward
-        assert any(part.work is Work.FORWARD and "e4m3" in part.recipe for part in forward) == takes
+        forward = workload_of(SiteSizes(4096, k, 1024), CHAIN, AROUND, True, True).forward
+        assert any(part.work is PartKind.FORWARD and "e4m3" in part.recipe for part in forward) == takes
 
 
 @pytest.mark.parametrize(
@@ -196,19 +196,19 @@ def test_gemms_are_looked_up_by_their_own_sizes_and_recipe() -> None:
 def test_what_was_not_measured_takes_the_time_of_what_moves_like_it() -> None:
     measured = {("", "e4m3 rowwise"), ("layer_norm", "bfloat16")}
     costs = MadeUp(factor=lambda part: 1.0 if (part.around, part.recipe) in measured else None)
-    pricer = Pricer(costs)
-    norm = Part(Work.FORWARD, "rendered", 4096, 512, recipe="bfloat16", around="rms_norm silu")
-    known = pricer.part(Part(Work.FORWARD, "rendered", 4096, 512, recipe="bfloat16", around="layer_norm"))
+    pricer = PerfModel(costs)
+    norm = Part(PartKind.FORWARD, "rendered", 4096, 512, recipe="bfloat16", around="rms_norm silu")
+    known = pricer.part(Part(PartKind.FORWARD, "rendered", 4096, 512, recipe="bfloat16", around="layer_norm"))
     found = pricer.part(norm)
     assert found is not None
     assert known is not None
-    assert (found.us, found.source, known.source) == (known.us, Source.ESTIMATED, Source.MEASURED)
-    turned = pricer.part(Part(Work.TURN, "rendered", 4096, 512, recipe="e4m3 tensorwise"))
-    quantised = pricer.part(Part(Work.QUANTISE, "rendered", 4096, 512, recipe="e4m3 rowwise"))
+    assert (found.us, found.source, known.source) == (known.us, TimeSource.ESTIMATED, TimeSource.MEASURED)
+    turned = pricer.part(Part(PartKind.TURN, "rendered", 4096, 512, recipe="e4m3 tensorwise"))
+    quantised = pricer.part(Part(PartKind.QUANTISE, "rendered", 4096, 512, recipe="e4m3 rowwise"))
     assert turned is not None
     assert quantised is not None
     assert 0 < turned.us < quantised.us
-    assert turned.source is Source.ESTIMATED
+    assert turned.source is TimeSource.ESTIMATED
     assert pricer.part(gemm_part(Gemm.FPROP, SIZES, "never", None, None)) is None
 
 
@@ -224,18 +224,18 @@ def test_what_was_not_measured_takes_the_time_of_what_moves_like_it() -> None:
 )
 def test_the_nearest_norm_and_activation_stand_in_for_others(around: str, measured: tuple, taken: str) -> None:
     factors = {each: 1.0 + place for place, each in enumerate(measured)}
-    pricer = Pricer(MadeUp(factor=lambda part: factors.get(part.around)))
-    found = pricer.part(Part(Work.BACKWARD, "rendered", 4096, 512, recipe="bfloat16", around=around))
-    known = pricer.part(Part(Work.BACKWARD, "rendered", 4096, 512, recipe="bfloat16", around=taken))
+    pricer = PerfModel(MadeUp(factor=lambda part: factors.get(part.around)))
+    found = pricer.part(Part(PartKind.BACKWARD, "rendered", 4096, 512, recipe="bfloat16", around=around))
+    known = pricer.part(Part(PartKind.BACKWARD, "rendered", 4096, 512, recipe="bfloat16", around=taken))
     assert found is not None
     assert known is not None
-    assert (found.us, found.source) == (known.us, Source.ESTIMATED)
+    assert (found.us, found.source) == (known.us, TimeSource.ESTIMATED)
 
 
 def test_each_part_is_looked_up_once() -> None:
     costs = MadeUp()
-    pricer = Pricer(costs)
-    sheet = sheet_of(SIZES, CHAIN, AROUND, True, False)
+    pricer = PerfModel(costs)
+    sheet = workload_of(SIZES, CHAIN, AROUND, True, False)
     first = pricer.sum(sheet.backward)
     asked = costs.asked
     assert pricer.sum(sheet.backward) == first
@@ -244,14 +244,14 @@ def test_each_part_is_looked_up_once() -> None:
 
 def test_a_sum_is_as_sure_as_its_least_sure_part_and_noises_add_up_as_squares() -> None:
     parts = (
-        Part(Work.QUANTISE, "rendered", 64, 64, recipe="e4m3 rowwise"),
-        Part(Work.COPY, "rendered", 64, 64, recipe="bfloat16"),
+        Part(PartKind.QUANTISE, "rendered", 64, 64, recipe="e4m3 rowwise"),
+        Part(PartKind.COPY, "rendered", 64, 64, recipe="bfloat16"),
     )
-    pricer = Pricer(MadeUp(spread=0.1, factor=lambda part: 1.0 if part.work is Work.QUANTISE else None))
+    pricer = PerfModel(MadeUp(spread=0.1, factor=lambda part: 1.0 if part.work is PartKind.QUANTISE else None))
     found, first, second = pricer.sum(parts), pricer.part(parts[0]), pricer.part(parts[1])
     assert found is not None
     assert first is not None
     assert second is not None
-    assert found.source is Source.ESTIMATED
+    assert found.source is TimeSource.ESTIMATED
     assert found.us == pytest.approx(first.us + second.us)
     assert found.noise == pytest.approx((first.noise**2 + second.noise**2) ** 0.5)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from loka.errors import InputError
-from loka.numerics.names import Accumulation, Compute, Format, Gemm, Range, Scaling
-from loka.plan.diff import diff
-from loka.plan.explain import explain
-from loka.plan.plan import Binding, BindingKind
-from loka.plan.summary import group_sites, pattern_of
-from loka.plan.words import gemm_words
-from loka.policy.settings import Assignment, GemmSettings, OperandRecipe, SiteSettings
+from loka.numerics.enums import Accumulation, Compute, Format, Gemm, Range, Scaling
+from loka.plan.plan import BindingKind, PlannedBinding
+from loka.plan.report.explain_site import explain
+from loka.plan.report.format import gemm_words
+from loka.plan.report.plan_diff import diff
+from loka.plan.report.plan_rows import group_sites, pattern_of
+from loka.policy.cascade.settings import Assignment, GemmSettings, OperandRecipe, SiteSettings
 
 
 def test_explain_gives_sizes_flops_and_every_decision(make_plan, make_site):
@@ -38,7 +38,9 @@ def test_explain_lists_the_rule_that_holds_and_those_it_overrode(make_plan, make
 
 
 def test_explain_says_which_class_a_site_is_bound_in(make_plan, make_site):
-    binding = Binding("Up", BindingKind.LINEAR, ("a", "b"), "torch.nn.modules.linear.Linear", (("a",), ("b",)), ())
+    binding = PlannedBinding(
+        "Up", BindingKind.LINEAR, ("a", "b"), "torch.nn.modules.linear.Linear", (("a",), ("b",)), ()
+    )
     plan = make_plan(make_site("a"), make_site("b"), make_site("c"), bindings=(binding,))
     assert explain(plan, "b").bound_in == "modules.Up, with 1 module alike"
     assert explain(plan, "c").bound_in == ""

@@ -10,26 +10,26 @@ from pathlib import Path
 import pytest
 from plan_costs import HOPPER, MadeUp
 
-from loka.bench.record_policy import parts_of_policy
-from loka.cli.diff import show as show_diff
-from loka.cli.explain import show as show_site
-from loka.cli.plan import show
+from loka.bench.record.policy_parts import parts_of_policy
+from loka.cli.verbs.diff import show as show_diff
+from loka.cli.verbs.explain import show as show_site
+from loka.cli.verbs.plan import show
 from loka.errors import InputError
-from loka.kernels.interactions import Crossing, Form, Joining, Mixing, form_of, moved, parts_of
-from loka.kernels.measurements import Measurement, Measurements
-from loka.kernels.part_bounds import added_us, bound_us, interaction_us
-from loka.kernels.parts import COMPILED, INTERACTIONS, RENDERED, Part, Source, Work
-from loka.plan import make
-from loka.plan.diff import diff
-from loka.plan.explain import explain
-from loka.plan.interaction_times import interaction_plans
-from loka.plan.interactions import Fused
-from loka.plan.make import make_plan, planned
-from loka.plan.mods import gained_words
+from loka.kernels.measurements.interaction_forms import Crossing, Form, Joining, Mixing, form_of, moved, parts_of
+from loka.kernels.measurements.lookup import Measurement, Measurements
+from loka.kernels.measurements.part_bounds import added_us, bound_us, interaction_us
+from loka.kernels.measurements.parts import COMPILED, INTERACTIONS, RENDERED, Part, PartKind, TimeSource
+from loka.plan import planner
 from loka.plan.plan import Gain, InteractionPlan, Plan
-from loka.plan.pricing import Pricer
-from loka.plan.serial import from_json, to_json
-from loka.plan.summary import group_interactions, group_sites, total_time, total_words
+from loka.plan.planner import make_plan, planned
+from loka.plan.report.explain_site import explain
+from loka.plan.report.mod_plans import gained_words
+from loka.plan.report.plan_diff import diff
+from loka.plan.report.plan_rows import group_interactions, group_sites, total_time, total_words
+from loka.plan.rewrite.fused_interactions import Fused
+from loka.plan.select.interaction_times import interaction_plans
+from loka.plan.select.perf_model import PerfModel
+from loka.plan.serialize import from_json, to_json
 
 BATCH = 4096
 FORMS: tuple[Form, ...] = (
@@ -62,7 +62,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         text = f'version: 1\nname: a\nmodel: {{factory: "loka.zoo:{model}", inputs: "loka.zoo:{model}_inputs", '
         text += f"batch_size: {BATCH}}}\ndefaults: {{compute: keep}}\n"
         text += f"mods: [{', '.join(mods)}]\n" if mods else ""
-        monkeypatch.setattr(make, "open_measurements", lambda policy: costs)
+        monkeypatch.setattr(planner, "open_measurements", lambda policy: costs)
         Path(name).write_text(text)
         return Path(name)
 
@@ -95,14 +95,14 @@ def test_a_form_is_read_back_from_its_words(form: Form) -> None:
 @pytest.mark.parametrize(
     ("work", "around"),
     [
-        (Work.MIX, ""),
-        (Work.MIX, "64 embeddings, rank x"),
-        (Work.JOIN, "32 rows, residual"),
-        (Work.JOIN, "32 rows, layer_norm, itself"),
-        (Work.CROSS_BACKWARD, "residual"),
+        (PartKind.MIX, ""),
+        (PartKind.MIX, "64 embeddings, rank x"),
+        (PartKind.JOIN, "32 rows, residual"),
+        (PartKind.JOIN, "32 rows, layer_norm, itself"),
+        (PartKind.CROSS_BACKWARD, "residual"),
     ],
 )
-def test_other_words_are_no_form(work: Work, around: str) -> None:
+def test_other_words_are_no_form(work: PartKind, around: str) -> None:
     with pytest.raises(InputError, match="has the form"):
         form_of(work, around)
 
@@ -133,18 +133,18 @@ def test_two_readers_of_a_cross_layers_sum_cost_a_pass_between_our_kernels() -> 
         2 * bound_us(backward) + added_us(BATCH, 1024, "bfloat16"), abs=0.01
     )
     assert passing.chosen.forward == pytest.approx(2 * bound_us(forward), abs=0.01)
-    assert (ended.chosen.source, passing.chosen.source) == (Source.MEASURED, Source.ESTIMATED)
+    assert (ended.chosen.source, passing.chosen.source) == (TimeSource.MEASURED, TimeSource.ESTIMATED)
     assert passing.as_is is not None
-    assert passing.as_is.source is Source.MEASURED
+    assert passing.as_is.source is TimeSource.MEASURED
 
 
 def test_what_was_measured_is_looked_up_between_and_beside() -> None:
     sizes = [part for rows in (1024, 16384) for part in parts_of(WUKONG, rows, 128, COMPILED)]
     found = measured(*sizes)
-    assert found.time(sizes[0]).source is Source.MEASURED  # type: ignore[union-attr]
+    assert found.time(sizes[0]).source is TimeSource.MEASURED  # type: ignore[union-attr]
     between = found.time(parts_of(WUKONG, 4096, 128, COMPILED)[0])
     assert between is not None
-    assert between.source is Source.INTERPOLATED
+    assert between.source is TimeSource.INTERPOLATED
     assert between.us == pytest.approx(2 * bound_us(parts_of(WUKONG, 4096, 128, COMPILED)[0]), rel=0.02)
 
 
@@ -155,7 +155,7 @@ def test_the_nearest_form_stands_in_by_its_bytes() -> None:
     wanted = parts_of(WUKONG, BATCH, 128, RENDERED)[1]
     timed = found.time(wanted)
     assert timed is not None
-    assert timed.source is Source.ESTIMATED
+    assert timed.source is TimeSource.ESTIMATED
     assert timed.us == pytest.approx(2 * bound_us(wanted), rel=1e-4)
     assert found.time(replace(wanted, kernel=COMPILED)) is None
     assert found.time(replace(wanted, dtype="float32")) is None
@@ -170,25 +170,25 @@ def test_wrong_numbers_stand_in_for_nothing() -> None:
 
 
 def test_without_measurements_our_kernels_are_estimated_by_bytes_and_the_compiler_is_not() -> None:
-    pricer = Pricer(measured(Part(Work.GEMM, "as-is", 64, 64, 64)))
+    pricer = PerfModel(measured(Part(PartKind.GEMM, "as-is", 64, 64, 64)))
     forward, _ = parts_of(WUKONG, 16384, 128, RENDERED)
     price = pricer.part(forward)
     assert price is not None
-    assert (price.us, price.source) == (interaction_us(forward), Source.ESTIMATED)
+    assert (price.us, price.source) == (interaction_us(forward), TimeSource.ESTIMATED)
     assert price.us == pytest.approx(169, rel=0.05), "as it was measured: docs/results/LOG.md"
     assert pricer.part(replace(forward, kernel=COMPILED)) is None
 
 
 def test_a_plan_holds_its_interactions_with_their_sites(write: Write, plans: dict[str, Plan]) -> None:
     plan = wukong(write, plans)
-    mix, *_ = (each for each in plan.interactions if each.work is Work.MIX)
+    mix, *_ = (each for each in plan.interactions if each.work is PartKind.MIX)
     assert (mix.owner, mix.samples, mix.columns, mix.calls) == ("layers.0", BATCH, 32, 1)
     assert mix.form == "16 embeddings, rank 8, 8 sums, passing"
     assert mix.takes == ("layers.0.rank", "layers.0.compress", "layers.0#0")
-    join = next(each for each in plan.interactions if each.work is Work.JOIN)
+    join = next(each for each in plan.interactions if each.work is PartKind.JOIN)
     assert (join.form, join.takes) == ("8 + 8 rows, residual, layer_norm, weight, bias", ())
     assert mix.speedup == pytest.approx(3.0, rel=1e-3)
-    forward, backward = parts_of(form_of(Work.MIX, mix.form), BATCH, 32, RENDERED)
+    forward, backward = parts_of(form_of(PartKind.MIX, mix.form), BATCH, 32, RENDERED)
     assert mix.chosen is not None
     assert mix.chosen.forward == pytest.approx(bound_us(forward), abs=1e-3)
     assert mix.chosen.backward == pytest.approx(bound_us(backward), abs=1e-3)
@@ -219,7 +219,7 @@ def test_the_total_counts_interactions(write: Write, plans: dict[str, Plan]) -> 
     chosen = sum(each.chosen.us for each in plan.interactions if each.chosen is not None)
     assert total.us == pytest.approx(bare.us + chosen)
     assert total.as_is_us == pytest.approx(bare.as_is_us + 3 * chosen, rel=1e-4)
-    assert total.interactions == ((Source.MEASURED, 6),)
+    assert total.interactions == ((TimeSource.MEASURED, 6),)
     assert total_words(total).startswith("GEMMs with their norms and interactions: ")
 
 
@@ -256,7 +256,7 @@ def test_another_mods_gain_counts_the_joins_that_it_changes(write: Write) -> Non
     path = write("{use: block_norm, match: 'layers.*.norm', block: 32}", "{use: fuse_interaction}",
                  costs=MadeUp(factor=dear_norms))  # fmt: skip
     plan = planned(path, gains=True).plan
-    joins = [each.chosen.us for each in plan.interactions if each.work is Work.JOIN and each.chosen is not None]
+    joins = [each.chosen.us for each in plan.interactions if each.work is PartKind.JOIN and each.chosen is not None]
     assert len(joins) == 3
     assert plan.mods[0].gain is not None
     assert plan.mods[0].gain.us == pytest.approx(sum(joins), rel=1e-3)
@@ -264,7 +264,7 @@ def test_another_mods_gain_counts_the_joins_that_it_changes(write: Write) -> Non
 
 def test_a_cross_layers_gemm_stays_one(write: Write) -> None:
     plan = make_plan(write("{use: fuse_interaction}", costs=MadeUp(factor=slow_compiler), model="dlrm"))
-    crosses = [each for each in plan.interactions if each.work is Work.CROSS]
+    crosses = [each for each in plan.interactions if each.work is PartKind.CROSS]
     assert [each.form for each in crosses] == ["bias, itself, passing", "bias, passing", "bias"]
     assert {each.takes for each in crosses} == {()}
     assert all(site.timing is not None for site in plan.sites if site.site.name in crosses[0].sites)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from loka.errors import InputError
-from loka.plan import tracing
-from loka.plan.make import make_plan
 from loka.plan.plan import NOTHING_AROUND, BindingKind, Plan
-from loka.plan.rewrites import OUTSIDE
-from loka.plan.serial import from_json, to_json
+from loka.plan.planner import make_plan
+from loka.plan.rewrite import tracer
+from loka.plan.rewrite.rewrites import OUTSIDE
+from loka.plan.serialize import from_json, to_json
 
 MODELS = '''
 import torch
@@ -152,13 +152,13 @@ def site(plan: Plan, name: str):
 
 def test_layers_that_are_alike_share_a_class_and_are_traced_once(plan_for, monkeypatch):
     traced = []
-    original = tracing.trace_forward
+    original = tracer.trace_forward
 
     def counted(module, owner, *args, **kwargs):
         traced.append(owner)
         return original(module, owner, *args, **kwargs)
 
-    monkeypatch.setattr(tracing, "trace_forward", counted)
+    monkeypatch.setattr(tracer, "trace_forward", counted)
     plan = plan_for("crosses")
     assert traced == ["layers.0"]
     enter, layers, up, head = plan.bindings
@@ -280,9 +280,9 @@ def test_a_plan_comes_back_from_its_file(plan_for):
 def test_ten_thousand_sites_are_decided_and_written_in_a_moment(make_site, make_settings):
     from torch import nn
 
-    from loka.plan.bindings import bind
-    from loka.plan.plan import Target
+    from loka.plan.plan import PlanTarget
     from loka.plan.resolve import Situation, resolve
+    from loka.plan.rewrite.plan_bindings import bind
 
     names = [f"blocks.{i}.linear" for i in range(10_000)]
     sites = [make_site(name, share=1e-4, k=8, n=8) for name in names]
@@ -294,9 +294,9 @@ def test_ten_thousand_sites_are_decided_and_written_in_a_moment(make_site, make_
         model["blocks"].append(block)
     settings = make_settings()
     start = time.perf_counter()
-    plans = resolve(sites, [settings] * len(sites), Situation(Target.H100, 4096), {})
+    plans = resolve(sites, [settings] * len(sites), Situation(PlanTarget.H100, 4096), {})
     bindings = bind(plans, {}, model)
-    text = to_json(Plan("p", Target.H100, 4096, (), plans, bindings))
+    text = to_json(Plan("p", PlanTarget.H100, 4096, (), plans, bindings))
     seconds = time.perf_counter() - start
     assert [len(binding.modules) for binding in bindings] == [10_000]
     assert len(text) < 6_000_000

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from loka.errors import InputError
-from loka.kernels import measurement_text
-from loka.kernels.measurements import export
-from loka.plan.make import make_plan, planned
-from loka.plan.measured import open_measurements
+from loka.kernels.measurements import text_file
+from loka.kernels.measurements.lookup import export
+from loka.plan.planner import make_plan, planned
+from loka.plan.select.open_measurements import open_measurements
 from loka.policy.load import load_policy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -75,7 +75,7 @@ def test_as_text_they_are_the_same(write):
 
 
 def test_a_policy_that_names_none_gets_the_set_of_its_target(write, monkeypatch, tmp_path):
-    monkeypatch.setattr(measurement_text, "DATA", tmp_path / "data")
+    monkeypatch.setattr(text_file, "DATA", tmp_path / "data")
     assert open_measurements(load_policy(write(""))) is None
     export(record(Path("h100.sqlite"), grid()), tmp_path / "data" / "h100.jsonl", "h100", "made up")
     assert open_measurements(load_policy(write(""))).time(gemm(64, 64, 64)) is not None

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from loka.mods.fuse_interaction import Interacting
-from loka.plan.owner_rules import mixing_sites
-from loka.sites.site import Kind, Rows, Site
+from loka.plan.rewrite.owner_rules import mixing_sites
+from loka.sites.site import GemmKind, RowCount, Site
 
 
-def site(name: str, rows: int, k: int, n: int, owner: str = "layer", kind: Kind = Kind.MATMUL) -> Site:
-    weight = None if kind is Kind.BMM else name
-    return Site(name, kind, owner, weight, None, Rows(rows), k, n, 1, 1, 0.1, True, (), (), "")
+def site(name: str, rows: int, k: int, n: int, owner: str = "layer", kind: GemmKind = GemmKind.MATMUL) -> Site:
+    weight = None if kind is GemmKind.BMM else name
+    return Site(name, kind, owner, weight, None, RowCount(rows), k, n, 1, 1, 0.1, True, (), (), "")
 
 
 # 16 embeddings of 32, rank 8, 4 weighted sums.
-MIXING = [site("rank", 32, 16, 8), site("layer#0", 16, 32, 8, kind=Kind.BMM), site("compress", 32, 16, 4)]
+MIXING = [site("rank", 32, 16, 8), site("layer#0", 16, 32, 8, kind=GemmKind.BMM), site("compress", 32, 16, 4)]
 # Projections of 15 tokens of 64, and attention of two heads over them.
-ATTENTION = [site(name, 15, 64, 64) for name in "qkv"] + [site("layer#0", 30, 32, 15, kind=Kind.BMM)]
+ATTENTION = [site(name, 15, 64, 64) for name in "qkv"] + [site("layer#0", 30, 32, 15, kind=GemmKind.BMM)]
 
 
 def found(sites: list[Site]) -> set[str]:
@@ -33,4 +33,4 @@ def test_projections_beside_attention_are_none() -> None:
 
 
 def test_a_product_of_another_module_makes_none() -> None:
-    assert found([MIXING[0], site("other#0", 16, 32, 8, owner="other", kind=Kind.BMM)]) == set()
+    assert found([MIXING[0], site("other#0", 16, 32, 8, owner="other", kind=GemmKind.BMM)]) == set()

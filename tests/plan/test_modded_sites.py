@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from loka.mods.pad_alignment import Pad
-from loka.numerics.names import Gemm, Operand, Scaling
-from loka.plan.evidence import Known
-from loka.plan.modded_sites import batched_site, known_of, merged_site, padded_site
-from loka.policy.settings import OperandRecipe
-from loka.probe.profile import Estimate, Interval, OperandSummary, Profile, SiteProfile
-from loka.sites.site import Kind, Rows, Site
+from loka.numerics.enums import Gemm, Operand, Scaling
+from loka.plan.evidence import ProfiledSites
+from loka.plan.rewrite.modded_sites import batched_site, known_of, merged_site, padded_site
+from loka.policy.cascade.settings import OperandRecipe
+from loka.probe.profile.profile import Estimate, Interval, OperandSummary, Profile, SiteProfile
+from loka.sites.site import GemmKind, RowCount, Site
 
 ROWS, TENSOR = OperandRecipe(), OperandRecipe(scaling=Scaling.TENSORWISE)
 TURNED = OperandRecipe(power_of_two=True, turned=True)
@@ -20,7 +20,9 @@ TURNED = OperandRecipe(power_of_two=True, turned=True)
 
 def site(name: str, n: int = 32, **others: object) -> Site:
     parameters = (f"{name}.weight", f"{name}.bias")
-    plain = Site(name, Kind.LINEAR, "", *parameters, Rows(1), 48, n, 1, 1, 0.25, False, ("tanh",), ("relu",), "")
+    plain = Site(
+        name, GemmKind.LINEAR, "", *parameters, RowCount(1), 48, n, 1, 1, 0.25, False, ("tanh",), ("relu",), ""
+    )
     return replace(plain, **others)  # type: ignore[arg-type]
 
 
@@ -33,27 +35,27 @@ def summary(operand: Operand, amax: float) -> OperandSummary:
     return OperandSummary(operand, 48, 1, 8, 8, 0, 0, 0.0, amax, amax, 1.0, (), (), None, None, 0.0)
 
 
-def known(*estimates: tuple[Estimate, ...]) -> Known:
+def known(*estimates: tuple[Estimate, ...]) -> ProfiledSites:
     sites = tuple(
         SiteProfile(name, 48, 32, 8, (summary(Operand.INPUT, 1.0 + place),), found)
         for place, (name, found) in enumerate(zip("abc", estimates, strict=False))
     )
-    return Known.of(Profile("p", "m", "0", "now", 10, 1, 10, 8, sites, ()))
+    return ProfiledSites.of(Profile("p", "m", "0", "now", 10, 1, 10, 8, sites, ()))
 
 
 def test_a_merged_site_adds_up_its_members() -> None:
     merged = merged_site("a+b", "", [site("a"), site("b", 16, input_grad=True, followed_by=("silu",))])
-    assert (merged.kind, merged.k, merged.n, merged.share) == (Kind.FUNCTIONAL_LINEAR, 48, 48, 0.5)
+    assert (merged.kind, merged.k, merged.n, merged.share) == (GemmKind.FUNCTIONAL_LINEAR, 48, 48, 0.5)
     assert (merged.weight, merged.input_grad, merged.followed_by) == (None, True, ())
     assert merged.members == ("a", "b")
 
 
 def test_a_batched_site_cannot_be_in_fp8_and_a_padded_one_has_its_new_sizes() -> None:
     batched = batched_site("a+b", "", [site("a"), site("b")])
-    assert (batched.kind, batched.calls, batched.n) == (Kind.BMM, 2, 32)
+    assert (batched.kind, batched.calls, batched.n) == (GemmKind.BMM, 2, 32)
     assert batched.blocked is not None
     padded = padded_site(site("a", 30), Pad("a", 48, 30, 16))
-    assert (padded.k, padded.n, padded.kind, padded.name) == (48, 32, Kind.FUNCTIONAL_LINEAR, "a")
+    assert (padded.k, padded.n, padded.kind, padded.name) == (48, 32, GemmKind.FUNCTIONAL_LINEAR, "a")
 
 
 @pytest.mark.parametrize("gemm", [Gemm.FPROP, Gemm.WGRAD])

@@ -12,17 +12,17 @@ import pytest
 from plan_costs import MadeUp
 
 from loka.errors import InputError
-from loka.kernels.parts import Source
+from loka.kernels.measurements.parts import TimeSource
 from loka.mods.adaptation import Adaptation, Unchanged
-from loka.mods.rewritten import Rewritten
-from loka.plan import make
-from loka.plan.diff import diff
-from loka.plan.explain import explain
-from loka.plan.gains import gain_of
-from loka.plan.make import examine, make_plan, planned
-from loka.plan.mods import changed_words, gain_words, left_words, mod_words, touches
+from loka.mods.rewrite_result import RewriteResult
+from loka.plan import planner
 from loka.plan.plan import Gain, ModPlan, Plan, SiteTiming, StepTime
-from loka.plan.serial import from_json, to_json
+from loka.plan.planner import examine, make_plan, planned
+from loka.plan.report.explain_site import explain
+from loka.plan.report.mod_plans import changed_words, gain_words, left_words, mod_words, touches
+from loka.plan.report.plan_diff import diff
+from loka.plan.select.mod_gains import gain_of
+from loka.plan.serialize import from_json, to_json
 from loka.policy.load import load_policy
 from loka.policy.problems import PolicyError
 
@@ -205,7 +205,7 @@ def a_mod(**changes: object) -> ModPlan:
 
 def test_words_of_rewritten_forwards():
     made = tuple(
-        Rewritten(
+        RewriteResult(
             "merge_siblings", f"layers.{i}", (f"layers.{i}.q", f"layers.{i}.k"), f"layers.{i}.q+k", "2 linears as one"
         )
         for i in range(3)
@@ -216,7 +216,7 @@ def test_words_of_rewritten_forwards():
 
 
 def test_sites_of_rewritten_forwards_know_their_mods(make_plan, make_site):
-    made = Rewritten("merge_siblings", "layers.0", ("layers.0.q", "layers.0.k"), "layers.0.q+k", "2 linears as one")
+    made = RewriteResult("merge_siblings", "layers.0", ("layers.0.q", "layers.0.k"), "layers.0.q+k", "2 linears as one")
     plan = make_plan(make_site("layers.0.q+k"), make_site("layers.1.q"), mods=(a_mod(rewritten=(made,)),))
     assert [each.what for each in touches(plan, "layers.0.q+k")] == ["2 linears as one"]
     assert touches(plan, "layers.1.q") == ()
@@ -252,7 +252,7 @@ def test_a_mixing_layer_that_is_fused_is_not_padded(tmp_path, monkeypatch):
 
 
 def timed(plan: Plan, *us: float | None) -> Plan:
-    times = (None if each is None else StepTime(each, 0.0, Source.MEASURED) for each in us)
+    times = (None if each is None else StepTime(each, 0.0, TimeSource.MEASURED) for each in us)
     sites = (
         replace(site, timing=None if time is None else SiteTiming(time, time))
         for site, time in zip(plan.sites, times, strict=True)
@@ -273,7 +273,7 @@ def test_a_gain_is_the_difference_of_what_both_plans_time(make_plan, make_site):
 
 def test_gains_are_asked_for(write, monkeypatch):
     slow_norms = MadeUp(factor=lambda part: 2.0 if "layer_norm" in part.around else 1.0)
-    monkeypatch.setattr(make, "open_measurements", lambda policy: slow_norms if policy.target == "h100" else None)
+    monkeypatch.setattr(planner, "open_measurements", lambda policy: slow_norms if policy.target == "h100" else None)
     asked = "compute: fp8, fuse: always, scaling: rowwise, power_of_two: true, turned: true"
     path = write("use: no_bias", "{use: block_norm, block: 32}")
     path.write_text(path.read_text().replace("batch_size: 32", "batch_size: 4096").replace("compute: fp8", asked))

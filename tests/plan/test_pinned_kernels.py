@@ -8,16 +8,16 @@ import pytest
 from plan_costs import MadeUp
 
 from loka.errors import InputError
-from loka.kernels.catalogue import KERNELS, SCALED_MM, kernel_named
-from loka.numerics.names import Compute, Format, Gemm, Scaling
+from loka.kernels.gemm.catalogue import GEMM_KERNELS, SCALED_MM, kernel_named
+from loka.numerics.enums import Compute, Format, Gemm, Scaling
 from loka.plan.evidence import NO_EVIDENCE
-from loka.plan.pinned import candidates, taken_operands
-from loka.plan.plan import AS_IS, SitePlan, Target
+from loka.plan.plan import NATIVE, PlanTarget, SitePlan
 from loka.plan.resolve import Situation, resolve
-from loka.policy.settings import Assignment, GemmSettings, OperandRecipe, SiteSettings
+from loka.plan.select.kernel_overrides import accepted_operands, candidates
+from loka.policy.cascade.settings import Assignment, GemmSettings, OperandRecipe, SiteSettings
 from loka.sites.site import Site
 
-HOPPER = Situation(Target.H100, 4096, {"p.yaml": "policies/p.yaml"})
+HOPPER = Situation(PlanTarget.H100, 4096, {"p.yaml": "policies/p.yaml"})
 TENSORWISE = OperandRecipe(scaling=Scaling.TENSORWISE)
 TURNED = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=True, turned=True)
 
@@ -45,7 +45,7 @@ def test_the_named_kernel_runs_and_no_other_is_asked(make_site, make_settings):
 def test_what_it_cannot_run_stays_with_its_reason(make_site, make_settings):
     plan = decide(make_site(), pinned(make_settings(recipe=TENSORWISE), "fbgemm.rowwise"))
     for gemm in plan.gemms:
-        assert (gemm.kernel, gemm.fp8) == (AS_IS, False)
+        assert (gemm.kernel, gemm.fp8) == (NATIVE, False)
         assert gemm.reason == "FBGEMM GenAI multiplies rowwise x rowwise, not tensorwise x tensorwise"
         assert [each.kernel for each in gemm.rejected] == ["fbgemm.rowwise"]
 
@@ -106,19 +106,19 @@ def test_auto_after_a_kernel_takes_it_back(make_site, make_settings):
 def test_turned_operands_are_taken_in_the_form_that_a_kernel_takes():
     asked = GemmSettings(Compute.FP8, (TURNED, TURNED))
     sizes = (4096, 512, 256)
-    assert taken_operands(SCALED_MM, Gemm.WGRAD, asked, sizes, "h100") == (TURNED, TURNED)
+    assert accepted_operands(SCALED_MM, Gemm.WGRAD, asked, sizes, "h100") == (TURNED, TURNED)
     rows = replace(TURNED, scaling=Scaling.ROWWISE)
-    assert taken_operands(kernel_named("fbgemm.rowwise"), Gemm.WGRAD, asked, sizes, "h100") == (rows, rows)
+    assert accepted_operands(kernel_named("fbgemm.rowwise"), Gemm.WGRAD, asked, sizes, "h100") == (rows, rows)
     e5m2 = replace(asked, operands=(TURNED, replace(TURNED, format=Format.E5M2)))
-    assert taken_operands(kernel_named("fbgemm.rowwise"), Gemm.WGRAD, e5m2, sizes, "h100") == e5m2.operands
+    assert accepted_operands(kernel_named("fbgemm.rowwise"), Gemm.WGRAD, e5m2, sizes, "h100") == e5m2.operands
     plain = replace(asked, operands=(TENSORWISE, TENSORWISE))
-    assert taken_operands(kernel_named("fbgemm.rowwise"), Gemm.WGRAD, plain, sizes, "h100") == plain.operands
+    assert accepted_operands(kernel_named("fbgemm.rowwise"), Gemm.WGRAD, plain, sizes, "h100") == plain.operands
 
 
 def test_candidates():
     asked = GemmSettings(Compute.FP8, (TURNED, TURNED))
-    assert candidates(asked, KERNELS) == KERNELS
-    assert candidates(replace(asked, kernel="mslk.rowwise"), KERNELS) == (kernel_named("mslk.rowwise"),)
+    assert candidates(asked, GEMM_KERNELS) == GEMM_KERNELS
+    assert candidates(replace(asked, kernel="mslk.rowwise"), GEMM_KERNELS) == (kernel_named("mslk.rowwise"),)
 
 
 @pytest.mark.parametrize("measured", [False, True])

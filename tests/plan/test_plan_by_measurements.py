@@ -15,22 +15,22 @@ from pathlib import Path
 import pytest
 from plan_costs import CHAIN, SCALED_MM, MadeUp, Remembering
 
-from loka.codegen.render import render_package
-from loka.kernels.parts import Part, Work
-from loka.numerics.names import Compute, Fuse, Gemm
-from loka.plan import make
-from loka.plan.costs import Sizes, as_is_part
-from loka.plan.diff import diff
-from loka.plan.evidence import Known
-from loka.plan.make import examine, make_plan, plan_of
-from loka.plan.plan import Plan, SitePlan, Target
-from loka.plan.pricing import Pricer
+from loka.codegen.package.render_package import render_package
+from loka.kernels.measurements.parts import Part, PartKind
+from loka.numerics.enums import Compute, Fuse, Gemm
+from loka.plan import planner
+from loka.plan.evidence import ProfiledSites
+from loka.plan.plan import Plan, PlanTarget, SitePlan
+from loka.plan.planner import examine, make_plan, plan_of
+from loka.plan.report.plan_diff import diff
+from loka.plan.report.plan_rows import total_time
 from loka.plan.resolve import Situation, resolve
-from loka.plan.serial import from_json, to_json
-from loka.plan.summary import total_time
+from loka.plan.select.perf_model import PerfModel
+from loka.plan.select.workload import SiteSizes, native_part
+from loka.plan.serialize import from_json, to_json
+from loka.policy.cascade.settings import Budget, GemmSettings
 from loka.policy.load import load_policy
-from loka.policy.settings import Budget, GemmSettings
-from loka.probe.profile import Estimate, Interval, Profile, SiteProfile
+from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
 
 MODEL = """
 import torch
@@ -121,13 +121,13 @@ def test_a_site_that_is_kept_breaks_the_chain_and_its_neighbour_pays(plan_for: P
     assert site(broken, SECOND).region == ("linear", "layer_norm", "silu")  # in the model's dtype, by kernels too
 
 
-def safe_everywhere() -> Known:
+def safe_everywhere() -> ProfiledSites:
     """A profile in which the turned recipe is safe at every site of the tower."""
     fine = Interval(0.01, 0.01, 0.01), Interval(40, 40, 40)
     estimates = tuple(Estimate(gemm, CHAIN[gemm], *fine, 16) for gemm in Gemm)
     sizes = {"enter": (48, 512), FIRST: (512, 512), SECOND: (512, 64), THIRD: (64, 512)}
     sites = tuple(SiteProfile(name, k, n, 8192, (), estimates) for name, (k, n) in sizes.items())
-    return Known.of(Profile("p", "timedmodel:build", "0", "2026-01-01T00:00:00Z", 10, 1, 10, 8192, sites, ()))
+    return ProfiledSites.of(Profile("p", "timedmodel:build", "0", "2026-01-01T00:00:00Z", 10, 1, 10, 8192, sites, ()))
 
 
 @pytest.mark.parametrize("chained", [True, False])
@@ -135,7 +135,7 @@ def test_what_bf16_is_faster_for_is_fused_in_bf16(chained: bool, folder: Path) -
     """The product of the narrow linear in the middle is slow in FP8: more than its neighbours gain by it."""
 
     def factor(part: Part) -> float:
-        narrow = part.work is Work.GEMM and 64 in (part.columns, part.contraction, part.rows)
+        narrow = part.work is PartKind.GEMM and 64 in (part.columns, part.contraction, part.rows)
         return 1.0 if "e4m3" not in part.recipe else 20.0 if narrow and not chained else 0.5
 
     text = POLICY.replace("FUSE", "always").replace("compute: fp8", "compute: auto")
@@ -159,15 +159,15 @@ def test_the_norms_around_are_counted_once(plan_for: PlanFor) -> None:
     plan = plan_for(costs)
     total = total_time(plan)
     assert total is not None
-    pricer = Pricer(costs)
+    pricer = PerfModel(costs)
     around = ((512, "layer_norm"), (512, "layer_norm silu"), (64, "layer_norm silu"), (512, "layer_norm silu"))
     norms = [
         Part(work, "rendered", 8192, width, recipe="bfloat16", around=words)
         for width, words in around
-        for work in (Work.FORWARD, Work.BACKWARD)
+        for work in (PartKind.FORWARD, PartKind.BACKWARD)
     ]
     products = [
-        as_is_part(gemm.gemm, Sizes(8192, each.site.k, each.site.n)) for each in plan.sites for gemm in each.gemms
+        native_part(gemm.gemm, SiteSizes(8192, each.site.k, each.site.n)) for each in plan.sites for gemm in each.gemms
     ]
     expected = pricer.sum((*norms, *products))
     assert expected is not None
@@ -247,8 +247,8 @@ def test_a_thousand_unlike_sites_are_planned_in_two_seconds(make_site, make_sett
     sites = [make_site(f"layers.{i}.up", k=16 * (1 + i % 100), n=64 * (1 + i // 100)) for i in range(1000)]
     gc.disable()  # as a plan is made
     start = time.process_time()
-    plans = resolve(sites, [wanted] * len(sites), Situation(Target.H100, 4096, costs=MadeUp()), {})
-    text = to_json(Plan("p", Target.H100, 4096, (), plans, (), measurements=("made-up", "")))
+    plans = resolve(sites, [wanted] * len(sites), Situation(PlanTarget.H100, 4096, costs=MadeUp()), {})
+    text = to_json(Plan("p", PlanTarget.H100, 4096, (), plans, (), measurements=("made-up", "")))
     seconds = time.process_time() - start
     gc.enable()
     assert all(plan.timing is not None for plan in plans)
@@ -260,7 +260,7 @@ def test_the_set_that_ships_asks_for_no_further_library(plan_for: PlanFor, folde
     """Who names measurements has what they were taken with; who does not may have torch alone."""
     costs = MadeUp({"as-is": 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 0.5})
     assert {gemm.kernel for gemm in site(plan_for(costs), FIRST).gemms} == {"fbgemm.rowwise"}
-    monkeypatch.setattr(make, "open_measurements", lambda policy: costs)
+    monkeypatch.setattr(planner, "open_measurements", lambda policy: costs)
     assert {gemm.kernel for gemm in site(make_plan("p.yaml"), FIRST).gemms} == {SCALED_MM}
     (folder / "p.yaml").write_text((folder / "p.yaml").read_text() + '  - {match: "*.0", kernel: fbgemm.rowwise}\n')
     assert site(make_plan("p.yaml"), FIRST).gemms[0].kernel == "fbgemm.rowwise"

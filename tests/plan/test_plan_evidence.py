@@ -9,13 +9,13 @@ import pytest
 
 from loka.errors import InputError
 from loka.mods.adaptation import Adaptation
-from loka.mods.made import mods_made
-from loka.numerics.names import Compute, Format, Gemm, Operand, Range, Scaling
+from loka.mods.fingerprint import mod_fingerprints
+from loka.numerics.enums import Compute, Format, Gemm, Operand, Range, Scaling
 from loka.plan.evidence import NEVER_RAN, NO_EVIDENCE, check_sites, over_budget, over_budget_words
-from loka.plan.plan import AS_IS, GemmPlan, Target
+from loka.plan.plan import NATIVE, GemmPlan, PlanTarget
 from loka.plan.resolve import ImpossibleRuleError, Situation, resolve
-from loka.policy.settings import Budget, OperandRecipe
-from loka.probe.profile import Interval, Verdict
+from loka.policy.cascade.settings import Budget, OperandRecipe
+from loka.probe.profile.profile import Interval, Verdict
 
 NAME = "layers.0.fmb.0"
 
@@ -25,7 +25,7 @@ def decide(make_site, make_settings, make_known):
     """The decision for each GEMM of one site with some estimates."""
 
     def make(*estimates, settings=None, known=None, **changes) -> dict[Gemm, GemmPlan]:
-        situation = Situation(Target.H100, 4096, known=known or make_known({NAME: estimates}))
+        situation = Situation(PlanTarget.H100, 4096, known=known or make_known({NAME: estimates}))
         wanted = settings or make_settings(Compute.AUTO)
         (plan,) = resolve([make_site(**changes)], [wanted], situation, {})
         return {gemm.gemm: gemm for gemm in plan.gemms}
@@ -60,7 +60,7 @@ def test_auto_is_fp8_for_exactly_the_gemms_that_are_safe(decide, make_estimate):
 )
 def test_auto_that_is_not_safe_is_kept_with_the_figures(figures, reason, decide, make_estimate):
     kept = decide(make_estimate(Gemm.FPROP, **figures))[Gemm.FPROP]
-    assert (kept.kernel, kept.operands, kept.reason) == (AS_IS, None, reason)
+    assert (kept.kernel, kept.operands, kept.reason) == (NATIVE, None, reason)
     assert [(each.kernel, each.reason) for each in kept.rejected] == [("torch.scaled_mm", reason)]
     assert kept.evidence.verdict.value == reason.partition(":")[0]
 
@@ -94,7 +94,7 @@ def test_what_was_not_seen_says_so(decide, make_known, make_estimate):
 
 
 def test_without_a_profile_auto_is_kept_as_before(make_site, make_settings):
-    (plan,) = resolve([make_site()], [make_settings(Compute.AUTO)], Situation(Target.H100, 4096), {})
+    (plan,) = resolve([make_site()], [make_settings(Compute.AUTO)], Situation(PlanTarget.H100, 4096), {})
     assert {(gemm.reason, gemm.evidence) for gemm in plan.gemms} == {(NO_EVIDENCE, None)}
 
 
@@ -175,7 +175,7 @@ def test_a_profile_of_a_model_that_other_mods_made_is_an_error(make_site, make_k
         "ranker.yaml:9:10: profile: profiles/ranker.safetensors was learned of the model without block_norm (norm, "
         "block 32): it is not evidence for what this policy's mods make; run loka probe"
     )
-    known = replace(without, profile=replace(without.profile, mods=mods_made(blocks)))
+    known = replace(without, profile=replace(without.profile, mods=mod_fingerprints(blocks)))
     check_sites(known, [make_site("a")], blocks)
     with pytest.raises(InputError, match=r"learned of the model with block_norm \(norm, block 32\):"):
         check_sites(known, sites)
@@ -203,6 +203,6 @@ def test_planning_ten_thousand_sites_asks_each_site_once(
     monkeypatch.setattr(module, "_sift", lambda *arguments: sifted.append(arguments) or sift(*arguments))
     sites = [make_site(f"a.{i}") for i in range(100)]
     known = make_known({site.name: (make_estimate(mere=0.01 * i),) for i, site in enumerate(sites)})
-    plans = resolve(sites, [make_settings(Compute.AUTO)] * 100, Situation(Target.H100, 4096, known=known), {})
+    plans = resolve(sites, [make_settings(Compute.AUTO)] * 100, Situation(PlanTarget.H100, 4096, known=known), {})
     assert len(sifted) == 3  # kernels are asked once for sites that are alike
     assert sum(plan.fp8 for plan in plans) == 20  # those with 0.01 * i + 0.01 <= 0.2

@@ -8,15 +8,15 @@ from math import inf
 
 import pytest
 
-from loka.numerics.names import Compute, Gemm, Operand, Range
-from loka.plan.diff import diff
-from loka.plan.explain import explain
-from loka.plan.histogram import ASCII, histogram
-from loka.plan.serial import from_json, to_json
-from loka.plan.summary import group_sites
-from loka.policy.settings import Assignment, OperandRecipe
-from loka.probe.bins import LOWEST, MAGNITUDE_BINS
-from loka.probe.profile import Finding, Verdict
+from loka.numerics.enums import Compute, Gemm, Operand, Range
+from loka.plan.report.explain_site import explain
+from loka.plan.report.histogram import ASCII, histogram
+from loka.plan.report.plan_diff import diff
+from loka.plan.report.plan_rows import group_sites
+from loka.plan.serialize import from_json, to_json
+from loka.policy.cascade.settings import Assignment, OperandRecipe
+from loka.probe.profile.profile import Finding, Verdict
+from loka.probe.stats.bins import LOWEST, MAGNITUDE_BINS
 
 NAME = "layers.0.fmb.0"
 

@@ -13,13 +13,13 @@ import pytest
 from plan_costs import CHAIN, ROWS, MadeUp
 
 from loka.errors import InputError
-from loka.numerics.names import Compute, Format, Fuse, Range
-from loka.plan.plan import Binding, BindingKind, Skipped, Target
+from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, Statement
+from loka.graph.reads import Reads
+from loka.numerics.enums import Compute, Format, Fuse, Range
+from loka.plan.plan import BindingKind, PlannedBinding, PlanTarget, Skipped
 from loka.plan.resolve import Situation, resolve
-from loka.plan.serial import from_json, to_json
-from loka.policy.settings import OperandRecipe
-from loka.sites.reads import Reads
-from loka.sites.straight import Ref, RefKind, Region, SiteCall, Statement, StraightForward
+from loka.plan.serialize import from_json, to_json
+from loka.policy.cascade.settings import OperandRecipe
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def whole_plan(make_plan, make_site, make_settings):
     """A plan that uses every type that a plan can hold."""
     call = SiteCall("layers.0.rank", "{0}", "{1}.t()", None, "{0}.transpose(-1, -2)")
     operands = (Ref(RefKind.LOCAL, "x"), Ref(RefKind.ATTRIBUTE, "self.rank"))
-    forward = StraightForward(
+    forward = ForwardIR(
         owner="layers.0",
         owner_type="pkg.Layer",
         arguments=("x",),
@@ -44,7 +44,9 @@ def whole_plan(make_plan, make_site, make_settings):
         constants=(("pkg.SCALE", "0.5"),),
     )
     shapes = (("rank", (16, 8)),)
-    binding = Binding("Layers", BindingKind.FORWARD, ("layers.0",), "pkg.Layer", (("layers.0.rank",),), shapes, forward)
+    binding = PlannedBinding(
+        "Layers", BindingKind.FORWARD, ("layers.0",), "pkg.Layer", (("layers.0.rank",),), shapes, forward
+    )
     settings = make_settings(recipe=OperandRecipe(Format.E4M3, range=Range.STATIC, amax=3.3000000000000003))
     plan = make_plan(
         make_site("layers.0.rank", share=1 / 3),
@@ -79,7 +81,7 @@ def test_keys_are_sorted(whole_plan):
 def test_bytes_do_not_depend_on_the_hash_seed(tmp_path, whole_plan):
     path = tmp_path / "plan.json"
     path.write_text(to_json(whole_plan))
-    code = f"from loka.plan.serial import *; print(to_json(from_json(open({str(path)!r}).read())), end='')"
+    code = f"from loka.plan.serialize import *; print(to_json(from_json(open({str(path)!r}).read())), end='')"
     texts = {
         subprocess.run(
             [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
@@ -94,7 +96,7 @@ def timed_plan(make_plan, make_site, make_settings, **costs):
     made_up = MadeUp(**costs)
     settings = replace(make_settings(Compute.FP8, recipe=ROWS), fuse=Fuse.AUTO)
     gemms = {gemm: replace(each, operands=CHAIN[gemm]) for gemm, each in settings.gemms.items()}
-    situation = Situation(Target.H100, 4096, costs=made_up)
+    situation = Situation(PlanTarget.H100, 4096, costs=made_up)
     sites = [make_site(f"layers.{i}.up", followed_by=("silu",)) for i in range(9)]
     plans = resolve(sites, [replace(settings, gemms=gemms)] * len(sites), situation, {})
     return make_plan(sites=plans, measurements=(made_up.name, made_up.sha256))

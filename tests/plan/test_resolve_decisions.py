@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from loka.errors import InputError
-from loka.numerics.names import Accumulation, Compute, Format, Gemm, Scaling
+from loka.numerics.enums import Accumulation, Compute, Format, Gemm, Scaling
 from loka.plan.evidence import NO_EVIDENCE
-from loka.plan.plan import AS_IS, GemmPlan, SitePlan, Target
+from loka.plan.plan import NATIVE, GemmPlan, PlanTarget, SitePlan
 from loka.plan.resolve import Situation, resolve
-from loka.policy.settings import OperandRecipe, SiteSettings
+from loka.policy.cascade.settings import OperandRecipe, SiteSettings
 from loka.sites.site import Site
 
-HOPPER = Situation(Target.H100, 4096, {"p.yaml": "policies/p.yaml"})
+HOPPER = Situation(PlanTarget.H100, 4096, {"p.yaml": "policies/p.yaml"})
 
 
 def decide(site: Site, settings: SiteSettings, situation: Situation = HOPPER, refused: str | None = None) -> SitePlan:
@@ -36,7 +36,7 @@ def test_fp8_takes_the_kernel_with_the_recipe_and_says_who_asked(make_site, make
 
 def test_keep_stays_and_says_who_asked(make_site, make_settings):
     plan = decide(make_site(), make_settings(Compute.KEEP))
-    assert {(gemm.kernel, gemm.operands, gemm.reason) for gemm in plan.gemms} == {(AS_IS, None, "keep by p.yaml:14")}
+    assert {(gemm.kernel, gemm.operands, gemm.reason) for gemm in plan.gemms} == {(NATIVE, None, "keep by p.yaml:14")}
 
 
 def test_auto_without_evidence_stays_and_names_the_kernel_that_waits(make_site, make_settings):
@@ -96,7 +96,7 @@ def test_a_rule_for_one_site_that_can_is_no_error(make_site, make_settings):
 def test_the_reference_target_takes_recipes_that_hopper_does_not(make_site, make_settings):
     settings = make_settings(recipe=OperandRecipe(format=Format.E5M2, scaling=Scaling.TENSORWISE))
     assert not decide(make_site(), settings).fp8
-    assert decide(make_site(), settings, Situation(Target.REFERENCE, 4096)).fp8
+    assert decide(make_site(), settings, Situation(PlanTarget.REFERENCE, 4096)).fp8
 
 
 def test_sites_that_are_alike_share_their_decisions(make_site, make_settings):

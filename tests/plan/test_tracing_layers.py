@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from loka.plan.tracing import Tracer
-from loka.sites.reads import Reads
-from loka.sites.regions import Scope
-from loka.sites.straight import StraightForward
+from loka.graph.ir import ForwardIR
+from loka.graph.patterns.region import RegionScope
+from loka.graph.reads import Reads
+from loka.plan.rewrite.tracer import Tracer
 
 
 class Layer(nn.Module):
@@ -27,10 +27,10 @@ class Layer(nn.Module):
 def test_a_tied_layer_has_a_forward_of_its_own() -> None:
     model = nn.Sequential(Layer(tied=False), Layer(tied=False), Layer(tied=True))
     tracer = Tracer(model, lambda batch: ((torch.randn(batch, 4),), {}))
-    plain, alike, tied = (tracer(Scope(str(place), ("one", "two"), ())) for place in range(3))
-    assert isinstance(plain, StraightForward)
-    assert isinstance(alike, StraightForward)
-    assert isinstance(tied, StraightForward)
+    plain, alike, tied = (tracer(RegionScope(str(place), ("one", "two"), ())) for place in range(3))
+    assert isinstance(plain, ForwardIR)
+    assert isinstance(alike, ForwardIR)
+    assert isinstance(tied, ForwardIR)
     assert plain.statements is alike.statements
     assert "self.two.weight" in plain.statements[-1].text()
     assert "self.two.weight" not in tied.statements[-1].text()

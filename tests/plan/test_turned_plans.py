@@ -9,16 +9,16 @@ from dataclasses import replace
 import pytest
 
 from loka.errors import InputError
-from loka.numerics.names import Compute, Format, Gemm, Operand, Range, Scaling
-from loka.plan.diff import diff
-from loka.plan.explain import explain
-from loka.plan.plan import AS_IS, GemmPlan, Target
+from loka.numerics.enums import Compute, Format, Gemm, Operand, Range, Scaling
+from loka.plan.plan import NATIVE, GemmPlan, PlanTarget
+from loka.plan.report.explain_site import explain
+from loka.plan.report.format import gemm_words
+from loka.plan.report.plan_diff import diff
 from loka.plan.resolve import Situation, resolve
-from loka.plan.serial import from_json, to_json
-from loka.plan.words import gemm_words
-from loka.policy.settings import GemmSettings, OperandRecipe, SiteSettings
-from loka.probe.profile import Estimate, Interval
-from loka.probe.recipes import candidates
+from loka.plan.serialize import from_json, to_json
+from loka.policy.cascade.settings import GemmSettings, OperandRecipe, SiteSettings
+from loka.probe.estimate.candidate_recipes import candidates
+from loka.probe.profile.profile import Estimate, Interval
 
 PAIRS = {gemm: candidates(gemm)[-1] for gemm in Gemm}  # rowwise powers of two, and what is turned from them
 ROWS = PAIRS[Gemm.FPROP][0]
@@ -42,7 +42,7 @@ def turned_settings(make_settings) -> Callable[..., SiteSettings]:
 
 @pytest.fixture
 def decide(make_site) -> Decide:
-    def one(settings: SiteSettings, known=None, target: Target = Target.H100, **changes: object) -> dict:
+    def one(settings: SiteSettings, known=None, target: PlanTarget = PlanTarget.H100, **changes: object) -> dict:
         situation = Situation(target, 4096, {"p.yaml": "policies/p.yaml"}, known=known)
         (plan,) = resolve([make_site(**changes)], [settings], situation, {})
         return {gemm.gemm: gemm for gemm in plan.gemms}
@@ -54,8 +54,8 @@ def estimate_of(gemm: Gemm, mere: float = 0.02) -> Estimate:
     return Estimate(gemm, PAIRS[gemm], Interval(mere, 0.9 * mere, 1.1 * mere), Interval(30, 29, 31), 16)
 
 
-@pytest.mark.parametrize("target", list(Target))
-def test_all_three_run_where_the_sources_do(decide: Decide, turned_settings, target: Target) -> None:
+@pytest.mark.parametrize("target", list(PlanTarget))
+def test_all_three_run_where_the_sources_do(decide: Decide, turned_settings, target: PlanTarget) -> None:
     plan = decide(turned_settings(), target=target)
     assert {gemm: each.operands for gemm, each in plan.items()} == PAIRS
     assert {each.reason for each in plan.values()} == {"fp8 by p.yaml:14"}
@@ -65,7 +65,7 @@ def test_what_stays_as_it_is_is_no_source(decide: Decide, turned_settings) -> No
     plan = decide(turned_settings(fprop=Compute.KEEP))
     for gemm, operand in ((Gemm.DGRAD, "weight"), (Gemm.WGRAD, "input")):
         reason = f"{operand} is to be turned from fprop's, which stays as it is"
-        assert (plan[gemm].kernel, plan[gemm].operands, plan[gemm].reason) == (AS_IS, None, reason)
+        assert (plan[gemm].kernel, plan[gemm].operands, plan[gemm].reason) == (NATIVE, None, reason)
         assert [(each.kernel, each.reason) for each in plan[gemm].rejected] == [("torch.scaled_mm", reason)]
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from loka.policy.cascade import resolve_settings
+from loka.policy.cascade.cascade import resolve_settings
+from loka.policy.cascade.settings import SiteFacts, SiteSettings
 from loka.policy.load import load_policy
 from loka.policy.policy import Policy
 from loka.policy.problems import PolicyError
-from loka.policy.settings import SiteFacts, SiteSettings
 
 MARK = "§".encode()  # stands right before the character at which the problem is expected
 

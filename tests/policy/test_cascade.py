@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from loka.numerics.names import Accumulation, Compute, Format, Fuse, Gemm, Operand, Range, Scaling
-from loka.policy.cascade import resolve_settings
+from loka.numerics.enums import Accumulation, Compute, Format, Fuse, Gemm, Operand, Range, Scaling
+from loka.policy.cascade.cascade import resolve_settings
+from loka.policy.cascade.settings import Budget, GemmSettings, OperandRecipe, SiteFacts, SiteSettings
 from loka.policy.policy import Policy
 from loka.policy.problems import PolicyError
-from loka.policy.settings import Budget, GemmSettings, OperandRecipe, SiteFacts, SiteSettings
 
 HEAD = 'version: 1\nname: ranker\nmodel: {factory: "pkg.models:ranker"}\n'
 SITES = [

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from loka.policy.compose import MAX_DEPTH, MAX_NODES
 from loka.policy.load import load_policy
 from loka.policy.policy import Policy
 from loka.policy.problems import PolicyError
-from loka.policy.source import MAX_BYTES
+from loka.policy.yaml.compose import MAX_DEPTH, MAX_NODES
+from loka.policy.yaml.policy_file import MAX_BYTES
 
 HEAD = 'version: 1\nname: ranker\nmodel: {factory: "pkg.models:ranker"}\n'
 LEVELS = "abcdefghi"

@@ -8,7 +8,7 @@ import pytest
 
 from loka.policy.policy import ModRule, Policy
 from loka.policy.problems import PolicyError
-from loka.policy.schema_mods import MODS
+from loka.policy.schema.mod_schema import MODS
 
 HEAD = 'version: 1\nname: ranker\nmodel: {factory: "pkg.models:ranker"}\n'
 DEFAULTS: dict[str, tuple[tuple[str, object], ...]] = {

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from loka.numerics.names import OPERANDS, Compute, Format, Gemm, Operand, Range, Scaling
-from loka.policy.settings import TURNED_FROM, OperandRecipe, SiteFacts, SiteSettings
+from loka.numerics.enums import OPERANDS, Compute, Format, Gemm, Operand, Range, Scaling
+from loka.policy.cascade.settings import TRANSPOSED_FROM, OperandRecipe, SiteFacts, SiteSettings
 
 HEAD = 'version: 1\nname: ranker\nmodel: {factory: "pkg.models:ranker"}\n'
 SITES = [SiteFacts("layers.0.mlp.0", "linear", 64, 32, 32, 0.5), SiteFacts("head.out", "linear", 64, 32, 1, 0.5)]
@@ -39,7 +39,7 @@ def test_the_shortest_policy_that_turns(resolve: Resolve) -> None:
 @pytest.mark.parametrize(
     ("written", "touched"),
     [
-        ("turned: true", set(TURNED_FROM)),
+        ("turned: true", set(TRANSPOSED_FROM)),
         ("wgrad: {turned: true}", {(Gemm.WGRAD, Operand.GRAD_OUTPUT), (Gemm.WGRAD, Operand.INPUT)}),
         ("dgrad: {turned: true}", {(Gemm.DGRAD, Operand.WEIGHT)}),
         ("dgrad: {weight: {turned: true}}", {(Gemm.DGRAD, Operand.WEIGHT)}),
@@ -53,14 +53,14 @@ def test_the_shortest_policy_that_turns(resolve: Resolve) -> None:
 def test_it_touches_what_is_read_along_its_other_dimension(written: str, touched: set, resolve: Resolve) -> None:
     settings = resolve(HEAD + f"defaults: {{{written}}}\n", SITES)[0]
     assert turned(settings) == touched
-    for gemm, operand in set(TURNED_FROM) - touched:
+    for gemm, operand in set(TRANSPOSED_FROM) - touched:
         assert settings.gemms[gemm].operands[OPERANDS[gemm].index(operand)].scaling is Scaling.ROWWISE
 
 
 def test_a_later_rule_takes_it_back_and_the_rules_before_hold_again(resolve: Resolve) -> None:
     text = "defaults: {scaling: tensorwise, turned: true}\nrules: [{match: head.out, turned: false}]\n"
     first, second = resolve(HEAD + text, SITES)
-    assert turned(first) == set(TURNED_FROM)
+    assert turned(first) == set(TRANSPOSED_FROM)
     assert turned(second) == set()
     assert second.gemms[Gemm.WGRAD].operands == (OperandRecipe(scaling=Scaling.TENSORWISE),) * 2
     assert [each.value for each in second.history["wgrad.input.turned"]] == ["true", "false"]

@@ -15,11 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import loka
 from loka.errors import InputError
-from loka.numerics.names import Operand
-from loka.probe.joint import JointTracker, joint_stats
-from loka.probe.operand import OperandTracker, operand_stats
-from loka.probe.ranks import merge_across
-from loka.probe.stats import SiteStats
+from loka.numerics.enums import Operand
+from loka.probe.capture.ranks import merge_across
+from loka.probe.stats.joint_moments import JointTracker, joint_stats
+from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
+from loka.probe.stats.site_stats import SiteStats
 
 WORLD = 3
 ROWS = (40, 200, 7)

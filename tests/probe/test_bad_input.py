@@ -11,11 +11,11 @@ import torch
 
 import loka
 from loka.errors import InputError
-from loka.numerics.names import Gemm
-from loka.plan.make import examine
+from loka.numerics.enums import Gemm
+from loka.plan.planner import examine
 from loka.policy.load import load_policy
-from loka.probe import file
 from loka.probe.learn import finish
+from loka.probe.profile import profile_file
 
 ALL = 1_000_000  # rows to sample: all of them
 COUNTED = ("nonfinite", "nonfinite_calls")
@@ -155,8 +155,8 @@ def test_all_of_it_can_be_saved_and_read_again(policy, tmp_path):
     batches = [torch.full((8, 12), math.nan), torch.zeros(8, 12), *models.make_batches(2, 1, 12)]
     record = learned(policy("plain"), batches)
     assert broken(record) == []
-    file.save(tmp_path / "bad.safetensors", record)
-    again = file.load(tmp_path / "bad.safetensors")
+    profile_file.save(tmp_path / "bad.safetensors", record)
+    again = profile_file.load(tmp_path / "bad.safetensors")
     assert again.profile.findings == record.profile.findings
     assert broken(again) == []
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loka.numerics.names import Operand
-from loka.probe.operand import OperandTracker, operand_stats
-from loka.probe.replay import Replays
+from loka.numerics.enums import Operand
+from loka.probe.capture.graph_replay import Replays
+from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
 
 pytestmark = [
     pytest.mark.gpu,
@@ -64,7 +64,7 @@ def test_the_gpu_counts_what_the_cpu_counts(operand, rows, width, graph):
 def test_one_kernel_counts_what_many_do(operand, rows, width, monkeypatch):
     calls = [heavy(rows, width, seed) for seed in range(3)]
     one = learned(calls, operand, width, "cuda")
-    monkeypatch.setattr("loka.probe.operand._kernel_for", lambda device: None)
+    monkeypatch.setattr("loka.probe.stats.operand_tracker._kernel_for", lambda device: None)
     many = learned(calls, operand, width, "cuda")
     assert torch.equal(one.values, many.values)
     # torch divides by a number on a GPU as it multiplies by the reciprocal: next to a boundary that may fall beyond it

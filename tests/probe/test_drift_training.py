@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from loka import zoo
-from loka.numerics.names import Operand
-from loka.probe import drift, summary
-from loka.probe.operand import OperandTracker, operand_stats
-from loka.probe.profile import Profile
-from loka.probe.stats import OperandStats, SiteStats
+from loka.numerics.enums import Operand
+from loka.probe.diagnostics import drift
+from loka.probe.profile import summarise
+from loka.probe.profile.profile import Profile
+from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
+from loka.probe.stats.site_stats import OperandStats, SiteStats
 
 STEPS = 60
 EVERY = 10
@@ -59,8 +60,8 @@ class Watch:
                 None,
                 None,
             )
-            sites.append(summary.summarise(stats, (), BATCH))
-        return summary.profile_of("ranker", "loka.zoo:ranker", BATCH, STEPS, EVERY, STEPS // EVERY, tuple(sites))
+            sites.append(summarise.summarise(stats, (), BATCH))
+        return summarise.profile_of("ranker", "loka.zoo:ranker", BATCH, STEPS, EVERY, STEPS // EVERY, tuple(sites))
 
     def stats(self, name: str, operand: Operand) -> OperandStats | None:
         tracker = self.trackers.get((name, operand))

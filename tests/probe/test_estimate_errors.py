@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from loka.errors import InputError
-from loka.numerics.names import OPERANDS, Format, Gemm, Operand, Range, Scaling
+from loka.numerics.enums import OPERANDS, Format, Gemm, Operand, Range, Scaling
 from loka.numerics.quantize import expand_scale
-from loka.policy.settings import Budget, OperandRecipe
-from loka.probe.estimate import errors, estimate, estimate_site, judge_kernel, seed_for
-from loka.probe.joint import JointTracker, joint_stats
-from loka.probe.operand import OperandTracker, operand_stats
-from loka.probe.profile import Verdict
-from loka.probe.recipes import candidates, words
-from loka.probe.samplers import CopulaSampler, Drawn, NormalSampler
-from loka.probe.stats import LowRank, SiteStats, WeightStats
+from loka.policy.cascade.settings import Budget, OperandRecipe
+from loka.probe.estimate.candidate_recipes import candidates, recipe_label
+from loka.probe.estimate.estimate import errors, estimate, estimate_site, judge_kernel, seed_for
+from loka.probe.estimate.samplers import CopulaSampler, Drawn, NormalSampler
+from loka.probe.profile.profile import Verdict
+from loka.probe.stats.joint_moments import JointTracker, joint_stats
+from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
+from loka.probe.stats.site_stats import LowRank, SiteStats, WeightStats
 
 E4M3 = (OperandRecipe(), OperandRecipe())
 TENSORWISE = (OperandRecipe(scaling=Scaling.TENSORWISE),) * 2
@@ -207,18 +207,18 @@ def test_candidates_are_told_apart_and_named() -> None:
     for gemm in Gemm:
         pairs = candidates(gemm)
         assert len(set(pairs)) == len(pairs) == (6 if gemm is Gemm.FPROP else 8)
-        assert len({words(gemm, pair) for pair in pairs}) == len(pairs)
+        assert len({recipe_label(gemm, pair) for pair in pairs}) == len(pairs)
         assert E4M3 in pairs
         assert TENSORWISE in pairs
         for pair in pairs:
             for operand, recipe in zip(OPERANDS[gemm], pair, strict=True):
                 square = recipe.scaling is Scaling.BLOCKWISE_128X128
                 assert operand is Operand.WEIGHT or not square
-    assert words(Gemm.FPROP, E4M3) == "e4m3 rowwise"
-    assert [words(gemm, candidates(gemm)[-1]) for gemm in Gemm] == [
+    assert recipe_label(Gemm.FPROP, E4M3) == "e4m3 rowwise"
+    assert [recipe_label(gemm, candidates(gemm)[-1]) for gemm in Gemm] == [
         "e4m3 rowwise, scales powers of two",
         "grad_output e4m3 rowwise, scales powers of two, weight e4m3 turned",
         "e4m3 turned",
     ]
     mixed = (OperandRecipe(format=Format.E5M2), OperandRecipe())
-    assert words(Gemm.DGRAD, mixed) == "grad_output e5m2 rowwise, weight e4m3 rowwise"
+    assert recipe_label(Gemm.DGRAD, mixed) == "grad_output e5m2 rowwise, weight e4m3 rowwise"

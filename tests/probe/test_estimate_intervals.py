@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from loka.errors import InputError
-from loka.numerics.names import Gemm
-from loka.policy.settings import Budget, OperandRecipe
-from loka.probe.intervals import confidence, decided, interval, looks, mere_interval, t_quantile
-from loka.probe.profile import Estimate, Verdict
+from loka.numerics.enums import Gemm
+from loka.policy.cascade.settings import Budget, OperandRecipe
+from loka.probe.estimate.intervals import confidence, decided, interval, looks, mere_interval, t_quantile
+from loka.probe.profile.profile import Estimate, Verdict
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from loka.numerics.enums import Format, Gemm, Scaling
 from loka.numerics.metrics import mere, sqnr
-from loka.numerics.names import Format, Gemm, Scaling
 from loka.numerics.quantize import dequantize, expand_scale, quantize
-from loka.numerics.turn import turn
-from loka.policy.settings import OperandRecipe
-from loka.probe.estimate import errors, judge_kernel
-from loka.probe.header import from_text, to_text
-from loka.probe.profile import Estimate, Interval, Profile, SiteProfile
-from loka.probe.recipes import candidates
-from loka.probe.samplers import Drawn, NormalSampler
-from loka.probe.stats import SiteStats
+from loka.numerics.requantize_transpose import requantize_transpose
+from loka.policy.cascade.settings import OperandRecipe
+from loka.probe.estimate.candidate_recipes import candidates
+from loka.probe.estimate.estimate import errors, judge_kernel
+from loka.probe.estimate.samplers import Drawn, NormalSampler
+from loka.probe.profile.header import from_text, to_text
+from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
+from loka.probe.stats.site_stats import SiteStats
 
 FPROP, DGRAD, WGRAD = (candidates(gemm)[-1] for gemm in Gemm)
 ROWS = FPROP[0]
@@ -34,7 +34,7 @@ def matrix(rows: int, columns: int, seed: int, octaves: float = 2.0) -> Tensor:
 
 def turned(x: Tensor, format: Format = Format.E4M3) -> Tensor:
     """What the transposed copy of x stands for, spelt out as the generated code makes it."""
-    return dequantize(turn(quantize(x, format=format, scaling=Scaling.ROWWISE, power_of_two=True)))
+    return dequantize(requantize_transpose(quantize(x, format=format, scaling=Scaling.ROWWISE, power_of_two=True)))
 
 
 @pytest.mark.parametrize("format", list(Format))

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from loka.mods.remedies import mendable
-from loka.plan.make import examine
+from loka.mods.suggestions import suggestible_mods
+from loka.plan.planner import examine
 from loka.policy.load import load_policy
-from loka.probe.biases import read_biases, track_biases
 from loka.probe.learn import finish
 from loka.probe.probe import Probe
+from loka.probe.stats.bias_track import read_biases, track_biases
 
 MODEL = """\
 import torch
@@ -107,7 +107,7 @@ def learn(tmp_path, monkeypatch):
             batch_size=256,
             limit=2,
             bias_norms=tracks,
-            mendable=mendable(examined.built),
+            mendable=suggestible_mods(examined.built),
         )
         return [each for each in done.profile.findings if each.kind not in ("over_budget", "undecided")]
 

@@ -8,21 +8,21 @@ import pytest
 import torch
 import yaml
 
-from loka.mods.remedies import Mendable
-from loka.numerics.names import Compute, Format, Gemm, Operand, Scaling
-from loka.policy.schema import PolicySetting
-from loka.policy.settings import Budget, GemmSettings, OperandRecipe, SiteSettings
-from loka.probe import findings_model, findings_scale
-from loka.probe.biases import BiasTrack, read_biases, track_biases
-from loka.probe.findings import find
-from loka.probe.operand import OperandTracker, operand_stats
-from loka.probe.profile import Estimate, Interval
-from loka.probe.stats import LowRank, SiteStats, WeightStats
-from loka.probe.summary import summarise
-from loka.sites.site import Kind, Rows, Site
+from loka.mods.suggestions import Suggestible
+from loka.numerics.enums import Compute, Format, Gemm, Operand, Scaling
+from loka.policy.cascade.settings import Budget, GemmSettings, OperandRecipe, SiteSettings
+from loka.policy.schema.policy_schema import PolicySetting
+from loka.probe.diagnostics import findings_model, findings_scale
+from loka.probe.diagnostics.findings import find
+from loka.probe.profile.profile import Estimate, Interval
+from loka.probe.profile.summarise import summarise
+from loka.probe.stats.bias_track import BiasTrack, read_biases, track_biases
+from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
+from loka.probe.stats.site_stats import LowRank, SiteStats, WeightStats
+from loka.sites.site import GemmKind, RowCount, Site
 
 K, N, ROWS = 64, 32, 512
-AROUND = Mendable("tower.0", "tower.0", "tower.1", "norm", "act")  # what mods could change about the site
+AROUND = Suggestible("tower.0", "tower.0", "tower.1", "norm", "act")  # what mods could change about the site
 
 
 def normal(rows, width, seed=0):
@@ -31,7 +31,7 @@ def normal(rows, width, seed=0):
 
 def site(k=K, n=N, fed_by=(), followed_by=(), bias=None, input_grad=True):
     return Site(
-        "tower.0", Kind.LINEAR, "tower", "tower.0.weight", bias, Rows(1), k, n, 1, 1, 1.0, input_grad,
+        "tower.0", GemmKind.LINEAR, "tower", "tower.0.weight", bias, RowCount(1), k, n, 1, 1, 1.0, input_grad,
         fed_by, followed_by, "",
     )  # fmt: skip
 
@@ -161,9 +161,9 @@ def test_the_share_of_the_row_means_is_that_of_the_outputs():
     w = normal(300, 600, 8) + 0.2  # more rows than are kept
     where = site(600, 300, followed_by=("layer_norm",))
     stats = SiteStats("tower.0", 600, 300, operand(Operand.INPUT, x), None, None, weight(w))
-    from loka.probe.evidence import Evidence
+    from loka.probe.diagnostics.finding_evidence import FindingEvidence
 
-    evidence = Evidence(where, stats, summarise(stats, (), 2000), settings(), None)
+    evidence = FindingEvidence(where, stats, summarise(stats, (), 2000), settings(), None)
     y = x.double() @ w.double().t()
     expected = float(y.mean(1).square().mean() / y.square().mean())
     assert findings_model.output_mean_share(evidence) == pytest.approx(expected, rel=0.1)
@@ -364,7 +364,7 @@ def test_gemms_that_the_policy_keeps_are_left_alone():
 def test_biases_are_read_from_the_live_model_and_tracked():
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2, bias=False))
     sites = [
-        Site(f"{i}", Kind.LINEAR, "", f"{i}.weight", bias, Rows(1), 4, 3, 1, 1, 1.0, True, (), (), "")
+        Site(f"{i}", GemmKind.LINEAR, "", f"{i}.weight", bias, RowCount(1), 4, 3, 1, 1, 1.0, True, (), (), "")
         for i, bias in enumerate(("0.bias", None, "2.bias"))
     ]
     before = read_biases(model, sites)

@@ -8,20 +8,20 @@ import pytest
 import torch
 import yaml
 
-from loka.numerics.names import Compute, Gemm, Operand, Scaling
-from loka.policy.settings import Budget, GemmSettings, OperandRecipe, SiteSettings
-from loka.probe.evidence import Evidence
-from loka.probe.findings import find
-from loka.probe.findings_scale import gradient_underflows, underflow
-from loka.probe.operand import OperandTracker, operand_stats
-from loka.probe.profile import Estimate, Interval
-from loka.probe.recipes import Pair, candidates
-from loka.probe.stats import OperandStats, SiteStats
-from loka.probe.summary import summarise
-from loka.sites.site import Kind, Rows, Site
+from loka.numerics.enums import Compute, Gemm, Operand, Scaling
+from loka.policy.cascade.settings import Budget, GemmSettings, OperandRecipe, SiteSettings
+from loka.probe.diagnostics.finding_evidence import FindingEvidence
+from loka.probe.diagnostics.findings import find
+from loka.probe.diagnostics.findings_scale import gradient_underflows, underflow
+from loka.probe.estimate.candidate_recipes import Pair, candidates
+from loka.probe.profile.profile import Estimate, Interval
+from loka.probe.profile.summarise import summarise
+from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
+from loka.probe.stats.site_stats import OperandStats, SiteStats
+from loka.sites.site import GemmKind, RowCount, Site
 
 K, N, ROWS = 64, 32, 512
-SITE = Site("tower.0", Kind.LINEAR, "tower", "tower.0.weight", None, Rows(1), K, N, 1, 1, 1.0, True, (), (), "")
+SITE = Site("tower.0", GemmKind.LINEAR, "tower", "tower.0.weight", None, RowCount(1), K, N, 1, 1, 1.0, True, (), (), "")
 TURNED = {gemm: candidates(gemm)[-1] for gemm in Gemm}
 SETTINGS = SiteSettings({gemm: GemmSettings(Compute.FP8, TURNED[gemm]) for gemm in Gemm}, Budget())
 
@@ -32,11 +32,11 @@ def stats_of(operand: Operand, x: torch.Tensor) -> OperandStats:
     return operand_stats(tracker.snapshot())
 
 
-def seen(grad: torch.Tensor, estimates: tuple[Estimate, ...] = ()) -> Evidence:
+def seen(grad: torch.Tensor, estimates: tuple[Estimate, ...] = ()) -> FindingEvidence:
     x = torch.randn(ROWS, K, generator=torch.Generator().manual_seed(1))
     parts = (stats_of(Operand.INPUT, x), stats_of(Operand.GRAD_OUTPUT, grad))
     stats = SiteStats("tower.0", K, N, *parts, None, None)
-    return Evidence(SITE, stats, summarise(stats, estimates, ROWS), SETTINGS, None)
+    return FindingEvidence(SITE, stats, summarise(stats, estimates, ROWS), SETTINGS, None)
 
 
 def estimate(gemm: Gemm, pair: Pair, mere: float) -> Estimate:

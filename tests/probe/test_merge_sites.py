@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from loka.errors import InputError
-from loka.numerics.names import Operand
-from loka.probe.joint import JointTracker, joint_stats
-from loka.probe.merge import later_weight, merge_joint, merge_operands, merge_sites
-from loka.probe.operand import OperandTracker, operand_stats
-from loka.probe.stats import JointStats, OperandStats, SiteStats, WeightStats
-from loka.probe.weight import WeightTracker, weight_stats
+from loka.numerics.enums import Operand
+from loka.probe.stats.joint_moments import JointTracker, joint_stats
+from loka.probe.stats.merge_stats import later_weight, merge_joint, merge_operands, merge_sites
+from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
+from loka.probe.stats.site_stats import JointStats, OperandStats, SiteStats, WeightStats
+from loka.probe.stats.weight_tracker import WeightTracker, weight_stats
 
 K, N = 140, 6
 

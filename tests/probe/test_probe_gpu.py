@@ -8,7 +8,7 @@ import torch
 
 import loka
 from loka.errors import LokaError
-from loka.probe import file
+from loka.probe.profile import profile_file
 from loka.zoo import click_loss, ranker, ranker_batches
 
 pytestmark = [
@@ -40,7 +40,7 @@ def test_no_step_waits_for_the_device_and_neither_does_saving(policy, tmp_path, 
         models.train(called, batches[2:], probe)
         no_waiting(False)
         assert (probe.samples, probe.unseen_steps) == (3, 0)
-    assert file.load(path).profile.samples == 3
+    assert profile_file.load(path).profile.samples == 3
 
 
 def test_the_ranker_without_waiting(no_waiting):

@@ -11,8 +11,8 @@ import torch
 from torch import multiprocessing
 
 import loka
-from loka.probe import file
-from loka.probe.merge import merge_sites
+from loka.probe.profile import profile_file
+from loka.probe.stats.merge_stats import merge_sites
 
 NAMES = ("merged", "disagreeing", "ddp", "compiled", "fully_sharded")
 
@@ -127,7 +127,7 @@ def test_ddp_is_seen_and_saved_once(run, folder, plain_policy):
         assert samples == 3 * workers.WORLD
         for one, other in zip(stats, expected, strict=True):
             assert_same(one, other, rtol=1e-6)
-    recorded = file.load(folder / "merged.safetensors")
+    recorded = profile_file.load(folder / "merged.safetensors")
     assert recorded.profile.samples == 9
     assert_same(recorded.stats[0], expected[0], rtol=1e-6)
     assert sorted(path.name for path in folder.glob("merged*")) == ["merged.safetensors"]

@@ -14,10 +14,10 @@ from torch import nn
 
 import loka
 from loka.errors import InputError, LokaError
-from loka.probe import file
+from loka.probe.capture.watch import Watch
 from loka.probe.probe import ProbeWarning
-from loka.probe.trackers import Trackers
-from loka.probe.watch import Watch
+from loka.probe.profile import profile_file
+from loka.probe.stats.site_trackers import Trackers
 
 ALL = 1_000_000
 
@@ -191,10 +191,10 @@ def test_saving_goes_on_in_the_background_and_can_be_read(policy, tmp_path):
         for thread in threading.enumerate():
             if thread.name == "loka-probe-save":
                 thread.join()
-        early = file.load(path)
+        early = profile_file.load(path)
         models.train(model, models.make_batches(3, 8, 12), probe)
         expected = probe.recorded()
-    last = file.load(path)
+    last = profile_file.load(path)
     assert (early.profile.steps, early.profile.samples, early.profile.every) == (2, 1, 2)
     assert (last.profile.steps, last.profile.samples, last.profile.batch_size) == (6, 3, 32)
     assert [site.weight.step for site in early.stats] == [3] * 4
@@ -216,11 +216,11 @@ def test_an_error_while_saving_is_raised_and_an_interrupted_run_keeps_the_last_f
 
     with pytest.raises(ValueError, match="stop"):
         interrupted(ValueError("stop"))
-    assert file.load(path).profile.steps == 1
+    assert profile_file.load(path).profile.steps == 1
     path.unlink()
     with pytest.raises(KeyboardInterrupt):
         interrupted(KeyboardInterrupt())
-    assert file.load(path).profile.samples == 1
+    assert profile_file.load(path).profile.samples == 1
 
 
 def test_misuse_is_told(policy):

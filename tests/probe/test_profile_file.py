@@ -19,19 +19,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from loka.errors import InputError
-from loka.mods.made import ModMade
-from loka.numerics.names import Format, Gemm, Operand, Range, Scaling
-from loka.policy.settings import OperandRecipe
-from loka.probe import file, header
-from loka.probe.bins import (
-    MAGNITUDE_BINS,
-    RELATIVE_BINS,
-    ROW_RMS_BINS,
-    SPREAD_BINS,
-    VALUE_BINS,
-    VIEWS,
-)
-from loka.probe.profile import (
+from loka.mods.fingerprint import ModFingerprint
+from loka.numerics.enums import Format, Gemm, Operand, Range, Scaling
+from loka.policy.cascade.settings import OperandRecipe
+from loka.probe.profile import header, profile_file
+from loka.probe.profile.profile import (
     VERSION,
     Estimate,
     Finding,
@@ -42,14 +34,15 @@ from loka.probe.profile import (
     Shares,
     SiteProfile,
 )
-from loka.probe.stats import (
+from loka.probe.stats.bins import MAGNITUDE_BINS, RELATIVE_BINS, ROW_RMS_BINS, SPREAD_BINS, VALUE_BINS, VIEWS
+from loka.probe.stats.site_stats import (
     CHECKS,
     SKETCH,
     JointStats,
     LowRank,
     Moments,
     OperandStats,
-    Recorded,
+    RecordedStats,
     SiteStats,
     WeightStats,
 )
@@ -167,13 +160,13 @@ def make_stats(name: str, k: int, n: int) -> SiteStats:
     return SiteStats(name, k, n, *activations, joint, make_weight(n, k))
 
 
-def make_recorded(*sizes: tuple[int, int]) -> Recorded:
+def make_recorded(*sizes: tuple[int, int]) -> RecordedStats:
     """Sites of the given (K, N), and one that never ran."""
     torch.manual_seed(0)
     stats = [make_stats(f"layers.{i}.mlp", k, n) for i, (k, n) in enumerate(sizes)]
     sites = [make_site(f"layers.{i}.mlp", k, n) for i, (k, n) in enumerate(sizes)]
     never = SiteProfile("never", 3, 4, 0, (), ())
-    return Recorded(make_profile((*sites, never)), (*stats, SiteStats("never", 3, 4, None, None, None, None)))
+    return RecordedStats(make_profile((*sites, never)), (*stats, SiteStats("never", 3, 4, None, None, None, None)))
 
 
 def flat(value: object) -> list[object]:
@@ -197,14 +190,14 @@ def assert_same_stats(a: SiteStats, b: SiteStats) -> None:
 def refused(path: Path, *words: str) -> str:
     """The message with which both ways of loading refuse a file; it names the file and holds the words."""
     with pytest.raises(InputError) as caught:
-        file.load(path)
+        profile_file.load(path)
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
     assert ";" in message  # what is wrong; what to do
     for word in words:
         assert word in message
     with pytest.raises(InputError):
-        file.load_profile(path)
+        profile_file.load_profile(path)
     return message
 
 
@@ -232,48 +225,48 @@ def header_of(path: Path) -> dict[str, object]:
 @pytest.fixture
 def summary(tmp_path: Path) -> Path:
     path = tmp_path / "ranker.safetensors"
-    file.save(path, make_profile((make_site("a", 24, 8),)))
+    profile_file.save(path, make_profile((make_site("a", 24, 8),)))
     return path
 
 
 @pytest.fixture
 def full(tmp_path: Path) -> Path:
     path = tmp_path / "ranker.full.safetensors"
-    file.save(path, make_recorded((24, 8)))
+    profile_file.save(path, make_recorded((24, 8)))
     return path
 
 
 class TestRoundTrip:
     def test_summary(self, tmp_path: Path) -> None:
         profile = make_recorded((24, 8), (700, 33)).profile
-        file.save(tmp_path / "p.safetensors", profile)
-        assert file.load(tmp_path / "p.safetensors") == profile
-        assert file.load_profile(tmp_path / "p.safetensors") == profile
+        profile_file.save(tmp_path / "p.safetensors", profile)
+        assert profile_file.load(tmp_path / "p.safetensors") == profile
+        assert profile_file.load_profile(tmp_path / "p.safetensors") == profile
 
     def test_full(self, tmp_path: Path) -> None:
         recorded = make_recorded((24, 8), (700, 33), (1, 1))
-        file.save(tmp_path / "p.safetensors", recorded)
-        loaded = file.load(tmp_path / "p.safetensors")
-        assert isinstance(loaded, Recorded)
+        profile_file.save(tmp_path / "p.safetensors", recorded)
+        loaded = profile_file.load(tmp_path / "p.safetensors")
+        assert isinstance(loaded, RecordedStats)
         assert loaded.profile == recorded.profile
-        assert file.load_profile(tmp_path / "p.safetensors") == recorded.profile
+        assert profile_file.load_profile(tmp_path / "p.safetensors") == recorded.profile
         for mine, theirs in zip(recorded.stats, loaded.stats, strict=True):
             assert_same_stats(mine, theirs)
 
     def test_a_profile_without_sites(self, tmp_path: Path) -> None:
         profile = make_profile(())
-        file.save(tmp_path / "p.safetensors", profile)
-        assert file.load(tmp_path / "p.safetensors") == profile
-        file.save(tmp_path / "f.safetensors", Recorded(profile, ()))
-        assert file.load(tmp_path / "f.safetensors") == Recorded(profile, ())
+        profile_file.save(tmp_path / "p.safetensors", profile)
+        assert profile_file.load(tmp_path / "p.safetensors") == profile
+        profile_file.save(tmp_path / "f.safetensors", RecordedStats(profile, ()))
+        assert profile_file.load(tmp_path / "f.safetensors") == RecordedStats(profile, ())
 
     def test_infinite_intervals_survive(self, tmp_path: Path) -> None:
         inf = math.inf
         recipe = OperandRecipe(Format.E5M2, Scaling.ROWWISE, Range.STATIC, 3.5, True)
         estimate = Estimate(Gemm.DGRAD, (recipe, recipe), Interval(inf, 0.5, inf), Interval(-inf, -inf, inf), 0)
         profile = make_profile((replace(make_site("a", 8, 8), estimates=(estimate,)),))
-        file.save(tmp_path / "p.safetensors", profile)
-        assert file.load(tmp_path / "p.safetensors") == profile
+        profile_file.save(tmp_path / "p.safetensors", profile)
+        assert profile_file.load(tmp_path / "p.safetensors") == profile
 
     @given(
         name=st.text(st.characters(exclude_categories=["Cs"]), max_size=30),
@@ -289,12 +282,12 @@ class TestRoundTrip:
         estimate = replace(make_estimates(1)[0], mere=Interval(*ends), draws=count)
         site = SiteProfile(name, 8, 4, count, (operand,), (estimate,))
         profile = replace(make_profile((site,)), name=name, created=name, findings=(Finding(name, name, name, name),))
-        file.save(tmp_path / "p.safetensors", profile)
-        assert file.load(tmp_path / "p.safetensors") == profile
+        profile_file.save(tmp_path / "p.safetensors", profile)
+        assert profile_file.load(tmp_path / "p.safetensors") == profile
 
     def test_equal_contents_make_equal_bytes(self, tmp_path: Path) -> None:
         for name in ("a", "b"):
-            file.save(tmp_path / name, make_recorded((24, 8), (600, 5)))
+            profile_file.save(tmp_path / name, make_recorded((24, 8), (600, 5)))
         assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
     def test_tensors_that_share_memory_are_kept_apart(self, tmp_path: Path) -> None:
@@ -303,9 +296,9 @@ class TestRoundTrip:
         site = recorded.stats[0]
         assert site.input is not None
         operand = replace(site.input, row_spread=both[:SPREAD_BINS], block_spread=both[SPREAD_BINS:])
-        file.save(tmp_path / "p", replace(recorded, stats=(replace(site, input=operand), recorded.stats[1])))
-        loaded = file.load(tmp_path / "p")
-        assert isinstance(loaded, Recorded)
+        profile_file.save(tmp_path / "p", replace(recorded, stats=(replace(site, input=operand), recorded.stats[1])))
+        loaded = profile_file.load(tmp_path / "p")
+        assert isinstance(loaded, RecordedStats)
         assert loaded.stats[0].input is not None
         assert loaded.stats[0].input.row_spread.tolist() == list(range(SPREAD_BINS))
         assert loaded.stats[0].input.block_spread.tolist() == list(range(SPREAD_BINS, 2 * SPREAD_BINS))
@@ -315,11 +308,11 @@ class TestRoundTrip:
         weight = recorded.stats[0].weight
         assert weight is not None
         narrow = replace(weight, row_amax=weight.row_amax.float())
-        file.save(
+        profile_file.save(
             tmp_path / "p", replace(recorded, stats=(replace(recorded.stats[0], weight=narrow), recorded.stats[1]))
         )
-        loaded = file.load(tmp_path / "p")
-        assert isinstance(loaded, Recorded)
+        loaded = profile_file.load(tmp_path / "p")
+        assert isinstance(loaded, RecordedStats)
         assert loaded.stats[0].weight is not None
         assert torch.equal(loaded.stats[0].weight.row_amax, weight.row_amax.float().double())
 
@@ -327,7 +320,7 @@ class TestRoundTrip:
         ("whole", "written", "apart"),
         [
             (OperandSummary, header._OperandRow, {"magnitudes"}),
-            (SiteProfile, header._SiteRow, set()),
+            (SiteProfile, header._ProfileSiteRow, set()),
             (Profile, header._Header, {"-format", "-version", "-form", "-recipes", "-stats"}),
         ],
     )
@@ -337,35 +330,35 @@ class TestRoundTrip:
         assert mine - {name for name in apart if name[0] != "-"} == theirs - {name[1:] for name in apart}
 
     def test_the_mods_are_kept_and_an_older_file_is_of_a_model_without(self, summary: Path) -> None:
-        mods = (ModMade("block_norm", "0123456789abcdef", "2 modules, a to b, block 32"),)
-        file.save(summary, replace(file.load_profile(summary), mods=mods))
-        assert file.load_profile(summary).mods == mods
+        mods = (ModFingerprint("block_norm", "0123456789abcdef", "2 modules, a to b, block 32"),)
+        profile_file.save(summary, replace(profile_file.load_profile(summary), mods=mods))
+        assert profile_file.load_profile(summary).mods == mods
         header = header_of(summary)
         del header["mods"]
         rewritten(summary, json.dumps(header))
-        assert file.load_profile(summary).mods == ()
+        assert profile_file.load_profile(summary).mods == ()
 
     def test_summary_of_a_ranker_stays_small(self, tmp_path: Path) -> None:
         sites = tuple(make_site(f"layers.{i}.factorisation.mlp.0", 2048, 2048) for i in range(20))
         assert len(sites[0].estimates) == 24
-        file.save(tmp_path / "p", make_profile(sites))
+        profile_file.save(tmp_path / "p", make_profile(sites))
         assert (tmp_path / "p").stat().st_size < 500_000
 
     def test_the_summary_of_a_full_file_needs_none_of_its_statistics(self, full: Path) -> None:
-        profile = file.load_profile(full)
+        profile = profile_file.load_profile(full)
         rewritten(full, sites__0__input__values=None)
-        assert file.load_profile(full) == profile
+        assert profile_file.load_profile(full) == profile
         with pytest.raises(InputError, match="sites/0/input/values is missing"):
-            file.load(full)
+            profile_file.load(full)
 
 
 class TestSave:
     def test_makes_missing_folders_and_leaves_only_the_file(self, tmp_path: Path) -> None:
         path = tmp_path / "deep" / "er" / "p.safetensors"
-        file.save(path, make_profile(()))
-        file.save(path, make_profile((make_site("a", 8, 8),)))
+        profile_file.save(path, make_profile(()))
+        profile_file.save(path, make_profile((make_site("a", 8, 8),)))
         assert [found.name for found in path.parent.iterdir()] == ["p.safetensors"]
-        assert len(file.load_profile(path).sites) == 1
+        assert len(profile_file.load_profile(path).sites) == 1
 
     @pytest.mark.parametrize("call", ["fsync", "replace"])
     @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
@@ -380,7 +373,7 @@ class TestSave:
         monkeypatch.setattr(os if call == "fsync" else Path, call, fail)
         expected = InputError if isinstance(error, OSError) else KeyboardInterrupt
         with pytest.raises(expected) as caught:
-            file.save(summary, make_profile(()))
+            profile_file.save(summary, make_profile(()))
         monkeypatch.undo()
         if isinstance(error, OSError):
             assert f"{summary}: cannot write the profile: No space left on device; free space" in str(caught.value)
@@ -389,17 +382,17 @@ class TestSave:
 
     def test_a_place_that_cannot_be(self, summary: Path) -> None:
         with pytest.raises(InputError, match="cannot write the profile"):
-            file.save(summary / "below" / "a file", make_profile(()))
+            profile_file.save(summary / "below" / "a file", make_profile(()))
         with pytest.raises(InputError, match="cannot write the profile"):
-            file.save(summary.parent, make_profile(()))
+            profile_file.save(summary.parent, make_profile(()))
         assert [found.name for found in summary.parent.iterdir()] == [summary.name]
 
     def test_a_link_stays_one(self, summary: Path) -> None:
         link = summary.parent / "link.safetensors"
         link.symlink_to(summary)
-        file.save(link, make_profile(()))
+        profile_file.save(link, make_profile(()))
         assert link.is_symlink()
-        assert file.load_profile(summary).sites == ()
+        assert profile_file.load_profile(summary).sites == ()
 
     def test_nan_and_misplaced_infinity_are_refused(self, tmp_path: Path) -> None:
         site = make_site("a", 8, 8)
@@ -412,7 +405,7 @@ class TestSave:
             (bad_mere, "'a': the fprop estimate.mere.mean is nan, but must be one"),
         ):
             with pytest.raises(InputError) as caught:
-                file.save(tmp_path / "p", make_profile((bad,)))
+                profile_file.save(tmp_path / "p", make_profile((bad,)))
             assert words in str(caught.value)
         assert list(tmp_path.iterdir()) == []
 
@@ -422,13 +415,13 @@ class TestSave:
         assert site.weight is not None
         bad = replace(site, weight=replace(site.weight, amax=math.nan))
         with pytest.raises(InputError, match=r"'layers\.0\.mlp': weight\.amax is nan, but must be finite"):
-            file.save(tmp_path / "p", replace(recorded, stats=(bad, never)))
+            profile_file.save(tmp_path / "p", replace(recorded, stats=(bad, never)))
 
     def test_whole_numbers_as_ends_of_an_interval(self, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
         site = make_site("a", 8, 8)
         whole = replace(site, estimates=(replace(site.estimates[0], mere=Interval(1, 0, 2)),))
-        file.save(tmp_path / "p", make_profile((whole,)))
-        assert file.load_profile(tmp_path / "p").sites == (whole,)
+        profile_file.save(tmp_path / "p", make_profile((whole,)))
+        assert profile_file.load_profile(tmp_path / "p").sites == (whole,)
         assert list(recwarn) == []
 
     def test_statistics_that_are_not_what_they_should_be_are_refused(self, tmp_path: Path) -> None:
@@ -444,11 +437,11 @@ class TestSave:
             (replace(site.input, column_amax=floats(9)), r"input/column_amax is torch.float64 of shape \(9,\)"),
         ):
             with pytest.raises(InputError, match=words):
-                file.save(tmp_path / "p", replace(recorded, stats=(replace(site, input=operand), never)))
+                profile_file.save(tmp_path / "p", replace(recorded, stats=(replace(site, input=operand), never)))
         with pytest.raises(InputError, match="not those of its summary"):
-            file.save(tmp_path / "p", replace(recorded, stats=(never, site)))
+            profile_file.save(tmp_path / "p", replace(recorded, stats=(never, site)))
         with pytest.raises(InputError, match=r"two sites are called 'layers\.0\.mlp'"):
-            file.save(tmp_path / "p", make_profile((recorded.profile.sites[0],) * 2))
+            profile_file.save(tmp_path / "p", make_profile((recorded.profile.sites[0],) * 2))
         assert list(tmp_path.iterdir()) == []
 
 
@@ -465,12 +458,12 @@ class TestRefuses:
 
     def test_cut_at_every_length(self, tmp_path: Path) -> None:
         path, cut = tmp_path / "p", tmp_path / "cut"
-        file.save(path, make_profile((make_site("a", 4, 4),)))
+        profile_file.save(path, make_profile((make_site("a", 4, 4),)))
         data = path.read_bytes()
         for length in range(len(data)):
             cut.write_bytes(data[:length])
             with pytest.raises(InputError):
-                file.load(cut)
+                profile_file.load(cut)
 
     def test_full_form_cut(self, full: Path) -> None:
         data = full.read_bytes()
@@ -580,7 +573,7 @@ class TestRefuses:
     def test_wrong_statistics(self, full: Path, name: str, tensor: Tensor | None, words: str) -> None:
         rewritten(full, **{name: tensor})
         with pytest.raises(InputError) as caught:
-            file.load(full)
+            profile_file.load(full)
         assert str(caught.value).startswith(f"{full}: the tensor {name} ")
         assert words in str(caught.value)
 
@@ -590,7 +583,7 @@ class TestRefuses:
         path = tmp_path / "good"
         if not path.exists():
             recorded = make_recorded((3, 2))
-            file.save(path, recorded)
+            profile_file.save(path, recorded)
         damaged = bytearray(path.read_bytes())
         header = 8 + int.from_bytes(damaged[:8], "little")
         for _ in range(data.draw(st.integers(1, 4))):
@@ -603,7 +596,7 @@ class TestRefuses:
         tracemalloc.start()
         message = f"{bad}: "
         try:
-            file.load(bad)  # may be whole: the damage can hit a count
+            profile_file.load(bad)  # may be whole: the damage can hit a count
         except InputError as error:
             message = str(error)
         finally:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from loka.numerics.names import Operand
-from loka.probe import file, summary
-from loka.probe.joint import JointTracker, joint_stats
-from loka.probe.operand import OperandTracker, operand_stats
-from loka.probe.stats import Recorded, SiteStats
-from loka.probe.weight import WeightTracker, weight_stats
+from loka.numerics.enums import Operand
+from loka.probe.profile import profile_file, summarise
+from loka.probe.stats.joint_moments import JointTracker, joint_stats
+from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
+from loka.probe.stats.site_stats import RecordedStats, SiteStats
+from loka.probe.stats.weight_tracker import WeightTracker, weight_stats
 
 
 def learn(k: int, n: int, poisoned: bool, rows: int = 64) -> SiteStats:
@@ -39,15 +39,15 @@ def learn(k: int, n: int, poisoned: bool, rows: int = 64) -> SiteStats:
 @pytest.mark.parametrize(("k", "n"), [(1, 1), (13, 40), (700, 24), (24, 700)])
 def test_saved_read_and_united(tmp_path: Path, k: int, n: int, poisoned: bool) -> None:
     stats = learn(k, n, poisoned)
-    site = summary.summarise(stats, (), 64)
-    recorded = Recorded(summary.profile_of("p", "m:f", 64, 5, 1, 5, (site,)), (stats,))
-    file.save(tmp_path / "p", recorded)
-    loaded = file.load(tmp_path / "p")
-    assert isinstance(loaded, Recorded)
+    site = summarise.summarise(stats, (), 64)
+    recorded = RecordedStats(summarise.profile_of("p", "m:f", 64, 5, 1, 5, (site,)), (stats,))
+    profile_file.save(tmp_path / "p", recorded)
+    loaded = profile_file.load(tmp_path / "p")
+    assert isinstance(loaded, RecordedStats)
     assert loaded.profile == recorded.profile
-    both = summary.unite(recorded, loaded)
-    file.save(tmp_path / "both", both)
-    twice = file.load_profile(tmp_path / "both").sites[0]
+    both = summarise.unite(recorded, loaded)
+    profile_file.save(tmp_path / "both", both)
+    twice = profile_file.load_profile(tmp_path / "both").sites[0]
     for once, found in zip(site.operands, twice.operands, strict=True):
         factor = 1 if once.operand is Operand.WEIGHT else 2
         assert found.magnitudes == tuple(factor * count for count in once.magnitudes)

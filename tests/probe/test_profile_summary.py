@@ -13,15 +13,24 @@ from torch import Tensor
 
 from loka import __version__
 from loka.errors import InputError
-from loka.mods.made import ModMade
+from loka.mods.fingerprint import ModFingerprint
+from loka.numerics.enums import Format, Operand, Scaling
 from loka.numerics.formats import FORMATS
-from loka.numerics.names import Format, Operand, Scaling
 from loka.numerics.quantize import quantize
-from loka.probe import summary
-from loka.probe.bins import LOWEST, MAGNITUDE_BINS, ROW_RMS_BINS, SPREAD_BINS, SPREAD_STEPS, VALUE_BINS, ZERO_BIN, View
-from loka.probe.operand import OperandTracker, operand_stats
-from loka.probe.profile import OperandSummary, Profile, Quantiles, SiteProfile
-from loka.probe.stats import LowRank, OperandStats, Recorded, SiteStats, WeightStats
+from loka.probe.profile import summarise
+from loka.probe.profile.profile import OperandSummary, Profile, Quantiles, SiteProfile
+from loka.probe.stats.bins import (
+    LOWEST,
+    MAGNITUDE_BINS,
+    ROW_RMS_BINS,
+    SPREAD_BINS,
+    SPREAD_STEPS,
+    VALUE_BINS,
+    ZERO_BIN,
+    HistogramView,
+)
+from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
+from loka.probe.stats.site_stats import LowRank, OperandStats, RecordedStats, SiteStats, WeightStats
 
 
 def learn(calls: list[Tensor], operand: Operand = Operand.INPUT) -> OperandStats:
@@ -40,7 +49,7 @@ def site_of(activation: OperandStats | None, gradient: OperandStats | None = Non
 
 def summary_of(calls: list[Tensor], operand: Operand = Operand.INPUT) -> OperandSummary:
     stats = learn(calls, operand)
-    (found,) = summary.summarise(replace(site_of(stats), input=stats), (), 64).operands
+    (found,) = summarise.summarise(replace(site_of(stats), input=stats), (), 64).operands
     return found
 
 
@@ -91,10 +100,10 @@ class TestActivation:
         x = heavy_tailed(96, width, seed)
         x = x.sign() * x.abs().pow(power).clamp(max=1e20)
         found = summary_of([x])
-        assert len(found.shares) == len(View) * len(Format)
+        assert len(found.shares) == len(HistogramView) * len(Format)
         for share in found.shares:
-            matrix = x.t() if share.view is View.COLUMNWISE else x
-            scaling = Scaling.ROWWISE if share.view is View.COLUMNWISE else Scaling(share.view)
+            matrix = x.t() if share.view is HistogramView.COLUMNWISE else x
+            scaling = Scaling.ROWWISE if share.view is HistogramView.COLUMNWISE else Scaling(share.view)
             values = quantize(matrix, format=share.format, scaling=scaling).values.float()
             lost = (values == 0) & (matrix != 0)
             assert share.underflow == pytest.approx(lost.double().mean().item(), abs=1e-12)
@@ -122,7 +131,7 @@ class TestActivation:
         counts = torch.zeros(SPREAD_BINS, dtype=torch.int64)
         counts[0] = 1000  # rows of zeros have no spread
         counts[1 + 8] = 100  # one octave and up
-        (found,) = summary.summarise(site_of(replace(stats, row_spread=counts)), (), 4).operands
+        (found,) = summarise.summarise(site_of(replace(stats, row_spread=counts)), (), 4).operands
         step = 1.0 / SPREAD_STEPS
         expected = [1 + step * level for level in (0.01, 0.25, 0.5, 0.75, 0.99)]
         assert found.row_spread == Quantiles(*(pytest.approx(value) for value in expected))
@@ -199,7 +208,7 @@ class TestWeight:
     def test_numbers(self) -> None:
         weight = torch.tensor([[1.0, 1.25, -1.0, 0.0], [0.0, 0.0, 0.0, 0.0], [0.0, 1.0, math.nan, 0.0]])
         stats = replace(site_of(None, k=4, n=3), weight=replace(make_weight(weight), amax=1.25))
-        (found,) = summary.summarise(stats, (), 64).operands
+        (found,) = summarise.summarise(stats, (), 64).operands
         assert (found.operand, found.width, found.rows, found.sampled, found.calls) == (Operand.WEIGHT, 4, 3, 3, 0)
         assert (found.nonfinite, found.amax, found.usual_amax, found.shares) == (2, 1.25, 1.25, ())
         assert found.covariance_error == 0.5
@@ -213,30 +222,30 @@ class TestWeight:
     def test_the_order_of_operands(self) -> None:
         x = torch.ones(4, 8)
         stats = replace(site_of(learn([x]), learn([x], Operand.GRAD_OUTPUT), n=8), weight=make_weight(torch.ones(8, 8)))
-        names = [operand.operand for operand in summary.summarise(stats, (), 4).operands]
+        names = [operand.operand for operand in summarise.summarise(stats, (), 4).operands]
         assert names == [Operand.INPUT, Operand.WEIGHT, Operand.GRAD_OUTPUT]
 
 
 def test_a_site_that_never_ran() -> None:
-    assert summary.summarise(site_of(None, k=7, n=5), (), 0) == SiteProfile("a", 7, 5, 0, (), ())
+    assert summarise.summarise(site_of(None, k=7, n=5), (), 0) == SiteProfile("a", 7, 5, 0, (), ())
 
 
 def test_profile_of() -> None:
-    site = summary.summarise(site_of(None, k=7, n=5), (), 0)
-    profile = summary.profile_of("ranker", "loka.zoo:ranker", 4096, 600, 10, 60, (site,), (), "2026-11-21T04:43:00Z")
+    site = summarise.summarise(site_of(None, k=7, n=5), (), 0)
+    profile = summarise.profile_of("ranker", "loka.zoo:ranker", 4096, 600, 10, 60, (site,), (), "2026-11-21T04:43:00Z")
     assert profile == Profile(
         "ranker", "loka.zoo:ranker", __version__, "2026-11-21T04:43:00Z", 600, 10, 60, 4096, (site,), ()
     )
-    now = summary.profile_of("ranker", "loka.zoo:ranker", 4096, 600, 10, 60, ())
+    now = summarise.profile_of("ranker", "loka.zoo:ranker", 4096, 600, 10, 60, ())
     assert now.created.endswith("Z")
     assert now.created[:2] == "20"
 
 
-def record(stats: SiteStats, steps: int, every: int = 10, model: str = "m:f", rows: int = 64) -> Recorded:
-    site = summary.summarise(stats, (), rows)
+def record(stats: SiteStats, steps: int, every: int = 10, model: str = "m:f", rows: int = 64) -> RecordedStats:
+    site = summarise.summarise(stats, (), rows)
     created = f"2026-11-{steps % 28 + 1:02d}T00:00:00Z"
-    return Recorded(
-        summary.profile_of(f"p{steps}", model, rows, steps, every, steps // every, (site,), (), created), (stats,)
+    return RecordedStats(
+        summarise.profile_of(f"p{steps}", model, rows, steps, every, steps // every, (site,), (), created), (stats,)
     )
 
 
@@ -245,7 +254,7 @@ class TestUnite:
         calls = [heavy_tailed(40, 24, seed) * 1.5**seed + seed for seed in range(7)]
         whole = summary_of(calls)
         a, b = (record(site_of(learn(part)), steps) for part, steps in ((calls[:2], 20), (calls[2:], 50)))
-        both = summary.unite(a, b)
+        both = summarise.unite(a, b)
         (found,) = both.profile.sites[0].operands
         assert replace(found, rms=0.0) == replace(whole, rms=0.0)
         assert found.rms == pytest.approx(whole.rms, rel=1e-5)
@@ -254,46 +263,49 @@ class TestUnite:
 
     def test_order_matters_little(self) -> None:
         a, b = record(site_of(learn([torch.ones(3, 4)])), 20), record(site_of(learn([torch.ones(5, 4)])), 50, every=25)
-        assert summary.unite(a, b).profile == summary.unite(b, a).profile
-        assert summary.unite(a, b).profile.every == 25
+        assert summarise.unite(a, b).profile == summarise.unite(b, a).profile
+        assert summarise.unite(a, b).profile.every == 25
 
     def test_a_site_that_ran_in_one_alone(self) -> None:
         ran, never = record(site_of(learn([torch.ones(3, 4)])), 20), record(site_of(None, k=4), 50, rows=0)
-        both = summary.unite(ran, never).profile.sites[0]
+        both = summarise.unite(ran, never).profile.sites[0]
         assert both.operands == ran.profile.sites[0].operands
         assert both.rows == 64
 
     def test_estimates_and_findings_are_left_out(self) -> None:
         a = record(site_of(learn([torch.ones(3, 4)])), 20)
         estimated = replace(a, profile=replace(a.profile, findings=("stale",)))
-        assert summary.unite(estimated, a).profile.findings == ()
+        assert summarise.unite(estimated, a).profile.findings == ()
 
     def test_keeps_the_mods_and_refuses_others(self) -> None:
         a = record(site_of(None, k=4), 20)
-        mods = (ModMade("block_norm", "0123456789abcdef", "norm, block 32"), ModMade("no_bias", "0" * 16, "up"))
+        mods = (
+            ModFingerprint("block_norm", "0123456789abcdef", "norm, block 32"),
+            ModFingerprint("no_bias", "0" * 16, "up"),
+        )
         modded = replace(a, profile=replace(a.profile, mods=mods))
-        assert summary.unite(modded, modded).profile.mods == mods
+        assert summarise.unite(modded, modded).profile.mods == mods
         with pytest.raises(InputError, match="cannot be merged: what block_norm, no_bias changed in m:f is not"):
-            summary.unite(a, modded)
+            summarise.unite(a, modded)
         fewer = replace(a, profile=replace(a.profile, mods=mods[:1]))
         with pytest.raises(InputError, match="what no_bias changed in m:f"):
-            summary.unite(modded, fewer)
+            summarise.unite(modded, fewer)
 
     def test_refuses_what_does_not_belong_together(self) -> None:
         a = record(site_of(None, k=4), 20)
         with pytest.raises(InputError, match="two models cannot be merged: m:f and m:g; merge runs of one"):
-            summary.unite(a, record(site_of(None, k=4), 20, model="m:g"))
+            summarise.unite(a, record(site_of(None, k=4), 20, model="m:g"))
         with pytest.raises(InputError, match="'a' has K = 4, N = 4 in one profile and K = 5, N = 4 in the other"):
-            summary.unite(a, record(site_of(None, k=5), 20))
+            summarise.unite(a, record(site_of(None, k=5), 20))
         other = record(replace(site_of(None, k=4), name="b"), 20)
         for pair in ((a, other), (other, a)):
             with pytest.raises(InputError, match="is in only one of the two profiles"):
-                summary.unite(*pair)
+                summarise.unite(*pair)
 
 
 def test_row_rms_bins_and_call_amax_share_their_edges() -> None:
     """An amax in the bin of 2^0 is called its geometric middle."""
     stats = learn([torch.ones(4, 8) * 1.05])
     assert stats.call_amax.shape == (ROW_RMS_BINS,)
-    (found,) = summary.summarise(site_of(stats), (), 4).operands
+    (found,) = summarise.summarise(site_of(stats), (), 4).operands
     assert found.usual_amax == pytest.approx(2.0 ** (0.5 / SPREAD_STEPS))

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from loka.numerics.names import Gemm, Operand
-from loka.probe.coherence import MOST, coherence, missing
-from loka.probe.joint import JointTracker, joint_stats
-from loka.probe.moments import covariance
-from loka.probe.operand import OperandTracker, operand_stats
-from loka.probe.samplers import CopulaSampler
-from loka.probe.stats import JointStats, SiteStats
+from loka.numerics.enums import Gemm, Operand
+from loka.probe.estimate.samplers import CopulaSampler
+from loka.probe.stats.coherence import MOST, coherence, missing
+from loka.probe.stats.joint_moments import JointTracker, joint_stats
+from loka.probe.stats.moments import covariance
+from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
+from loka.probe.stats.site_stats import JointStats, SiteStats
 
 WIDTH, M, CALLS = 24, 256, 60
 

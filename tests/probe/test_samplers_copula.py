@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from loka.numerics.names import Operand
-from loka.probe import copula
-from loka.probe.bins import LOWEST, ROW_RMS_BINS, SPREAD_STEPS, VALUE_BINS, ZERO_BIN
-from loka.probe.operand import OperandTracker, operand_stats
-from loka.probe.stats import LowRank, OperandStats
+from loka.numerics.enums import Operand
+from loka.probe.estimate import copula
+from loka.probe.stats.bins import LOWEST, ROW_RMS_BINS, SPREAD_STEPS, VALUE_BINS, ZERO_BIN
+from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
+from loka.probe.stats.site_stats import LowRank, OperandStats
 
 LOW = LOWEST[Operand.INPUT]
 

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from loka.errors import InputError
-from loka.numerics.names import Gemm, Operand
-from loka.probe.joint import JointTracker, joint_stats
-from loka.probe.operand import OperandTracker, operand_stats
-from loka.probe.samplers import (
+from loka.numerics.enums import Gemm, Operand
+from loka.probe.estimate.samplers import (
     CopulaSampler,
     GaussianSampler,
     NormalSampler,
@@ -20,7 +18,9 @@ from loka.probe.samplers import (
     median_amax,
     normal_amax,
 )
-from loka.probe.stats import LowRank, SiteStats, WeightStats
+from loka.probe.stats.joint_moments import JointTracker, joint_stats
+from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
+from loka.probe.stats.site_stats import LowRank, SiteStats, WeightStats
 
 K, N, M = 48, 32, 600
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loka.probe.joint import JointTracker, joint_stats
-from loka.probe.merge import merge_joint
-from loka.probe.rows import RowNumbers
+from loka.probe.capture.row_sampling import RowNumbers
+from loka.probe.stats.joint_moments import JointTracker, joint_stats
+from loka.probe.stats.merge_stats import merge_joint
 
 
 def by_pairs(x: torch.Tensor, grad: torch.Tensor) -> tuple[float, float]:

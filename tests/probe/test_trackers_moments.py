@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from loka.errors import InputError
-from loka.probe import moments
-from loka.probe.joint import JointTracker, joint_stats, subset
-from loka.probe.moments import MomentsTracker, covariance, moments_stats
-from loka.probe.stats import CHECKS, FULL_WIDTH, JOINT, SKETCH, LowRank, Moments
+from loka.probe.stats import moments
+from loka.probe.stats.joint_moments import JointTracker, joint_stats, subset
+from loka.probe.stats.moments import MomentsTracker, covariance, moments_stats
+from loka.probe.stats.site_stats import CHECKS, FULL_WIDTH, JOINT, SKETCH, LowRank, Moments
 
 
 def one_pass(rows: Tensor) -> Moments:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from loka.numerics.names import Operand
-from loka.probe.joint import JointTracker
-from loka.probe.operand import OperandTracker
-from loka.probe.weight import WeightTracker
+from loka.numerics.enums import Operand
+from loka.probe.stats.joint_moments import JointTracker
+from loka.probe.stats.operand_tracker import OperandTracker
+from loka.probe.stats.weight_tracker import WeightTracker
 
 WAITING = (
     "_local_scalar_dense",

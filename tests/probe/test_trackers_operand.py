@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from loka.numerics.names import Operand
+from loka.numerics.enums import Operand
 from loka.numerics.quantize import AMAX_FLOOR
-from loka.probe import bins
-from loka.probe.operand import PENDING, OperandTracker, operand_stats
-from loka.probe.stats import OperandStats
+from loka.probe.stats import bins
+from loka.probe.stats.operand_tracker import PENDING, OperandTracker, operand_stats
+from loka.probe.stats.site_stats import OperandStats
 
 VIEW = {view: place for place, view in enumerate(bins.VIEWS)}
 
@@ -62,10 +62,10 @@ def reference(rows: Tensor, operand: Operand) -> tuple[Tensor, Tensor]:
             values[j, value_bin(value, bins.LOWEST[operand])] += 1
             first = j // 128 * 128
             amax = {
-                bins.View.TENSORWISE: magnitude,
-                bins.View.ROWWISE: magnitude[i],
-                bins.View.COLUMNWISE: magnitude[:, j],
-                bins.View.BLOCKWISE: magnitude[i, first : first + 128],
+                bins.HistogramView.TENSORWISE: magnitude,
+                bins.HistogramView.ROWWISE: magnitude[i],
+                bins.HistogramView.COLUMNWISE: magnitude[:, j],
+                bins.HistogramView.BLOCKWISE: magnitude[i, first : first + 128],
             }
             for view, block in amax.items():
                 relative[VIEW[view], relative_bin(value, float(block.max()))] += 1
@@ -104,10 +104,10 @@ def test_a_hand_counted_matrix() -> None:
     assert int(stats.values[2, bins.ZERO_BIN]) == 2
     octave = 2 - bins.RELATIVE_LOWEST  # of u in [1, 2)
     # Tensorwise the maximum is 448, so u = |x|: two in [1, 2), 3 in [2, 4), 448 in [256, 512).
-    tensorwise = dict(enumerate(stats.relative[VIEW[bins.View.TENSORWISE]].tolist()))
+    tensorwise = dict(enumerate(stats.relative[VIEW[bins.HistogramView.TENSORWISE]].tolist()))
     assert {b: n for b, n in tensorwise.items() if n} == {0: 2, octave: 2, octave + 1: 1, octave + 8: 1}
     # Columnwise: 1 of 448, 448 itself, -1.5 of 3 (u = 224) and 3 itself.
-    columnwise = dict(enumerate(stats.relative[VIEW[bins.View.COLUMNWISE]].tolist()))
+    columnwise = dict(enumerate(stats.relative[VIEW[bins.HistogramView.COLUMNWISE]].tolist()))
     assert {b: n for b, n in columnwise.items() if n} == {0: 2, octave: 1, octave + 7: 1, octave + 8: 2}
     assert stats.column_amax.tolist() == [448.0, 3.0, 0.0]
     assert (stats.calls, stats.rows, stats.sampled, stats.nonfinite) == (1, 2, 2, 0)
@@ -198,7 +198,12 @@ def test_the_scale_of_a_call_is_over_all_its_rows_not_the_sampled_ones() -> None
     tracker.update(torch.tensor([[1.0]]), torch.tensor([448.0]), 100)
     stats = operand_stats(tracker.snapshot())
     one, top = 2 - bins.RELATIVE_LOWEST, 2 + 8 - bins.RELATIVE_LOWEST
-    expected = {bins.View.TENSORWISE: one, bins.View.COLUMNWISE: one, bins.View.ROWWISE: top, bins.View.BLOCKWISE: top}
+    expected = {
+        bins.HistogramView.TENSORWISE: one,
+        bins.HistogramView.COLUMNWISE: one,
+        bins.HistogramView.ROWWISE: top,
+        bins.HistogramView.BLOCKWISE: top,
+    }
     for view, place in expected.items():
         assert int(stats.relative[VIEW[view], place]) == 1, view
 
@@ -240,7 +245,7 @@ def test_huge_and_tiny_finite_values_stay_finite_everywhere() -> None:
 def test_a_wide_operand_is_binned_view_by_view_with_the_same_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.randn((9, 300), generator=torch.Generator().manual_seed(0))
     at_once = learn(rows)
-    monkeypatch.setattr("loka.probe.operand.TOGETHER", 0)
+    monkeypatch.setattr("loka.probe.stats.operand_tracker.TOGETHER", 0)
     one_by_one = learn(rows)
     torch.testing.assert_close(one_by_one.relative, at_once.relative, rtol=0, atol=0)
     torch.testing.assert_close(one_by_one.block_spread, at_once.block_spread, rtol=0, atol=0)

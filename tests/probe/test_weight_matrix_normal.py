@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from loka.numerics.names import Operand
-from loka.probe import bins
-from loka.probe.bins import ZERO_BIN
-from loka.probe.stats import CHECKS, SKETCH, WEIGHT_ROWS, LowRank, WeightStats
-from loka.probe.weight import WeightTracker, weight_stats
+from loka.numerics.enums import Operand
+from loka.probe.stats import bins
+from loka.probe.stats.bins import ZERO_BIN
+from loka.probe.stats.site_stats import CHECKS, SKETCH, WEIGHT_ROWS, LowRank, WeightStats
+from loka.probe.stats.weight_tracker import WeightTracker, weight_stats
 
 
 def known(width: int, rank: int, seed: int) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from loka.sites.build import BuiltModel
+from loka.sites.build_model import BuiltModel
 from loka.sites.discover import SiteMap, find_sites
 
 Find = Callable[..., SiteMap]

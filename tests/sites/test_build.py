@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from loka.errors import InputError
-from loka.sites.build import build_model
-from loka.sites.meta import LargeToMeta
+from loka.sites.build_model import build_model
+from loka.sites.meta_tensors import LargeToMeta
 
 numbers = itertools.count()
 

@@ -14,15 +14,17 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent))
 import straight_models as models
 
-from loka.sites.chains import Chain, Known, find_chains
-from loka.sites.examples import ModelInputs, capture_examples
-from loka.sites.regions import Scope, find_regions, inline_for
-from loka.sites.site import Kind, Rows, Site
-from loka.sites.straight import Ref, RefKind, Region, SiteCall, Statement, StraightForward
-from loka.sites.trace import trace_forward
+from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, Statement
+from loka.graph.patterns.linear_chain import LinearChain, StaticOperands, find_chains
+from loka.graph.patterns.region import RegionScope, find_regions, inline_for
+from loka.graph.trace.examples import ModelInputs, capture_examples
+from loka.graph.trace.trace import trace_forward
+from loka.sites.site import GemmKind, RowCount, Site
 from loka.zoo.wukong import Wukong, WukongSizes
 
-KNOWN = Known(frozenset({"layer_norm", "rms_norm"}), frozenset({"relu", "silu", "sigmoid", "hardswish", "gelu"}))
+KNOWN = StaticOperands(
+    frozenset({"layer_norm", "rms_norm"}), frozenset({"relu", "silu", "sigmoid", "hardswish", "gelu"})
+)
 TEMPLATES = {
     "layer_norm": "torch.nn.functional.layer_norm({0}, (8,), weight={1}, bias={2}, eps=1e-05)",
     "rms_norm": "torch.nn.functional.rms_norm({0}, (8,), weight={1}, eps=1e-06)",
@@ -49,17 +51,17 @@ def statement(line: str, **changes: object) -> Statement:
     return Statement(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def forward(*lines: str | Statement, result: str) -> StraightForward:
+def forward(*lines: str | Statement, result: str) -> ForwardIR:
     statements = tuple(statement(line) if isinstance(line, str) else line for line in lines)
-    return StraightForward("", "", ("x",), statements, result, (), "")
+    return ForwardIR("", "", ("x",), statements, result, (), "")
 
 
-def chains(found: StraightForward) -> tuple[Chain, ...]:
+def chains(found: ForwardIR) -> tuple[LinearChain, ...]:
     wanted = {step.call.site for step in found.statements if step.call is not None}
     return find_chains(found, find_regions(found, wanted), KNOWN)
 
 
-def spans(found: StraightForward) -> list[tuple[int, int, str]]:
+def spans(found: ForwardIR) -> list[tuple[int, int, str]]:
     return [(chain.first, chain.last, " ".join(stage.site for stage in chain.stages)) for chain in chains(found)]
 
 
@@ -220,17 +222,17 @@ def test_activations_as_they_are_called(template: str, taken: bool) -> None:
     assert spans(forward("y = linear x", activation, result="a")) == [(0, int(taken), "y")]
 
 
-def traced(model: nn.Module, owner: str, scope: Scope, inputs: Collection[Tensor]) -> StraightForward:
+def traced(model: nn.Module, owner: str, scope: RegionScope, inputs: Collection[Tensor]) -> ForwardIR:
     batches = {5: ModelInputs(tuple(value[:5] for value in inputs), {}), 8: ModelInputs(tuple(inputs), {})}
     examples = capture_examples(model, [owner], batches)[owner]
     found = trace_forward(model.get_submodule(owner), owner, examples, inline=scope.inline, sites=scope.sites)
-    assert isinstance(found, StraightForward), found
+    assert isinstance(found, ForwardIR), found
     return found
 
 
 def site(name: str, fed_by: tuple[str, ...], followed_by: tuple[str, ...]) -> Site:
     return Site(
-        name=name, kind=Kind.LINEAR, owner=name.rpartition(".")[0], weight=f"{name}.weight", bias=None, rows=Rows(1),
+        name=name, kind=GemmKind.LINEAR, owner=name.rpartition(".")[0], weight=f"{name}.weight", bias=None, rows=RowCount(1),
         k=8, n=8, calls=1, calls_eval=1, share=0.1, input_grad=True, fed_by=fed_by, followed_by=followed_by, where="",
     )  # fmt: skip
 
@@ -276,7 +278,7 @@ class Functional(nn.Module):
 def test_functions_dropout_and_hooks(hooked: bool) -> None:
     model = nn.Sequential(Functional(hooked))
     inline = ("first", "second", "third") + (() if hooked else ("norm",))
-    found = traced(model, "0", Scope("0", inline, ("first", "second", "third")), [torch.randn(8, 8)])
+    found = traced(model, "0", RegionScope("0", inline, ("first", "second", "third")), [torch.randn(8, 8)])
     first, second = chains(found)
     assert [stage.site for stage in first.stages] == ["first", "second"]
     assert (first.stages[0].before is None, first.stages[0].activation) == (hooked, "silu")
@@ -287,6 +289,6 @@ def test_functions_dropout_and_hooks(hooked: bool) -> None:
 
 def test_the_layers_of_the_traps_have_chains_of_their_mlp() -> None:
     model = models.Wukong(1)
-    scope = Scope("layers.0", ("fmb", "fmb.0", "fmb.1", "fmb.2", "fmb.3", "fmb_norm"), ("fmb.0", "fmb.3"))
+    scope = RegionScope("layers.0", ("fmb", "fmb.0", "fmb.1", "fmb.2", "fmb.3", "fmb_norm"), ("fmb.0", "fmb.3"))
     (chain,) = chains(traced(model, "layers.0", scope, [torch.randn(8, 8, 16)]))
     assert [stage.site for stage in chain.stages] == ["fmb.0", "fmb.3"]

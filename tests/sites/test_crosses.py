@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.sites.examples import ModelInputs, capture_examples
-from loka.sites.straight import StraightForward
-from loka.sites.trace import trace_forward
+from loka.graph.ir import ForwardIR
+from loka.graph.trace.examples import ModelInputs, capture_examples
+from loka.graph.trace.trace import trace_forward
 
 N = 24
 
@@ -89,13 +89,13 @@ class InPlace(Layer):
         return (x0 * self.linear(x) + x).relu_()
 
 
-def traced(kind: type[Layer]) -> StraightForward:
+def traced(kind: type[Layer]) -> ForwardIR:
     module = kind()
     batches = {batch: ModelInputs((torch.randn(batch, N), torch.randn(batch, N)), {}) for batch in (5, 8)}
     examples = capture_examples(module, [""], batches)[""]
     sites = ["weight"] if kind is OnParameters else ["linear"]
     found = trace_forward(module, "", examples, sites=sites)
-    assert isinstance(found, StraightForward), found
+    assert isinstance(found, ForwardIR), found
     return found
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from loka.errors import InputError
-from loka.sites.build import BuiltModel
+from loka.sites.build_model import BuiltModel
 from loka.sites.discover import find_sites
-from loka.sites.site import Rows
+from loka.sites.site import RowCount
 
 
 def rows_by_hooks(model, *args):
@@ -52,7 +52,7 @@ def test_rows_with_a_fixed_part(find):
         def forward(self, x):
             return self.fc(torch.cat([self.tokens, x]))
 
-    assert find(Fixed(), torch.randn(6, 8)).sites[0].rows == Rows(1, 3)
+    assert find(Fixed(), torch.randn(6, 8)).sites[0].rows == RowCount(1, 3)
 
 
 def test_nothing_of_the_model_changes(models):
@@ -81,8 +81,8 @@ def test_nothing_changes_where_real_samples_are_run(models):
     before = copy.deepcopy(model.state_dict())
     found = find_sites(BuiltModel(model, (torch.randn(5, 8),), {}, 5))
     assert [(site.name, site.rows, site.k, site.n) for site in found.sites] == [
-        ("weight", Rows(1), 4, 6),
-        ("fc", Rows(1), 8, 4),
+        ("weight", RowCount(1), 4, 6),
+        ("fc", RowCount(1), 8, 4),
     ]
     assert any("real samples" in note for note in found.notes)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
@@ -120,7 +120,7 @@ def test_a_batch_size_written_into_the_model(find):
             return self.fc(x) + self.shift
 
     found = find(Written(), torch.randn(16, 8))
-    assert found.sites[0].rows == Rows(1)
+    assert found.sites[0].rows == RowCount(1)
     assert any("written into the forward" in note for note in found.notes)
 
 
@@ -178,7 +178,7 @@ def test_keyword_inputs_and_containers(find):
     model = Takes()
     kwargs = {"features": {"dense": torch.randn(5, 8)}, "scale": torch.ones(())}
     found = find_sites(BuiltModel(model, (), kwargs, 5))
-    assert [(site.name, site.rows) for site in found.sites] == [("fc", Rows(1))]
+    assert [(site.name, site.rows) for site in found.sites] == [("fc", RowCount(1))]
 
 
 def test_many_layers_are_quick_and_all_found():
@@ -186,7 +186,7 @@ def test_many_layers_are_quick_and_all_found():
     found = find_sites(BuiltModel(nn.Sequential(*layers), (torch.randn(512, 64),), {}, 512))
     assert len(found.sites) == 1000
     assert {(site.rows, site.k, site.n, site.calls, site.calls_eval) for site in found.sites} == {
-        (Rows(1), 64, 64, 1, 1)
+        (RowCount(1), 64, 64, 1, 1)
     }
     assert [site.input_grad for site in found.sites[:2]] == [False, True]
     assert found.sites[5].fed_by == ("relu", "linear")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loka.sites.build import BuiltModel
+from loka.sites.build_model import BuiltModel
 from loka.sites.discover import find_sites
-from loka.sites.meta import LargeToMeta
-from loka.sites.site import Kind, Rows
+from loka.sites.meta_tensors import LargeToMeta
+from loka.sites.site import GemmKind, RowCount
 
 pytest.importorskip("torchrec", reason="torchrec is an extra")
 
@@ -51,7 +51,7 @@ def test_the_cross_network_is_two_thirds_of_the_flops(built):
         "inter_arch.crossnet.V_kernels",
     }
     assert len(cross) == 6
-    assert {(site.kind, site.blocked, site.rows) for site in cross} == {(Kind.FUNCTIONAL_LINEAR, None, Rows(1))}
+    assert {(site.kind, site.blocked, site.rows) for site in cross} == {(GemmKind.FUNCTIONAL_LINEAR, None, RowCount(1))}
     assert {(site.k, site.n) for site in cross} == {(3456, 512), (512, 3456)}
     assert sum(site.share for site in cross) == pytest.approx(0.66, abs=0.01)
     assert sum(site.share for site in found.sites) == pytest.approx(1)
@@ -60,7 +60,7 @@ def test_the_cross_network_is_two_thirds_of_the_flops(built):
 
 def test_every_other_gemm_is_a_plain_linear(built):
     sites = find_sites(built).sites
-    linears = [site for site in sites if site.kind is Kind.LINEAR]
+    linears = [site for site in sites if site.kind is GemmKind.LINEAR]
     assert len(linears) == len(sites) - 6 == 8
-    assert all(site.rows == Rows(1) and site.calls == site.calls_eval == 1 for site in sites)
+    assert all(site.rows == RowCount(1) and site.calls == site.calls_eval == 1 for site in sites)
     assert [site.k for site in linears if not site.input_grad] == [13]

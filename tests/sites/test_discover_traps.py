@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from loka.sites.build import build_model
-from loka.sites.site import Kind, Rows
+from loka.sites.build_model import build_model
+from loka.sites.site import GemmKind, RowCount
 
 
 def by_name(found):
@@ -18,14 +18,14 @@ def test_products_with_parameters_are_found(models, find):
     sites = by_name(find(models.Parameters(), torch.randn(6, 32)))
     shapes = {name: (site.kind, site.k, site.n) for name, site in sites.items()}
     assert shapes == {
-        "linear": (Kind.FUNCTIONAL_LINEAR, 32, 24),
-        "right": (Kind.MATMUL, 24, 40),
-        "turned": (Kind.MATMUL, 40, 48),
-        "addmm": (Kind.ADDMM, 48, 20),
-        "einsum": (Kind.EINSUM, 20, 36),
-        **{f"layers.{i}": (Kind.FUNCTIONAL_LINEAR, 36, 36) for i in range(3)},
+        "linear": (GemmKind.FUNCTIONAL_LINEAR, 32, 24),
+        "right": (GemmKind.MATMUL, 24, 40),
+        "turned": (GemmKind.MATMUL, 40, 48),
+        "addmm": (GemmKind.ADDMM, 48, 20),
+        "einsum": (GemmKind.EINSUM, 20, 36),
+        **{f"layers.{i}": (GemmKind.FUNCTIONAL_LINEAR, 36, 36) for i in range(3)},
     }
-    assert all(site.rows == Rows(1) and site.blocked is None for site in sites.values())
+    assert all(site.rows == RowCount(1) and site.blocked is None for site in sites.values())
     assert sites["addmm"].bias == "addmm_bias"
     assert sites["right"].where.startswith("models.py:")
     assert sites["right"].followed_by[:2] == ("silu", "matmul")
@@ -34,7 +34,7 @@ def test_products_with_parameters_are_found(models, find):
 
 def test_a_parameter_on_the_left(models, find):
     site = by_name(find(models.Compress(), torch.randn(5, 16, 12)))["compress"]
-    assert (site.kind, site.rows, site.k, site.n) == (Kind.MATMUL, Rows(12), 16, 8)
+    assert (site.kind, site.rows, site.k, site.n) == (GemmKind.MATMUL, RowCount(12), 16, 8)
     assert site.blocked is None
 
 
@@ -56,7 +56,7 @@ def test_batched_and_generated_weights_are_blocked_with_their_share(models, find
 def test_attention_is_one_call_and_its_projection_never_called(models, find):
     found = find(models.Attention(), torch.randn(5, 7, 32))
     sites = by_name(found)
-    assert sites["attn"].kind is Kind.ATTENTION
+    assert sites["attn"].kind is GemmKind.ATTENTION
     assert "opaque" in sites["attn"].blocked
     flops = 2 * 7 * (4 * 32 * 32 + 2 * 7 * 32)
     assert found.flops_per_sample == flops + 2 * 32
@@ -95,7 +95,7 @@ def test_odd_widths_names_and_modules_called_twice(models, find):
     assert (sites["dense"].k, sites["towers.a-b"].k, sites["towers.1"].n) == (13, 479, 1)
     assert (sites["shared"].calls, sites["shared"].calls_eval) == (2, 2)
     assert sites["shared"].bias is None
-    assert all(site.rows == Rows(1) for site in found.sites)
+    assert all(site.rows == RowCount(1) for site in found.sites)
     assert sites["dense"].input_grad is False
     assert sites["shared"].input_grad is True
     assert sites["towers.a-b"].fed_by == ("gelu", "linear")
@@ -112,10 +112,10 @@ def test_three_dimensional_transposed_and_strided_inputs(models, find):
     sites = by_name(find(models.Shapes(), torch.randn(5, 6, 10)))
     rows = {name: (site.rows, site.k, site.n) for name, site in sites.items()}
     assert rows == {
-        "inner": (Rows(6), 10, 16),
-        "across": (Rows(16), 6, 4),
-        "some": (Rows(8), 4, 8),
-        "flat": (Rows(1), 64, 8),
+        "inner": (RowCount(6), 10, 16),
+        "across": (RowCount(16), 6, 4),
+        "some": (RowCount(8), 4, 8),
+        "flat": (RowCount(1), 64, 8),
     }
 
 
@@ -137,16 +137,16 @@ def test_a_lazy_module_is_run_once(tmp_path, monkeypatch):
 
     found = find_sites(build_model("lazy_factory:build", None, 4))
     assert [(site.name, site.k, site.n, site.kind) for site in found.sites] == [
-        ("0", 24, 8, Kind.LINEAR),
-        ("2", 8, 2, Kind.LINEAR),
+        ("0", 24, 8, GemmKind.LINEAR),
+        ("2", 8, 2, GemmKind.LINEAR),
     ]
 
 
 def test_autocast(models, find):
     sites = by_name(find(models.Casts(), torch.randn(5, 16)))
     assert {(name, site.kind, site.blocked) for name, site in sites.items()} == {
-        ("first", Kind.LINEAR, None),
-        ("second", Kind.LINEAR, None),
+        ("first", GemmKind.LINEAR, None),
+        ("second", GemmKind.LINEAR, None),
     }
     assert sites["second"].fed_by == ("relu", "layer_norm", "linear")
 
@@ -171,12 +171,12 @@ def test_a_compiled_submodule_is_looked_into(find):
 def test_linears_that_are_not_quite_plain(models, find):
     sites = by_name(find(models.Net(), torch.randn(5, 16)))
     assert (sites["own.weight"].kind, sites["own.weight"].owner, sites["own.weight"].blocked) == (
-        Kind.FUNCTIONAL_LINEAR,
+        GemmKind.FUNCTIONAL_LINEAR,
         "own",
         None,
     )
-    assert sites["subclass.weight"].kind is Kind.FUNCTIONAL_LINEAR
-    assert (sites["hooked"].kind, sites["hooked"].blocked) == (Kind.LINEAR, None)
-    assert (sites["head"].kind, sites["head"].weight) == (Kind.LINEAR, "head.weight")
+    assert sites["subclass.weight"].kind is GemmKind.FUNCTIONAL_LINEAR
+    assert (sites["hooked"].kind, sites["hooked"].blocked) == (GemmKind.LINEAR, None)
+    assert (sites["head"].kind, sites["head"].weight) == (GemmKind.LINEAR, "head.weight")
     assert "its weight is computed" in sites["normed#0"].blocked
     assert len(sites) == 5

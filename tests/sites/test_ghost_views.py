@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loka.errors import InputError
-from loka.mods.modules import BlockNorm
+from loka.mods.mod_modules import BlockNorm
 
 
 class Views(nn.Module):

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from loka.codegen.mixes import join_shape
-from loka.kernels.join_specs import JoinForward
-from loka.mods.modules import BlockNorm
-from loka.sites.examples import ModelInputs, capture_examples
-from loka.sites.joins import joined_norm
-from loka.sites.straight import StraightForward
-from loka.sites.trace import trace_forward
+from loka.codegen.chains.interaction_calls import concat_norm_shape
+from loka.graph.ir import ForwardIR
+from loka.graph.patterns.concat_norm import concatenated_norm
+from loka.graph.trace.examples import ModelInputs, capture_examples
+from loka.graph.trace.trace import trace_forward
+from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormForward
+from loka.mods.mod_modules import BlockNorm
 
 
 class ViewedNorm(nn.Module):
@@ -48,12 +48,12 @@ class Model(nn.Module):
         return self.body(x)
 
 
-def traced(norm: nn.Module, width: int = 32) -> StraightForward:
+def traced(norm: nn.Module, width: int = 32) -> ForwardIR:
     model = Model(norm)
     batches = {batch: ModelInputs((torch.randn(batch, 6, width),), {}) for batch in (5, 8)}
     examples = capture_examples(model, ["body"], batches)["body"]
     found = trace_forward(model.body, "body", examples, inline=["norm"], sites=["first", "second"])
-    assert isinstance(found, StraightForward), found
+    assert isinstance(found, ForwardIR), found
     return found
 
 
@@ -62,10 +62,10 @@ def test_a_block_norm_over_whole_rows_is_an_rms_norm(norm):
     forward = traced(norm)
     (join,) = forward.joins
     assert forward.statements[join.norm].target in forward.result
-    found = joined_norm(forward, join)
+    found = concatenated_norm(forward, join)
     assert found is not None
     assert (found.kind, found.width, found.weight) == ("rms_norm", 32, None)
-    assert join_shape(join, forward) == JoinForward(32, 2, True, "rms_norm", False, False, 1e-6)
+    assert concat_norm_shape(join, forward) == ConcatNormForward(32, 2, True, "rms_norm", False, False, 1e-6)
     # The concatenation, the sum and what the norm is written as are consecutive here, and all taken.
     assert sorted(join.places) == list(range(min(join.places), join.norm + 1))
     assert {"cat", "add"} <= {forward.statements[place].op for place in join.skipped}

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.sites.examples import ModelInputs, capture_examples
-from loka.sites.straight import StraightForward
-from loka.sites.trace import trace_forward
+from loka.graph.ir import ForwardIR
+from loka.graph.trace.examples import ModelInputs, capture_examples
+from loka.graph.trace.trace import trace_forward
 
 N, D, RANK, MADE = 12, 20, 4, 5
 
@@ -56,11 +56,11 @@ class InPlace(Mixing):
         return y.relu_()
 
 
-def traced(kind: type[Mixing], sites: tuple[str, ...]) -> StraightForward:
+def traced(kind: type[Mixing], sites: tuple[str, ...]) -> ForwardIR:
     module = kind()
     inputs = {batch: ModelInputs((torch.randn(batch, N, D),), {}) for batch in (5, 8)}
     found = trace_forward(module, "", capture_examples(module, [""], inputs)[""], sites=sites)
-    assert isinstance(found, StraightForward), found
+    assert isinstance(found, ForwardIR), found
     return found
 
 

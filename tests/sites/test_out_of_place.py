@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent))
-from loka.sites.examples import ModelInputs, capture_examples
-from loka.sites.gate import with_forward
-from loka.sites.straight import StraightForward
-from loka.sites.trace import trace_forward
+from loka.graph.equivalence import with_forward
+from loka.graph.ir import ForwardIR
+from loka.graph.trace.examples import ModelInputs, capture_examples
+from loka.graph.trace.trace import trace_forward
 
 
 class Body(nn.Module):
@@ -83,12 +83,12 @@ class ReadAgain(Body):
         return self.act(y) + y
 
 
-def traced(body: nn.Module) -> StraightForward:
+def traced(body: nn.Module) -> ForwardIR:
     batches = {batch: ModelInputs((torch.randn(batch, 8),)) for batch in (4, 7)}
     examples = capture_examples(body, [""], batches)[""]
     inline = [name for name, _ in body.named_modules() if name not in ("", "other")]
     forward = trace_forward(body, "", examples, inline=inline, sites=["linear"])
-    assert isinstance(forward, StraightForward), forward
+    assert isinstance(forward, ForwardIR), forward
     return forward
 
 

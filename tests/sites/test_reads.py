@@ -20,24 +20,24 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent))
 import straight_models as zoo
 
-from loka.sites.examples import ModelInputs, capture_examples
-from loka.sites.reads import Reads
-from loka.sites.refused import Refused
-from loka.sites.straight import StraightForward
-from loka.sites.trace import trace_forward
-from loka.sites.value_text import ValueTexts
+from loka.graph.ir import ForwardIR
+from loka.graph.reads import Reads
+from loka.graph.refused import Refused
+from loka.graph.trace.examples import ModelInputs, capture_examples
+from loka.graph.trace.trace import trace_forward
+from loka.graph.value_text import ValueTexts
 
 LAYER_NORM, LINEAR = "torch.nn.modules.normalization.LayerNorm", "torch.nn.modules.linear.Linear"
 
 
-def traced(module: nn.Module, *inline: str, size: tuple[int, ...] = (zoo.WIDTH,)) -> StraightForward | Refused:
+def traced(module: nn.Module, *inline: str, size: tuple[int, ...] = (zoo.WIDTH,)) -> ForwardIR | Refused:
     batches = {batch: ModelInputs((torch.randn(batch, *size),)) for batch in (5, 8)}
     return trace_forward(module, "", capture_examples(module, [""], batches)[""], inline=inline)
 
 
 def test_a_wukong_layer_says_what_it_read() -> None:
     forward = traced(zoo.Layer(), "fmb.1", "fmb.2", size=(8, 16))
-    assert isinstance(forward, StraightForward)
+    assert isinstance(forward, ForwardIR)
     assert forward.reads == (
         Reads(("",), "straight_models.Layer", values=(("d", "16"), ("n", "8"))),
         Reads(("fmb",), "torch.nn.modules.container.Sequential", holds=4),
@@ -78,7 +78,7 @@ class Outside(zoo.Plain):
 
 def test_a_class_of_ones_own_around_a_norm_of_torch() -> None:
     forward = traced(Outside(), "norm")
-    assert isinstance(forward, StraightForward)
+    assert isinstance(forward, ForwardIR)
     (reads,) = forward.reads
     assert (reads.modules, reads.values) == (("norm",), (("eps", "1e-05"), ("normalized_shape", "(8,)")))
     name = f"{Outside.__module__}.FACTOR"

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent))
 import straight_models as zoo
 
-from loka.sites.calls import einsum_views
-from loka.sites.examples import ExampleCall, Examples
-from loka.sites.gate import source
-from loka.sites.refused import Refused
-from loka.sites.straight import SiteCall, StraightForward
-from loka.sites.trace import trace_forward
+from loka.graph.equivalence import source
+from loka.graph.ir import ForwardIR, SiteCall
+from loka.graph.refused import Refused
+from loka.graph.trace.examples import ExampleCall, Examples
+from loka.graph.trace.site_calls import einsum_views
+from loka.graph.trace.trace import trace_forward
 
 
 class One(nn.Module):
@@ -105,7 +105,7 @@ CALLS = {
 }
 
 
-def traced(module: nn.Module, *sites: str, shape: tuple[int, ...] = (3, 8)) -> StraightForward | Refused:
+def traced(module: nn.Module, *sites: str, shape: tuple[int, ...] = (3, 8)) -> ForwardIR | Refused:
     calls = tuple(ExampleCall(batch, (torch.randn(batch, *shape),), {}) for batch in (4, 7))
     return trace_forward(module, "owner", Examples("owner", calls), sites=sites)
 
@@ -113,7 +113,7 @@ def traced(module: nn.Module, *sites: str, shape: tuple[int, ...] = (3, 8)) -> S
 @pytest.mark.parametrize("kind", CALLS, ids=lambda kind: kind.__name__)
 def test_a_gemm_on_a_parameter_becomes_a_linear(kind: Callable[[], nn.Module]) -> None:
     answer = traced(kind(), "p")
-    assert isinstance(answer, StraightForward), answer
+    assert isinstance(answer, ForwardIR), answer
     assert [statement.call for statement in answer.statements if statement.call] == [CALLS[kind]]
     assert not any(statement.op in ("t", "T") for statement in answer.statements)  # folded into the operand
 
@@ -159,7 +159,7 @@ class Twice(One):
 
 def test_a_parameter_that_is_used_twice_has_two_calls() -> None:
     answer = traced(Twice(), "p")
-    assert isinstance(answer, StraightForward)
+    assert isinstance(answer, ForwardIR)
     assert [s.call.weight for s in answer.statements if s.call] == ["{1}.t()", "{1}"]
 
 
@@ -175,13 +175,13 @@ class Tied(nn.Module):
 
 def test_linears_that_share_a_parameter_keep_their_names() -> None:
     answer = traced(Tied(), "a", "b")
-    assert isinstance(answer, StraightForward)
+    assert isinstance(answer, ForwardIR)
     assert [s.call.site for s in answer.statements if s.call] == ["a", "b"]
 
 
 def test_a_linear_that_is_not_asked_for_stays_a_call() -> None:
     answer = traced(Tied(), "a")
-    assert isinstance(answer, StraightForward)
+    assert isinstance(answer, ForwardIR)
     assert [s.text() for s in answer.statements] == [
         "a = torch.nn.functional.linear(x, self.a.weight, self.a.bias)",
         "b = self.b(a)",
@@ -204,6 +204,6 @@ class LinearsWeight(nn.Module):
 @pytest.mark.parametrize("site", ["tower", "tower.weight"])
 def test_the_weight_of_a_linear_that_is_never_called(site: str) -> None:
     answer = traced(LinearsWeight(), site)
-    assert isinstance(answer, StraightForward)
+    assert isinstance(answer, ForwardIR)
     assert [s.call.site for s in answer.statements if s.call] == [site]
     assert answer.inlined == ()

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent))
 import straight_models as zoo
 
-from loka.sites import gate
-from loka.sites.examples import ExampleCall, Examples
-from loka.sites.straight import Ref, RefKind, SiteCall, Statement, StraightForward
+from loka.graph import equivalence
+from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
+from loka.graph.trace.examples import ExampleCall, Examples
 
 X, Y, W = Ref(RefKind.LOCAL, "x"), Ref(RefKind.LOCAL, "y"), Ref(RefKind.ATTRIBUTE, "self.w")
 PRODUCT = Statement("y", "matmul", "{0} @ {1}", (X, W), SiteCall("w", "{0}", "{1}.t()", None, "{0}"))
@@ -38,10 +38,10 @@ class Module(nn.Module):
 def said(
     *statements: Statement, result: str = "y", module: Callable[[], nn.Module] = Module, size: int = 8
 ) -> str | None:
-    forward = StraightForward("m", "M", ("x",), statements, result, (), "")
+    forward = ForwardIR("m", "M", ("x",), statements, result, (), "")
     made = module()
     calls = tuple(ExampleCall(batch, (torch.randn(batch, size),), {}) for batch in (4, 7))
-    return gate.difference(made, forward, Examples("m", calls), lambda: copy.deepcopy(made))
+    return equivalence.difference(made, forward, Examples("m", calls), lambda: copy.deepcopy(made))
 
 
 def step(template: str, *operands: Ref, target: str = "y") -> Statement:

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent))
 import straight_models as zoo
 
-from loka.sites.examples import Examples, ModelInputs, capture_examples
-from loka.sites.gate import source, with_forward
-from loka.sites.refused import Refused
-from loka.sites.regions import find_regions
-from loka.sites.straight import StraightForward
-from loka.sites.trace import copy_owner, trace_forward
+from loka.graph.equivalence import source, with_forward
+from loka.graph.ir import ForwardIR
+from loka.graph.patterns.region import find_regions
+from loka.graph.refused import Refused
+from loka.graph.trace.examples import Examples, ModelInputs, capture_examples
+from loka.graph.trace.trace import copy_owner, trace_forward
 
 WUKONG_LAYER = """\
 def forward(self, x):
@@ -40,13 +40,11 @@ def forward(self, x):
 """
 
 
-def traced(
-    model: nn.Module, owner: str, inline: tuple[str, ...], sites: tuple[str, ...], *shape: int
-) -> StraightForward:
+def traced(model: nn.Module, owner: str, inline: tuple[str, ...], sites: tuple[str, ...], *shape: int) -> ForwardIR:
     batches = {batch: ModelInputs((torch.randn(batch, *shape),)) for batch in (4, 7)}
     captured = capture_examples(model, [owner], batches)
     answer = trace_forward(model.get_submodule(owner), owner, captured[owner], inline, sites)
-    assert isinstance(answer, StraightForward), answer
+    assert isinstance(answer, ForwardIR), answer
     return answer
 
 
@@ -158,7 +156,7 @@ class TestTorchrec:
         captured = capture_examples(model, owners, {batch: inputs(batch) for batch in (4, 7)})
         crossnet = model.inter_arch.crossnet
         answer = trace_forward(crossnet, owners[0], captured[owners[0]], (), ("V_kernels.0", "W_kernels.1"))
-        assert isinstance(answer, StraightForward), answer
+        assert isinstance(answer, ForwardIR), answer
         whole = trace_forward(model, "", captured[""], (), ())
         assert isinstance(whole, Refused)
         assert "was built without storage (64.0 GiB)" in whole.reason

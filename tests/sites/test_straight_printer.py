@@ -15,12 +15,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 import straight_models as zoo
 
 from loka.errors import InputError
-from loka.sites.examples import ExampleCall, Examples
-from loka.sites.gate import with_forward
-from loka.sites.printer import attribute, constant, names_in, public_name, variable
-from loka.sites.refused import CannotTraceError, Refused
-from loka.sites.straight import StraightForward
-from loka.sites.trace import trace_forward
+from loka.graph.equivalence import with_forward
+from loka.graph.ir import ForwardIR
+from loka.graph.refused import CannotTraceError, Refused
+from loka.graph.trace.examples import ExampleCall, Examples
+from loka.graph.trace.printer import attribute, constant, names_in, public_name, variable
+from loka.graph.trace.trace import trace_forward
 
 EVIL = "__import__('os').abort()"
 
@@ -103,7 +103,7 @@ def test_names_that_are_no_identifiers() -> None:
     calls = tuple(ExampleCall(batch, (torch.randn(batch, 8),), {}) for batch in (4, 7))
     sites = ("towers.user", 'towers.a"]; b{0}', evil, "for", "__hidden")
     answer = trace_forward(module, "m", Examples("m", calls), ("reordered.0",), sites)
-    assert isinstance(answer, StraightForward), answer
+    assert isinstance(answer, ForwardIR), answer
     texts = [ref.text for statement in answer.statements for ref in statement.operands]
     assert 'self.towers["user"].weight' in texts
     assert "self.towers['a\"]; b{0}'].weight" in texts
@@ -151,7 +151,7 @@ class Results(zoo.Plain):
 def test_constants_and_results_survive(kind: type[zoo.Plain]) -> None:
     calls = tuple(ExampleCall(batch, (torch.randn(batch, 8),), {}) for batch in (4, 7))
     answer = trace_forward(kind(), "m", Examples("m", calls), sites=("w",))
-    assert isinstance(answer, StraightForward), answer
+    assert isinstance(answer, ForwardIR), answer
     assert not any(statement.target == "_" for statement in answer.statements)  # sizes that nobody reads are gone
 
 

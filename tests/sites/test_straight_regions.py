@@ -13,12 +13,12 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent))
 import straight_models as zoo
 
-from loka.sites.regions import Scope, find_regions, inline_for
-from loka.sites.site import Kind, Rows, Site
-from loka.sites.straight import Ref, RefKind, SiteCall, Statement, StraightForward
+from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
+from loka.graph.patterns.region import RegionScope, find_regions, inline_for
+from loka.sites.site import GemmKind, RowCount, Site
 
 
-def forward(*lines: str, result: str) -> StraightForward:
+def forward(*lines: str, result: str) -> ForwardIR:
     """ "y = linear x" or "z = add y x"; a linear is the site called like its target, "y = linear.T x" with a permuted
     product."""
     statements = []
@@ -30,10 +30,10 @@ def forward(*lines: str, result: str) -> StraightForward:
             call = SiteCall(target, "{0}" + flip, "{1}", None, "{0}" + flip)
         refs = [Ref(RefKind.LOCAL, name) for name in reads] + [Ref(RefKind.ATTRIBUTE, "self.w")] * bool(call)
         statements.append(Statement(target, op.removesuffix(".T"), "", tuple(refs), call))
-    return StraightForward("", "", ("x",), tuple(statements), result, (), "")
+    return ForwardIR("", "", ("x",), tuple(statements), result, (), "")
 
 
-def spans(found: StraightForward, *wanted: str) -> list[tuple[str, int, int]]:
+def spans(found: ForwardIR, *wanted: str) -> list[tuple[str, int, int]]:
     return [(region.site, region.first, region.last) for region in find_regions(found, set(wanted))]
 
 
@@ -91,11 +91,11 @@ def site(name: str, fed_by: tuple[str, ...] = (), followed_by: tuple[str, ...] =
     linear = owner is None
     return Site(
         name=name,
-        kind=Kind.LINEAR if linear else Kind.MATMUL,
+        kind=GemmKind.LINEAR if linear else GemmKind.MATMUL,
         owner=name.rpartition(".")[0] if owner is None else owner,
         weight=f"{name}.weight" if linear else name,
         bias=None,
-        rows=Rows(1),
+        rows=RowCount(1),
         k=8,
         n=8,
         calls=1,
@@ -111,19 +111,21 @@ def site(name: str, fed_by: tuple[str, ...] = (), followed_by: tuple[str, ...] =
 def test_a_norm_before_the_sequential_makes_the_layer_the_owner() -> None:
     wanted = [site("layers.1.fmb.0", ("layer_norm", "matmul"), ("layer_norm", "silu"))]
     inline = ("fmb", "fmb.0", "fmb.1", "fmb.2", "fmb_norm", "out_norm")
-    assert inline_for(zoo.Wukong(), wanted) == (Scope("layers.1", inline, ("fmb.0",)),)
+    assert inline_for(zoo.Wukong(), wanted) == (RegionScope("layers.1", inline, ("fmb.0",)),)
 
 
 def test_siblings_in_a_sequential_need_no_more_than_it() -> None:
     mlp = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.SiLU(), nn.Linear(8, 8), nn.LayerNorm(8), nn.Dropout(0.1))
     model = nn.Sequential(mlp, nn.Linear(8, 1))
     wanted = [site("0.0", (), ("layer_norm", "silu")), site("0.3", ("silu", "layer_norm"), ("layer_norm",))]
-    assert inline_for(model, wanted) == (Scope("0", ("0", "1", "2", "3", "4"), ("0", "3")),)  # dropout stays a call
+    assert inline_for(model, wanted) == (
+        RegionScope("0", ("0", "1", "2", "3", "4"), ("0", "3")),
+    )  # dropout stays a call
 
 
 def test_the_end_of_a_sequential_leads_to_its_parent() -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(8, 8)), nn.ReLU())
-    assert inline_for(model, [site("0.0", (), ("relu",))]) == (Scope("", ("0", "0.0", "1"), ("0.0",)),)
+    assert inline_for(model, [site("0.0", (), ("relu",))]) == (RegionScope("", ("0", "0.0", "1"), ("0.0",)),)
 
 
 class Perceptron(nn.Module):
@@ -146,9 +148,11 @@ class Wrapper(nn.Module):
 
 def test_a_perceptron_is_its_linears_owner_and_a_wrapper_is_not() -> None:
     wanted = [site("inner.0.linear", (), ("relu",))]
-    assert inline_for(Wrapper(nn.Sequential(Perceptron())), wanted) == (Scope("inner.0", ("linear",), ("linear",)),)
+    assert inline_for(Wrapper(nn.Sequential(Perceptron())), wanted) == (
+        RegionScope("inner.0", ("linear",), ("linear",)),
+    )
     model = nn.Sequential(nn.LayerNorm(8), Wrapper(nn.Linear(8, 8)))
-    scope = Scope("", ("0", "1", "1.inner"), ("1.inner",))
+    scope = RegionScope("", ("0", "1", "1.inner"), ("1.inner",))
     assert inline_for(model, [site("1.inner", ("layer_norm",), ())]) == (scope,)
 
 
@@ -170,9 +174,9 @@ class Ranker(nn.Module):
 
 def test_a_norm_out_of_reach_does_not_make_the_whole_model_the_owner() -> None:
     first = site("head.0.0", ("layer_norm",), ("relu",))
-    assert inline_for(Ranker(), [first]) == (Scope("head.0", ("0", "1"), ("0",)),)
+    assert inline_for(Ranker(), [first]) == (RegionScope("head.0", ("0", "1"), ("0",)),)
     last = site("head.0.2", ("relu",), ("layer_norm",))
-    assert inline_for(Ranker(), [last]) == (Scope("head", ("0", "0.1", "0.2", "1"), ("0.2",)),)
+    assert inline_for(Ranker(), [last]) == (RegionScope("head", ("0", "0.1", "0.2", "1"), ("0.2",)),)
     (scope,) = inline_for(Ranker(), [first, last])
     assert (scope.owner, set(scope.sites)) == ("head", {"0.0", "0.2"})
     assert inline_for(Ranker(), [site("head.0.0", ("layer_norm",), ("cat",))]) == ()
@@ -188,7 +192,7 @@ def test_a_functional_norm_is_within_reach() -> None:
             return self.tower(F.layer_norm(x, (8,))) + x @ x.t()
 
     model = nn.Sequential(nn.ReLU(), Functional())
-    scope = Scope("1", ("tower", "tower.0"), ("tower.0",))
+    scope = RegionScope("1", ("tower", "tower.0"), ("tower.0",))
     assert inline_for(model, [site("1.tower.0", ("layer_norm",), ())]) == (scope,)
     assert inline_for(model, [site("1.tower.0", (), ("add",))]) == (scope,)
     assert inline_for(Wrapper(nn.Linear(8, 8)), [site("inner", (), ("add",))]) == ()
@@ -208,7 +212,7 @@ def test_parameters_and_regions_of_one_layer_share_its_forward() -> None:
 def test_an_owner_that_would_be_inlined_is_merged() -> None:
     model = nn.Sequential(nn.LayerNorm(8), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU()))
     wanted = [site("1.2", ("relu",), ("relu",)), site("1.0", ("layer_norm",), ("relu",))]
-    assert inline_for(model, wanted[:1]) == (Scope("1", ("0", "1", "2", "3")[1:], ("2",)),)
+    assert inline_for(model, wanted[:1]) == (RegionScope("1", ("0", "1", "2", "3")[1:], ("2",)),)
     (scope,) = inline_for(model, wanted)
     assert (scope.owner, set(scope.sites)) == ("", {"1.0", "1.2"})
     assert scope.inline == ("0", "1", "1.0", "1.1", "1.2", "1.3")
@@ -223,7 +227,7 @@ def test_norms_over_the_last_dimension_are_inlined(norm: nn.Module) -> None:
 def test_an_activation_with_hooks_is_not_inlined() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     model[1].register_forward_hook(lambda *_: None)
-    assert inline_for(model, [site("0", (), ("relu",))]) == (Scope("", ("0",), ("0",)),)
+    assert inline_for(model, [site("0", (), ("relu",))]) == (RegionScope("", ("0",), ("0",)),)
 
 
 class Cross(nn.Module):

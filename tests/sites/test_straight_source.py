@@ -14,7 +14,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent))
 import straight_models as zoo
 
-from loka.sites.source import forward_source_hash, functions_of
+from loka.graph.source import forward_source_hash, functions_of
 
 CODE = """
 import torch

@@ -16,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 import straight_models as zoo
 
 from loka.errors import InputError
-from loka.sites.examples import ExampleCall, Examples
-from loka.sites.gate import with_forward
-from loka.sites.refused import Refused
-from loka.sites.straight import StraightForward
-from loka.sites.trace import trace_forward
+from loka.graph.equivalence import with_forward
+from loka.graph.ir import ForwardIR
+from loka.graph.refused import Refused
+from loka.graph.trace.examples import ExampleCall, Examples
+from loka.graph.trace.trace import trace_forward
 
 REFUSED = {
     zoo.NoGrad: r"block under 'torch.no_grad\(\)' at straight_models.py:\d+ 'with torch.no_grad\(\)'",
@@ -67,7 +67,7 @@ def examples(*shapes: tuple[int, ...]) -> Examples:
     return Examples("trap", tuple(ExampleCall(shape[0], (torch.randn(shape),), {}) for shape in shapes))
 
 
-def trace(module: nn.Module, **options: object) -> StraightForward | Refused:
+def trace(module: nn.Module, **options: object) -> ForwardIR | Refused:
     return trace_forward(module, "trap", examples((4, zoo.WIDTH), (7, zoo.WIDTH)), sites=("w",), **options)  # type: ignore[arg-type]
 
 
@@ -92,7 +92,7 @@ def test_what_a_trace_would_lose_is_refused_with_its_place(kind: type[nn.Module]
 def test_what_can_be_traced_is_the_same_function_at_sizes_that_the_gate_has_not_seen(kind: type[nn.Module]) -> None:
     module = kind()
     answer = trace(module)
-    assert isinstance(answer, StraightForward), answer
+    assert isinstance(answer, ForwardIR), answer
     x = torch.randn(5, 8)
     for mode in (True, False):
         bound = with_forward(copy.deepcopy(module), answer).train(mode)
@@ -116,7 +116,7 @@ def called_with(*lists: list[Tensor]) -> Examples:
 def test_a_loop_over_a_list_is_unrolled_where_it_is_always_as_long() -> None:
     two, three = ([torch.randn(batch, zoo.WIDTH) for _ in range(3)] for batch in (2, 3))
     answer = trace_forward(OverAList(), "trap", called_with(two, three), sites=("w",))
-    assert isinstance(answer, StraightForward), answer
+    assert isinstance(answer, ForwardIR), answer
     assert sum(step.call is not None for step in answer.statements) == 3
     bound = with_forward(OverAList(), answer)
     assert bound(three).shape == (9, zoo.WIDTH)
@@ -143,7 +143,7 @@ def test_a_loop_over_a_dictionary_is_refused_for_what_it_is() -> None:
 def test_roots_of_sizes_and_loops_compile_for_every_batch(kind: type[nn.Module]) -> None:
     module = kind()
     answer = trace(module)
-    assert isinstance(answer, StraightForward)
+    assert isinstance(answer, ForwardIR)
     bound = with_forward(copy.deepcopy(module), answer)
     torch.compiler.reset()
     compiled = torch.compile(bound, fullgraph=True, dynamic=True, backend="eager")
@@ -155,7 +155,7 @@ def test_roots_of_sizes_and_loops_compile_for_every_batch(kind: type[nn.Module])
 def test_a_float_attribute_that_a_schedule_changes_is_read_anew() -> None:
     module = zoo.FloatAttribute()
     answer = trace(module)
-    assert isinstance(answer, StraightForward)
+    assert isinstance(answer, ForwardIR)
     bound, x = with_forward(copy.deepcopy(module), answer), torch.randn(3, 8)
     bound.scale = module.scale = 3.0
     assert torch.equal(bound(x), module(x))
@@ -164,7 +164,7 @@ def test_a_float_attribute_that_a_schedule_changes_is_read_anew() -> None:
 def test_a_float_of_an_inlined_child_is_read_anew() -> None:
     module = zoo.WithNorm()
     answer = trace(module, inline=("norm",))
-    assert isinstance(answer, StraightForward)
+    assert isinstance(answer, ForwardIR)
     assert answer.inlined == ("norm",)
     assert any("self.norm.eps" in statement.text() for statement in answer.statements)
     bound, x = with_forward(copy.deepcopy(module), answer), torch.randn(3, 8)
@@ -174,13 +174,13 @@ def test_a_float_of_an_inlined_child_is_read_anew() -> None:
 
 def test_the_mode_of_dropout_is_read_anew() -> None:
     answer = trace(zoo.FunctionalDropout())
-    assert isinstance(answer, StraightForward)
+    assert isinstance(answer, ForwardIR)
     assert any("self.training" in statement.text() for statement in answer.statements)
 
 
 def test_a_buffer_is_updated_in_every_call() -> None:
     answer = trace(zoo.BufferInPlace())
-    assert isinstance(answer, StraightForward)
+    assert isinstance(answer, ForwardIR)
     bound = with_forward(zoo.BufferInPlace(), answer)
     bound(torch.randn(2, 8))
     bound(torch.randn(2, 8))
@@ -189,7 +189,7 @@ def test_a_buffer_is_updated_in_every_call() -> None:
 
 def test_signature_and_defaults_are_kept() -> None:
     answer = trace(zoo.Keywords())
-    assert isinstance(answer, StraightForward)
+    assert isinstance(answer, ForwardIR)
     assert answer.arguments == ("x", "/", "scale=2.0", "*", "shift=-1.0")
     module = zoo.Keywords()
     bound, x = with_forward(copy.deepcopy(module), answer), torch.randn(3, 8)
@@ -200,7 +200,7 @@ def test_signature_and_defaults_are_kept() -> None:
 def test_the_module_is_left_as_it_was() -> None:
     module = zoo.BufferInPlace().eval()
     given, before, random_state = examples((4, 8)), copy.deepcopy(module.state_dict()), torch.get_rng_state()
-    assert isinstance(trace_forward(module, "trap", given, sites=("w",)), StraightForward)
+    assert isinstance(trace_forward(module, "trap", given, sites=("w",)), ForwardIR)
     assert type(module) is zoo.BufferInPlace
     assert not module.training
     assert torch.equal(torch.get_rng_state(), random_state)
@@ -224,7 +224,7 @@ def test_a_child_with_hooks_is_called_and_not_inlined() -> None:
     assert isinstance(refused, Refused)
     assert "child 'act' has hooks, which would no longer run" in refused.reason
     called = trace(module)
-    assert isinstance(called, StraightForward)
+    assert isinstance(called, ForwardIR)
     assert called.statements[-1].text() == "act = self.act(matmul)"
 
 

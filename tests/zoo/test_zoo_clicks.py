@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loka import zoo
-from loka.bench.metrics import auc, normalised_entropy
+from loka.bench.quality.click_metrics import auc, normalised_entropy
 from loka.errors import InputError
 from loka.zoo.clicks import BLOCK, DENSE, ROWS, ClickStream, Teacher
 
@@ -89,10 +89,10 @@ def test_dense_features_have_heavy_tails() -> None:
 
 
 def test_a_small_model_learns_from_it() -> None:
-    from loka.bench.job import Job
-    from loka.bench.training import build, train
+    from loka.bench.quality.training import build, train
+    from loka.bench.quality.training_job import TrainingJob
 
-    job = Job(
+    job = TrainingJob(
         zoo.dlrm, zoo.dlrm_batches, lambda size, seed: list(islice(zoo.dlrm_test_batches(size, seed), 3)),
         zoo.click_loss, batch_size=512, steps=100, ema=0.95,
     )  # fmt: skip

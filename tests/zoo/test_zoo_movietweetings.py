@@ -175,11 +175,11 @@ def test_real_ids_fit_their_tables_and_features_are_finite(real: tuple[Split, Sp
 
 
 def test_the_model_learns_from_the_real_snapshot(real: tuple[Split, Split]) -> None:
-    from loka.bench.job import Job
-    from loka.bench.training import build, train
+    from loka.bench.quality.training import build, train
+    from loka.bench.quality.training_job import TrainingJob
 
     assert len(real[0]) == 80_000
-    job = Job(
+    job = TrainingJob(
         zoo.movietweetings_ranker, zoo.movietweetings_batches, zoo.movietweetings_test_batches, zoo.click_loss,
         batch_size=256, learning_rate=1e-3, ema=0.99, steps=150,
     )  # fmt: skip

@@ -21,12 +21,12 @@ class LinearE4m3Rowwise(torch.autograd.Function):
     """y = x @ weight.T with all three GEMMs in e4m3, rowwise."""
 
     @staticmethod
-    def forward(ctx, x, weight, out_dtype, tick):
+    def forward(ctx, x, weight, out_dtype, counter_id):
         ctx.save_for_backward(x, weight)
-        ctx.tick = tick
+        ctx.counter_id = counter_id
         xq, xs = e4m3_rowwise(x)
         wq, ws = e4m3_rowwise(weight)
-        return scaled_mm(xq, xs, wq, ws, "rowwise", "rowwise", out_dtype, False, tick)
+        return scaled_mm(xq, xs, wq, ws, "rowwise", "rowwise", out_dtype, False, counter_id)
 
     @staticmethod
     def backward(ctx, dy):
@@ -35,27 +35,29 @@ class LinearE4m3Rowwise(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dq, ds = e4m3_rowwise(dy)
             wq, ws = e4m3_rowwise(weight.t())
-            dx = scaled_mm(dq, ds, wq, ws, "rowwise", "rowwise", x.dtype, False, ctx.tick + 1)
+            dx = scaled_mm(dq, ds, wq, ws, "rowwise", "rowwise", x.dtype, False, ctx.counter_id + 1)
         if ctx.needs_input_grad[1]:
             dq, ds = e4m3_rowwise(dy.t())
             xq, xs = e4m3_rowwise(x.t())
-            dw = scaled_mm(dq, ds, xq, xs, "rowwise", "rowwise", weight.dtype, False, ctx.tick + 2)
+            dw = scaled_mm(dq, ds, xq, xs, "rowwise", "rowwise", weight.dtype, False, ctx.counter_id + 2)
         return dx, dw, None, None
 
 
-def linear_e4m3_rowwise(x: Tensor, weight: Tensor, bias: Tensor | None, tick: int) -> Tensor:
+def linear_e4m3_rowwise(x: Tensor, weight: Tensor, bias: Tensor | None, counter_id: int) -> Tensor:
     """F.linear: x (..., K) -> (..., N)."""
     dtype = output_dtype(x)
-    y = LinearE4m3Rowwise.apply(x.reshape(-1, x.shape[-1]), weight, dtype, tick)
+    y = LinearE4m3Rowwise.apply(x.reshape(-1, x.shape[-1]), weight, dtype, counter_id)
     y = y.reshape(*x.shape[:-1], weight.shape[0])
     return y if bias is None else y + bias.to(dtype)
 
 
-def linear_e4m3_rowwise_frozen(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, tick: int) -> Tensor:
+def linear_e4m3_rowwise_frozen(
+    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, counter_id: int
+) -> Tensor:
     """F.linear with a weight that was quantised once."""
     dtype = output_dtype(x)
     xq, xs = e4m3_rowwise(x.reshape(-1, x.shape[-1]))
-    y = scaled_mm(xq, xs, weight, scale, "rowwise", "rowwise", dtype, False, tick).reshape(
+    y = scaled_mm(xq, xs, weight, scale, "rowwise", "rowwise", dtype, False, counter_id).reshape(
         *x.shape[:-1], weight.shape[0]
     )
     return y if bias is None else y + bias.to(dtype)

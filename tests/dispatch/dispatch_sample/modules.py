@@ -15,7 +15,7 @@ class Linear(dispatch.Bound):
     """A plain nn.Linear."""
 
     def forward(self, x):
-        return kernels.linear_e4m3_rowwise(x, self.weight, self.bias, self.loka.tick(0))
+        return kernels.linear_e4m3_rowwise(x, self.weight, self.bias, self.loka.counter_id(0))
 
 
 class LinearFrozen(dispatch.Bound):
@@ -26,7 +26,7 @@ class LinearFrozen(dispatch.Bound):
 
     def forward(self, x):
         return kernels.linear_e4m3_rowwise_frozen(
-            x, self.loka_weight_0, self.loka_scale_0, self.bias, self.loka.tick(0)
+            x, self.loka_weight_0, self.loka_scale_0, self.bias, self.loka.counter_id(0)
         )
 
 
@@ -34,9 +34,9 @@ class Block(dispatch.Bound):
     """The forward of an owner, with its child `up` inlined and its Parameter `down` as a GEMM."""
 
     def forward(self, x):
-        hidden = kernels.linear_e4m3_rowwise(x, self.up[0].weight, self.up[0].bias, self.loka.tick(0))
+        hidden = kernels.linear_e4m3_rowwise(x, self.up[0].weight, self.up[0].bias, self.loka.counter_id(0))
         hidden = torch.nn.functional.silu(hidden)
-        return kernels.linear_e4m3_rowwise(hidden, self.down.transpose(-1, -2), None, self.loka.tick(1)) + x
+        return kernels.linear_e4m3_rowwise(hidden, self.down.transpose(-1, -2), None, self.loka.counter_id(1)) + x
 
 
 class BlockFrozen(dispatch.Bound):
@@ -47,11 +47,11 @@ class BlockFrozen(dispatch.Bound):
 
     def forward(self, x):
         hidden = kernels.linear_e4m3_rowwise_frozen(
-            x, self.loka_weight_0, self.loka_scale_0, self.up[0].bias, self.loka.tick(0)
+            x, self.loka_weight_0, self.loka_scale_0, self.up[0].bias, self.loka.counter_id(0)
         )
         hidden = torch.nn.functional.silu(hidden)
         down = kernels.linear_e4m3_rowwise_frozen(
-            hidden, self.loka_weight_1, self.loka_scale_1, None, self.loka.tick(1)
+            hidden, self.loka_weight_1, self.loka_scale_1, None, self.loka.counter_id(1)
         )
         return down + x
 

@@ -1,0 +1,176 @@
+"""The scale benchmark: what the command line costs on a model of 10,000 linear layers.
+
+    python -m benchmarks.cli_scale [--json]
+
+Runs `loka --help`, `loka plan` and `loka generate` as processes of their own and prints the wall time and the peak
+memory of each; beside them what any program pays that builds the model: importing torch, and calling the factory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from loka.errors import CheckFailedError
+
+LAYERS = 10_000
+WIDTH = 64
+
+POLICY = """\
+version: 1
+name: ten_thousand
+model: {factory: "benchmarks.cli_scale:ten_thousand", inputs: "benchmarks.cli_scale:ten_thousand_inputs", batch_size: 256}
+target: h100
+defaults: {compute: fp8}
+"""
+
+BUILD = """\
+import time
+start = time.perf_counter()
+import torch
+imported = time.perf_counter()
+from benchmarks.cli_scale import ten_thousand
+ready = time.perf_counter()
+ten_thousand()
+print(imported - start, time.perf_counter() - ready)
+"""
+
+# Linux counts the memory of the process that starts another into the started one's peak, so a bare one starts it.
+LAUNCHER = """\
+import json, os, subprocess, sys, time
+start = time.perf_counter()
+process = subprocess.Popen(sys.argv[2:])
+_, status, usage = os.wait4(process.pid, 0)
+with open(sys.argv[1], "w") as report:
+    json.dump([time.perf_counter() - start, usage.ru_maxrss], report)
+os._exit(max(os.waitstatus_to_exitcode(status), 0) or (1 if status else 0))
+"""
+
+LOKA = "import sys; from loka.cli.main import run; sys.exit(run())"
+
+
+class Block(nn.Module):
+    """Linear and ReLU: (B, width) -> (B, width)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.linear(x))
+
+
+class Tower(nn.Module):
+    """`layers` blocks one after the other: (B, width) -> (B, width)."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(width) for _ in range(layers)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def ten_thousand() -> Tower:
+    """10,000 linear layers of 64 x 64; 166 MB of float32."""
+    return Tower(LAYERS, WIDTH)
+
+
+def ten_thousand_inputs(batch_size: int) -> tuple[Tensor]:
+    """Features (B, 64), float32."""
+    return (torch.randn(batch_size, WIDTH, generator=torch.Generator().manual_seed(0), device="cpu"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One process."""
+
+    name: str
+    seconds: float  # wall time, start of the interpreter included
+    peak_mib: float  # largest resident set
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleCosts:
+    """All runs, and the two parts that no command can avoid."""
+
+    runs: tuple[Run, ...]
+    import_torch_seconds: float
+    build_seconds: float  # of one call of the factory
+
+
+def run_process(label: str, command: list[str], folder: Path) -> tuple[Run, str]:
+    """Run `command` in `folder`: what it cost, and its standard output.
+
+    Raises CheckFailedError, with the end of what it printed, where it fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="loka-scale-") as scratch:
+        report = Path(scratch) / "report.json"
+        launcher = [sys.executable, "-I", "-S", "-c", LAUNCHER, str(report), *command]
+        done = subprocess.run(launcher, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            tail = (done.stdout + done.stderr)[-2000:]
+            raise CheckFailedError(f"scale: {label} left with status {done.returncode}:\n{tail}")
+        seconds, peak = json.loads(report.read_text(encoding="utf-8"))
+    kib = peak / 1024 if sys.platform == "darwin" else peak  # macOS counts bytes
+    return Run(label, seconds, kib / 1024), done.stdout
+
+
+def measure() -> ScaleCosts:
+    """Run every command once, in a temporary folder. Raises CheckFailedError where one fails."""
+    with tempfile.TemporaryDirectory(prefix="loka-scale-") as name:
+        folder = Path(name)
+        (folder / "ten_thousand.yaml").write_text(POLICY, encoding="utf-8")
+        commands = {
+            "loka --help": ["--help"],
+            "loka plan": ["plan", "ten_thousand.yaml"],
+            "loka generate": ["generate", "ten_thousand.yaml"],
+        }
+        loka = [sys.executable, "-c", LOKA]
+        runs = [run_process(label, [*loka, *arguments], folder)[0] for label, arguments in commands.items()]
+        build, printed = run_process("build alone", [sys.executable, "-c", BUILD], folder)
+        imported, built = (float(part) for part in printed.split())
+        return ScaleCosts((*runs, build), imported, built)
+
+
+def table(costs: ScaleCosts) -> str:
+    """The costs as text; "beyond" is what is left of a run's time without building the model."""
+    lines = [
+        f"{LAYERS} linear layers of {WIDTH} x {WIDTH}; "
+        f"import torch {costs.import_torch_seconds:.2f} s, build the model {costs.build_seconds:.2f} s",
+        f"{'process':<16}{'seconds':>9}{'beyond':>9}{'peak MiB':>10}",
+    ]
+    for run in costs.runs:
+        beyond = "" if run.name == "loka --help" else f"{run.seconds - costs.build_seconds:.2f}"
+        lines.append(f"{run.name:<16}{run.seconds:>9.2f}{beyond:>9}{run.peak_mib:>10.0f}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.cli_scale", description=(__doc__ or "").split("\n", 1)[0]
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    try:
+        costs = measure()
+    except CheckFailedError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+    print(json.dumps(asdict(costs), indent=2) if options.json else table(costs))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""Where FP8 starts to win over BF16, by M, K and N: from recorded parts, as tables and as a plot.
+
+For a linear y = x @ weight.T, x of (M, K) and a weight of (N, K), BF16's time over FP8's in four views:
+
+- GEMM: fprop alone, operands already quantised, the faster of rowwise and tensorwise scaling, precise accumulation;
+- GEMM, fast: the same with fast accumulation;
+- quantised: fprop (precise) with quantising x and the weight, one pass each;
+- trained: fprop, dgrad and wgrad (precise), with quantising x, the weight and the output gradient once each, and
+  turning all three for the GEMMs that contract over their other dimension.
+
+Above 1 FP8 is faster. A ratio is a tie where it is nearer to 1 than the spreads of both times; it counts as a gain only
+beyond that. What was interpolated or estimated is not shown: a cell without measurements of its own is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from loka.bench.record.gemm_parts import AS_IS, SCALED_MM
+from loka.bench.record.grid import POWERS
+from loka.bench.results import NOTHING, Table, markdown_table
+from loka.kernels.measurements.parts import Part, PartCosts, PartKind, PartTime, TimeSource
+
+SIZES = POWERS  # of M, K and N
+TIE = "="  # before a ratio inside the spreads
+
+
+class CrossoverView(StrEnum):
+    """What is timed on both sides."""
+
+    GEMM = "GEMM"
+    FAST = "GEMM, fast"
+    QUANTISED = "quantised"
+    TRAINED = "trained"
+
+
+TITLES = {
+    CrossoverView.GEMM: "GEMM alone, precise accumulation",
+    CrossoverView.FAST: "GEMM alone, fast accumulation",
+    CrossoverView.QUANTISED: "GEMM with quantisation of x and the weight",
+    CrossoverView.TRAINED: "fprop, dgrad and wgrad with quantisation and turning",
+}
+_ROWS, _ONE = "e4m3 rowwise", "e4m3 tensorwise"
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """BF16's time over FP8's, and how much of it the spreads of both leave open."""
+
+    value: float
+    noise: float
+
+    @property
+    def tie(self) -> bool:
+        """Whether the spreads hide who is faster."""
+        return abs(self.value - 1.0) <= self.noise
+
+    @property
+    def gains(self) -> bool:
+        """Whether FP8 is faster beyond the spreads."""
+        return self.value > 1.0 and not self.tie
+
+
+Shape = tuple[int, int, int]  # M, K, N
+Map = dict[CrossoverView, dict[Shape, Ratio]]
+
+
+def crossover(costs: PartCosts, sizes: Sequence[int] = SIZES) -> Map:
+    """The ratio of each view at each shape that was measured on both sides."""
+    shapes = [(m, k, n) for k in sizes for n in sizes for m in sizes]
+    found: Map = {}
+    for view in CrossoverView:
+        ratios = {shape: ratio_at(costs, view, shape) for shape in shapes}
+        found[view] = {shape: ratio for shape, ratio in ratios.items() if ratio is not None}
+    return found
+
+
+def ratio_at(costs: PartCosts, view: CrossoverView, shape: Shape) -> Ratio | None:
+    """BF16 over FP8 at one shape; None where a part of it was not measured."""
+    plain = total(plain_gemm(costs, *sizes) for sizes, _ in _gemms(view, shape))
+    accumulation = "fast" if view is CrossoverView.FAST else "precise"
+    gemms = [fp8_gemm(costs, *sizes, accumulation, scalings) for sizes, scalings in _gemms(view, shape)]
+    quantised = total([*gemms, *(measured(costs, part) for part in _producers(view, shape))])
+    if plain is None or quantised is None:
+        return None
+    value = plain.us / quantised.us
+    return Ratio(value, value * (plain.spread + quantised.spread))
+
+
+def plain_gemm(costs: PartCosts, rows: int, columns: int, contraction: int) -> PartTime | None:
+    """A GEMM in BF16."""
+    return measured(costs, Part(PartKind.GEMM, AS_IS, rows, columns, contraction))
+
+
+def fp8_gemm(
+    costs: PartCosts, rows: int, columns: int, contraction: int, accumulation: str, scalings: Sequence[str]
+) -> PartTime | None:
+    """The fastest measured one of cuBLASLt on operands that are quantised in one of these ways."""
+    recipes = (f"{scaling}, {scaling}, {accumulation}" for scaling in scalings)
+    found = [
+        measured(costs, Part(PartKind.GEMM, SCALED_MM, rows, columns, contraction, recipe=each)) for each in recipes
+    ]
+    return min((timed for timed in found if timed is not None), key=lambda timed: timed.us, default=None)
+
+
+def measured(costs: PartCosts, part: Part) -> PartTime | None:
+    """A part's time where it was measured itself."""
+    timed = costs.time(part)
+    return timed if timed is not None and timed.source is TimeSource.MEASURED else None
+
+
+def total(parts: Iterable[PartTime | None]) -> PartTime | None:
+    """The sum of times, None where one is missing; the spread is that of the sum if all err together."""
+    known: list[PartTime] = []
+    for timed in parts:
+        if timed is None:
+            return None
+        known.append(timed)
+    us = sum(timed.us for timed in known)
+    return PartTime(us, sum(timed.us * timed.spread for timed in known) / us, TimeSource.MEASURED) if us else None
+
+
+def _gemms(view: CrossoverView, shape: Shape) -> tuple[tuple[Shape, tuple[str, ...]], ...]:
+    """Rows, columns and contraction of each GEMM of a view, and how its operands may be scaled.
+
+    What is quantised by rows has one scale a row; turned copies of both operands serve either kernel.
+    """
+    m, k, n = shape
+    if view in (CrossoverView.GEMM, CrossoverView.FAST):
+        return (((m, n, k), (_ROWS, _ONE)),)
+    if view is CrossoverView.QUANTISED:
+        return (((m, n, k), (_ROWS,)),)
+    return ((m, n, k), (_ROWS,)), ((m, k, n), (_ROWS,)), ((n, k, m), (_ROWS, _ONE))
+
+
+def _producers(view: CrossoverView, shape: Shape) -> tuple[Part, ...]:
+    """What makes the operands of a view's GEMMs."""
+    m, k, n = shape
+    quantised = tuple(Part(PartKind.QUANTISE, "rendered", *sizes, recipe=_ROWS) for sizes in ((m, k), (n, k)))
+    if view in (CrossoverView.GEMM, CrossoverView.FAST):
+        return ()
+    if view is CrossoverView.QUANTISED:
+        return quantised
+    turned = tuple(Part(PartKind.TURN, "rendered", *sizes, recipe=_ONE) for sizes in ((m, k), (n, k), (m, n)))
+    return (*quantised, Part(PartKind.QUANTISE, "rendered", m, n, recipe=_ROWS), *turned)
+
+
+def to_markdown(found: Map, machine: str, source: str, sizes: Sequence[int] = SIZES) -> str:
+    """The map as a page: where FP8 starts to win, then every ratio. `source` names what it was computed from."""
+    parts = [
+        "# Where FP8 wins over BF16",
+        f"{machine}. {source}. Ratios are BF16's time over FP8's, sums of kernels that were each timed alone in CUDA "
+        f"graphs; `{TIE}` marks a tie inside the spreads, `{NOTHING}` what was not measured.",
+        "y = x @ weight.T, x of (M, K), weight of (N, K). The plot shows the same ratios.",
+    ]
+    for view in CrossoverView:
+        parts += [f"## {TITLES[view]}", summary(found[view]), "The least M from which FP8 wins at every larger M:"]
+        parts += [markdown_table(least_rows(found[view], sizes)), "All ratios, by K and N (rows) and M (columns):"]
+        parts += [markdown_table(ratios(found[view], sizes))]
+    return "\n\n".join(parts) + "\n"
+
+
+def summary(view: dict[Shape, Ratio]) -> str:
+    """How many shapes are won, lost and tied."""
+    gains = sum(ratio.gains for ratio in view.values())
+    ties = sum(ratio.tie for ratio in view.values())
+    best = max((ratio.value for ratio in view.values()), default=0.0)
+    least = min((ratio.value for ratio in view.values()), default=0.0)
+    lost = len(view) - gains - ties
+    return f"{len(view)} shapes: FP8 wins {gains}, loses {lost}, ties {ties}; from {least:.2f} to {best:.2f}."
+
+
+def least_rows(view: dict[Shape, Ratio], sizes: Sequence[int]) -> Table:
+    """By K (rows) and N (columns): the least M from which on FP8 gains, without a gap up to the largest."""
+    lines = []
+    for k in sizes:
+        cells = []
+        for n in sizes:
+            column = [(m, view.get((m, k, n))) for m in sizes]
+            least = ""
+            for m, ratio in reversed(column):
+                if ratio is None or not ratio.gains:
+                    break
+                least = str(m)
+            cells.append(least or (NOTHING if any(ratio is None for _, ratio in column) else "never"))
+        lines.append((f"K = {k}", *cells))
+    return ("", *(f"N = {n}" for n in sizes)), lines
+
+
+def ratios(view: dict[Shape, Ratio], sizes: Sequence[int]) -> Table:
+    """Every ratio, a line for each K and N."""
+    lines = [(str(k), str(n), *(_text(view.get((m, k, n))) for m in sizes)) for k in sizes for n in sizes]
+    return ("K", "N", *(f"M = {m}" for m in sizes)), lines
+
+
+def _text(ratio: Ratio | None) -> str:
+    if ratio is None:
+        return NOTHING
+    return f"{TIE if ratio.tie else ''}{ratio.value:.2f}"

@@ -1,0 +1,40 @@
+"""What a region cannot go below: its bytes at the speed of a copy, and the best GEMM that was measured for each.
+
+In BF16 or in FP8, whichever is less: the passes between the GEMMs as `loka.bench.speed.roofline` counts them, and for each of
+fprop, dgrad and wgrad the least time over all kernels, scalings and accumulations.
+"""
+
+from __future__ import annotations
+
+from benchmarks.dispatch.dispatch_cases import GEMMS, LIBRARIES, gemm_part
+from loka.bench.record.gemm_parts import AS_IS
+from loka.bench.speed.region_speed import Form, Shape, chain_of
+from loka.bench.speed.roofline import Peaks, bytes_us, chain_backward_bytes, chain_forward_bytes
+from loka.bench.subjects.variants import Precision
+from loka.kernels.measurements.parts import PartCosts
+from loka.numerics.enums import Accumulation, Gemm
+
+SCALINGS = ("rowwise", "tensorwise")
+
+
+def bound_us(shape: Shape, costs: PartCosts, peaks: Peaks) -> float | None:
+    """Microseconds of a training step; None where no GEMM of it was measured."""
+    chain = chain_of(Form.LAYER_NORM, shape)
+    bounds = []
+    for precision in (Precision.BF16, Precision.FP8):
+        passes = chain_forward_bytes(chain, precision, True) + chain_backward_bytes(chain, precision)
+        products = [best_gemm_us(shape, gemm, precision, costs) for gemm in GEMMS]
+        known = [us for us in products if us is not None]
+        if len(known) == len(GEMMS):
+            bounds.append(bytes_us(passes, peaks) + sum(known))
+    return min(bounds, default=None)
+
+
+def best_gemm_us(shape: Shape, gemm: Gemm, precision: Precision, costs: PartCosts) -> float | None:
+    """The least measured time of one GEMM, operands given."""
+    if precision is Precision.BF16:
+        timed = costs.time(gemm_part(shape, gemm, AS_IS))
+        return None if timed is None else timed.us
+    recipes = [f"e4m3 {each}, e4m3 {each}, {how.value}" for each in SCALINGS for how in Accumulation]
+    found = (costs.time(gemm_part(shape, gemm, kernel, recipe)) for kernel in LIBRARIES.values() for recipe in recipes)
+    return min((timed.us for timed in found if timed is not None), default=None)

@@ -1,0 +1,203 @@
+"""The regions that Dispatch is judged by, and the plans that are compared on each.
+
+A region is LayerNorm -> Linear without bias -> LayerNorm -> sigmoid, forward and backward. Its plans are made as a
+user's are, from a policy under `compute: auto` and from measurements; the evidence that FP8 is safe is assumed, since
+speed alone is judged, and `min_speedup` is 1. Every plan keeps a GEMM in BF16 where the measurements say that FP8
+loses:
+
+- `fused-bf16`: no GEMM in FP8;
+- `torchao-RECIPE`: torchao's Float8Linear as a whole, under torch.compile; where it loses, BF16 counts in its place;
+- `LIBRARY-ACCUMULATION`: one library and one accumulation alone;
+- `dispatch`: whatever of all of these is fastest, for each GEMM its own accumulation and its own library.
+
+The recipe is that of the generated chains: rowwise with power-of-two scales, transposed copies for the GEMMs that
+contract over the other dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from loka.bench.record.gemm_parts import AS_IS, FBGEMM, SCALED_MM
+from loka.bench.record.policy_parts import assumed_safe
+from loka.bench.speed.region_speed import Form, Shape, subject
+from loka.bench.subjects.packages import Workshop
+from loka.kernels.fused.norm.norm_widths import LARGEST_WIDTH
+from loka.kernels.gemm.catalogue import gemm_sizes
+from loka.kernels.measurements.lookup import Measurements
+from loka.kernels.measurements.parts import Part, PartKind, PartTime
+from loka.numerics.enums import Accumulation, Gemm
+from loka.plan.plan import Plan, PlanTarget, SitePlan
+from loka.plan.planner import Examined, examine, plan_of
+from loka.plan.resolve import Situation, resolve
+from loka.policy.load import load_policy
+
+SHAPES = tuple(
+    Shape(m, n, k)
+    for m, k, n in (
+        (2048, 256, 768), (2048, 512, 512), (2048, 512, 3456), (2048, 3456, 512), (2048, 1024, 1024),
+        (2048, 2048, 2048), (2048, 4096, 4096), (2048, 8192, 1024), (2048, 16384, 1024), (2048, 123200, 1024),
+        (4096, 512, 512), (4096, 1024, 2048), (4096, 2048, 2048), (4096, 4096, 1024), (4096, 8192, 2048),
+        (8192, 512, 512), (8192, 1024, 1024), (8192, 3456, 512), (8192, 512, 3456), (8192, 2048, 2048),
+        (8192, 4096, 4096), (16384, 512, 512), (16384, 1024, 1024), (16384, 2048, 512), (16384, 2048, 2048),
+        (32768, 512, 512), (32768, 1024, 1024),
+    )
+)  # fmt: skip
+COMPILED, FUSED, DISPATCH = "bf16", "fused-bf16", "dispatch"
+TORCHAO = {
+    "torchao-tensorwise": "tensorwise",
+    "torchao-rowwise": "rowwise",
+}  # compiled, whole: measured where asked for
+LIBRARIES = {"cublas": SCALED_MM, "fbgemm": FBGEMM, "mslk": "mslk.rowwise"}
+HOWS = (Accumulation.PRECISE, Accumulation.FAST)
+SINGLES = tuple(f"{library}-{how.value}" for library in LIBRARIES for how in HOWS)
+GEMMS = tuple(Gemm)
+FOREVER = 1e9  # microseconds
+
+POLICY = """\
+version: 1
+name: {name}
+model: {{factory: "{factory}", inputs: "{inputs}", batch_size: {batch}}}
+defaults:
+  compute: auto
+  scaling: rowwise
+  power_of_two: true
+  turned: true
+  fuse: always
+  budget: {{min_speedup: 1.0}}
+  fprop: {{accumulation: {fprop}}}
+  dgrad: {{accumulation: {dgrad}}}
+  wgrad: {{accumulation: {wgrad}}}
+"""
+
+
+class Only:
+    """Measurements in which all GEMMs but those of some kernels, and the model's own, take forever."""
+
+    def __init__(self, costs: Measurements, kernels: frozenset[str]) -> None:
+        """`kernels` by their names in the catalogue."""
+        self.name, self.sha256 = costs.name, costs.sha256
+        self._costs, self._kernels = costs, kernels
+
+    def time(self, part: Part) -> PartTime | None:
+        """As it was measured, but for a GEMM on another kernel."""
+        timed = self._costs.time(part)
+        if timed is not None and part.work is PartKind.GEMM and part.kernel not in (*self._kernels, AS_IS):
+            return replace(timed, us=FOREVER)
+        return timed
+
+
+Accumulations = Mapping[Gemm, Accumulation]
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What measurements decide for a region, before its forward is traced, which takes most of planning."""
+
+    examined: Examined
+    costs: Only
+    sites: tuple[SitePlan, ...]
+
+    @property
+    def runs(self) -> str:
+        """Its GEMMs in words: what is decided alike is one package."""
+        return gemm_words(self.sites)
+
+    @property
+    def predicted_us(self) -> float:
+        """What measurements say that it takes; infinite where they do not say it."""
+        return sum(site.timing.chosen.us if site.timing is not None else float("inf") for site in self.sites)
+
+    def plan(self) -> Plan:
+        """As `loka plan` makes it."""
+        return plan_of(self.examined, assumed_safe(self.examined), self.costs)
+
+
+def recorded_variants(costs: Measurements) -> tuple[str, ...]:
+    """What can be compared by these measurements: the singles of libraries that were measured."""
+    known = {part.kernel for part in costs.parts if part.work is PartKind.GEMM}
+    singles = (name for name in SINGLES if LIBRARIES[name.partition("-")[0]] in known)
+    return (COMPILED, *TORCHAO, FUSED, *singles, DISPATCH)
+
+
+def decisions(shape: Shape, workshop: Workshop, costs: Measurements) -> dict[str, Decided]:
+    """What is compared on a region, by name. Raises InputError where planning fails."""
+    examined = {how: examined_region(shape, workshop, dict.fromkeys(GEMMS, how), how.value) for how in HOWS}
+    known = {part.kernel for part in costs.parts if part.work is PartKind.GEMM}
+    found = {FUSED: _decided(examined[Accumulation.PRECISE], costs, frozenset())}
+    for library, kernel in LIBRARIES.items():
+        if kernel in known:
+            for how in HOWS:
+                found[f"{library}-{how.value}"] = _decided(examined[how], costs, frozenset({kernel}))
+    kernels = frozenset(LIBRARIES.values()) & known
+    mixed = examined_region(shape, workshop, fastest(shape, costs, kernels), "mixed")
+    # a tie is broken by the order here: one library with precise sums comes before everything else
+    candidates = [*found.values(), _decided(mixed, costs, kernels)]
+    candidates += [_decided(examined[how], costs, kernels) for how in HOWS]
+    found[DISPATCH] = min(candidates, key=lambda each: each.predicted_us)
+    return found
+
+
+def fastest(shape: Shape, costs: Measurements, kernels: frozenset[str]) -> Accumulations:
+    """The accumulation of the fastest kernel for each GEMM; precise where none was measured."""
+    found = {}
+    for gemm in GEMMS:
+        scalings = ("tensorwise", "rowwise") if gemm is Gemm.WGRAD else ("rowwise",)  # one scale serves as both
+        times = {
+            how: min(
+                _fastest(shape, gemm, f"e4m3 {each}, e4m3 {each}, {how.value}", costs, kernels) for each in scalings
+            )
+            for how in HOWS
+        }
+        found[gemm] = min(times, key=lambda how: times[how])
+    return found
+
+
+def _fastest(shape: Shape, gemm: Gemm, recipe: str, costs: Measurements, kernels: frozenset[str]) -> float:
+    times = (costs.time(gemm_part(shape, gemm, kernel, recipe)) for kernel in sorted(kernels))
+    return min((timed.us for timed in times if timed is not None), default=float("inf"))
+
+
+def gemm_part(shape: Shape, gemm: Gemm, kernel: str, recipe: str = "") -> Part:
+    """One of a region's GEMMs on a kernel."""
+    sizes = gemm_sizes(gemm, shape.m, shape.k, shape.n)
+    return Part(PartKind.GEMM, kernel, sizes.rows, sizes.columns, sizes.contraction, recipe=recipe)
+
+
+def examined_region(shape: Shape, workshop: Workshop, accumulations: Accumulations, label: str) -> Examined:
+    """The region's model and sites under the policy with these accumulations."""
+    region = subject(Form.LAYER_NORM, shape)
+    factory, inputs = workshop.add(region)
+    name = f"dispatch_{region.name}_{label}"
+    hows = {gemm.value: how.value for gemm, how in accumulations.items()}
+    text = POLICY.format(name=name, factory=factory, inputs=inputs, batch=shape.m, **hows)
+    return examine(load_policy(str(workshop.write(f"{name}.yaml", text))))
+
+
+def _decided(examined: Examined, costs: Measurements, kernels: frozenset[str]) -> Decided:
+    only, policy = Only(costs, kernels), examined.policy
+    known = assumed_safe(examined)
+    situation = Situation(PlanTarget(policy.target), policy.model.batch_size, known=known, costs=only)
+    return Decided(examined, only, resolve(examined.sites, examined.settings, situation, {}))
+
+
+def gemm_words(sites: Sequence[SitePlan]) -> str:
+    """The GEMMs of some sites in words."""
+    words = []
+    for site in sites:
+        for gemm in site.gemms:
+            scaling = gemm.operands[0].scaling.value if gemm.operands is not None else ""
+            how = gemm.accumulation.value if gemm.accumulation is not None else ""
+            words.append(" ".join(filter(None, (gemm.gemm.value, gemm.kernel, scaling, how))))
+    return ", ".join(words)
+
+
+def is_rendered(plan: Plan) -> bool:
+    """Whether everything of a region's plan is in kernels: then nothing is left for torch.compile to fuse."""
+    return all(
+        bool(site.region)
+        and max(site.site.k, site.site.n) <= LARGEST_WIDTH
+        and len({gemm.fp8 for gemm in site.gemms}) == 1
+        for site in plan.sites
+    )

@@ -1,0 +1,180 @@
+"""Measuring the plans of regions, a line of JSON for each: stopped at any time, it goes on where it was.
+
+A region takes one training step: forward, and backward to its input and all weights, from a CUDA graph. Plans that run
+the same are measured once. Where everything of a plan is in rendered kernels and GEMMs it is captured as it is; only
+what has torch operations in it, as the model in BF16, is compiled first, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.dispatch.dispatch_bound import bound_us
+from benchmarks.dispatch.dispatch_cases import (
+    COMPILED,
+    TORCHAO,
+    Decided,
+    decisions,
+    gemm_words,
+    is_rendered,
+    recorded_variants,
+)
+from loka.bench.speed import roofline
+from loka.bench.speed.comparison import Progress, describe
+from loka.bench.speed.region_speed import Form, Shape, build
+from loka.bench.speed.steps import SEED, StepWork, make_work, measure
+from loka.bench.speed.timing import MEASURED_MS
+from loka.bench.subjects.packages import Workshop
+from loka.bench.subjects.variants import Precision, Variant
+from loka.errors import InputError, LokaError
+from loka.kernels.measurements.lookup import Measurements
+
+AS_COMPILED = "the model as it is, compiled"  # what runs where nothing is replaced
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One variant on one region. Times are of a training step in microseconds."""
+
+    m: int
+    k: int
+    n: int
+    variant: str
+    runs: str  # its GEMMs in words; AS_COMPILED where nothing is replaced
+    us: float | None  # None where it failed
+    p10: float | None
+    p90: float | None
+    predicted_us: float | None  # the sum of its measured parts; None where it was not planned by them
+    bound_us: float | None  # of the region
+    output_db: float | None  # against float32
+    gradient_db: float | None  # the worst
+    failure: str = ""
+
+    @property
+    def shape(self) -> Shape:
+        """Of its region."""
+        return Shape(self.m, self.n, self.k)
+
+
+def run_dispatch(
+    file: Path,
+    costs: Measurements,
+    shapes: Sequence[Shape],
+    variants: Sequence[str],
+    progress: Progress,
+    out_of_time: Callable[[], bool],
+) -> list[Line]:
+    """Measure what the file of lines has not got, and give all of its lines. Raises InputError for a damaged file."""
+    lines = read_lines(file)
+    possible = recorded_variants(costs)
+    variants = tuple(name for name in variants if name in possible)
+    peaks = roofline.peaks_of(torch.cuda.get_device_name())
+    with Workshop() as workshop, file.open("a", encoding="utf-8") as writing:
+        for shape in shapes:
+            if set(variants) <= measured_variants(lines, shape):
+                continue
+            if out_of_time():
+                progress(f"no time is left for {shape} and what follows; run it again")
+                break
+            bound = bound_us(shape, costs, peaks) if peaks is not None else None
+            for line in measured_lines(shape, costs, variants, lines, workshop, progress):
+                kept = replace(line, bound_us=bound)
+                lines.append(kept)
+                writing.write(json.dumps(asdict(kept)) + "\n")
+                writing.flush()
+            torch.cuda.empty_cache()
+    return lines
+
+
+def measured_variants(lines: Sequence[Line], shape: Shape) -> set[str]:
+    """What was measured of a region; what failed is tried again by the next run."""
+    return {line.variant for line in lines if line.shape == shape and line.us is not None}
+
+
+def measured_lines(
+    shape: Shape,
+    costs: Measurements,
+    variants: Sequence[str],
+    known: Sequence[Line],
+    workshop: Workshop,
+    progress: Progress,
+) -> Iterator[Line]:
+    """The lines of a region that are not known yet, those of plans that run the same from one measurement."""
+    by_runs = {line.runs: line for line in known if line.shape == shape and line.us is not None}
+    there = measured_variants(known, shape)
+    try:
+        found = decisions(shape, workshop, costs)
+        work = _work(shape)
+    except Exception as error:  # noqa: BLE001  (the planner, or a device without the memory: told for each variant)
+        progress(f"{shape}: {describe(error)}")
+        yield from (_failed(shape, variant, "", describe(error)) for variant in variants if variant not in there)
+        return
+    for variant in (COMPILED, *TORCHAO, *found):
+        if variant not in variants or variant in there:
+            continue
+        decided = found.get(variant)
+        runs = decided.runs if decided is not None else variant if variant in TORCHAO else AS_COMPILED
+        if runs not in by_runs:
+            line = _measured(shape, variant, runs, decided, work, workshop)
+            progress(f"{shape} {variant} ({runs}): {line.failure or f'{line.us:.1f} us'}")
+            if line.us is None:
+                yield line
+                continue
+            by_runs[runs] = line
+        predicted = decided.predicted_us if decided is not None else None
+        finite = predicted if predicted is not None and predicted < float("inf") else None
+        yield replace(by_runs[runs], variant=variant, predicted_us=finite)
+
+
+def _measured(
+    shape: Shape, variant: str, runs: str, decided: Decided | None, work: StepWork, workshop: Workshop
+) -> Line:
+    """One plan, or the model as it is; what goes wrong is its failure."""
+    try:
+        plan = decided.plan() if decided is not None else None
+        if plan is not None and gemm_words(plan.sites) != runs:
+            raise LokaError(f"traced, it is planned otherwise: {gemm_words(plan.sites)}")
+        if variant in TORCHAO:
+            found = measure(work, Variant(variant, Precision.FP8_FAST, torchao=TORCHAO[variant]), True, None)
+        elif plan is None or not plan.bindings:  # nothing is replaced: the model as it is
+            found = measure(work, Variant(variant, Precision.BF16), True, None)
+        else:
+            package = workshop.package(replace(plan, name=f"{plan.name}_{variant.replace('-', '_')}"))
+            made = Variant(variant, Precision.BF16, defaults=runs)
+            found = measure(work, made, True, package, compiled=not is_rendered(plan))
+    except Exception as error:  # noqa: BLE001  (the planner, the compiler and the device raise anything: it is told)
+        return _failed(shape, variant, runs, describe(error))
+    timing, errors = found.timing, found.errors
+    output, gradient = (errors.output, errors.gradient) if errors is not None else (None, None)
+    times = (timing.median_us, timing.p10_us, timing.p90_us)
+    return Line(shape.m, shape.k, shape.n, variant, runs, *times, None, None, output, gradient)
+
+
+def _work(shape: Shape) -> StepWork:
+    torch.manual_seed(SEED)
+    base = build(Form.LAYER_NORM, shape.k, shape.n).cuda()
+    return make_work(str(shape), base, (torch.randn(shape.m, shape.k, device="cuda"),), (True,), MEASURED_MS)
+
+
+def _failed(shape: Shape, variant: str, runs: str, failure: str) -> Line:
+    return Line(shape.m, shape.k, shape.n, variant, runs, None, None, None, None, None, None, None, failure)
+
+
+def read_lines(file: Path) -> list[Line]:
+    """The lines of a file, none where it is not there. Raises InputError, with its place, for what is no line."""
+    if not file.exists():
+        return []
+    found = []
+    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            found.append(Line(**fields))
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{file}:{number}: no line of `loka bench dispatch` ({error}); take it out") from error
+    return found

@@ -1,0 +1,106 @@
+"""What the mods that rewrite forwards gain: `python -m benchmarks.exact_mods.exact_mods [CASE ...]`, on a GPU.
+
+Each case is a few linears as a recommender has them, in BF16 and in FP8, each with the mod and without: one training
+step (forward, and the gradients of the inputs and of all parameters), compiled, from CUDA graphs, as `loka bench`
+measures. Without a mod, BF16 is the model as it is under torch.compile; all others are generated packages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+import torch
+
+from benchmarks.exact_mods.exact_cases import CASES, ModCase, build, inputs, named, subject
+from loka.bench.machine import environment, require_gpu
+from loka.bench.results import NOTHING, Table, markdown_table
+from loka.bench.speed.comparison import describe
+from loka.bench.speed.steps import SEED, make_work, measure
+from loka.bench.speed.timing import MEASURED_MS
+from loka.bench.subjects.packages import Workshop
+from loka.bench.subjects.variants import Precision, Variant
+from loka.errors import LokaError
+from loka.plan.planner import make_plan
+
+BF16, FP8 = "compute: keep", "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always"
+POLICY = """\
+version: 1
+name: {name}
+model: {{factory: "{factory}", inputs: "{inputs}", batch_size: {batch}}}
+defaults: {{{defaults}}}
+mods: [{mods}]
+"""
+
+
+def package(workshop: Workshop, case: ModCase, defaults: str, modded: bool) -> ModuleType:
+    """The generated package of a case under a policy with or without its mod."""
+    factory, example = workshop.add(subject(case))
+    name = f"exact_{case.name}_{'fp8' if defaults == FP8 else 'bf16'}{'_mod' if modded else ''}"
+    mods = f"{{use: {case.mod}}}" if modded else ""
+    text = POLICY.format(name=name, factory=factory, inputs=example, batch=case.batch, defaults=defaults, mods=mods)
+    return workshop.package(make_plan(workshop.write(f"{name}.yaml", text)))
+
+
+def run(cases: Sequence[ModCase], milliseconds: int = MEASURED_MS) -> Table:
+    """Measure the cases on the current GPU: microseconds of a training step."""
+    rows: list[tuple[str, ...]] = []
+    with Workshop() as workshop:
+        for case in cases:
+            columns: list[str] = []
+            for defaults, taken in ((BF16, case.bf16), (FP8, case.fp8)):
+                columns += _pair(workshop, case, defaults, milliseconds) if taken else (NOTHING,) * 3
+            rows.append((case.name, case.mod, *columns))
+            print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
+    head = ("case", "mod", "BF16, us", "with the mod", "ratio", "FP8, us", "with the mod", "ratio")
+    return head, rows
+
+
+def _pair(workshop: Workshop, case: ModCase, defaults: str, milliseconds: int) -> tuple[str, str, str]:
+    """A case without its mod and with it, and the ratio."""
+    bare, modded = (_time(workshop, case, defaults, modded, milliseconds) for modded in (False, True))
+    if isinstance(bare, str) or isinstance(modded, str):
+        return _shown(bare), _shown(modded), NOTHING
+    return _shown(bare), _shown(modded), f"{bare / modded:.2f}"
+
+
+def _time(workshop: Workshop, case: ModCase, defaults: str, modded: bool, milliseconds: int) -> float | str:
+    """Microseconds of one variant of a case, or why it could not be measured."""
+    torch.manual_seed(SEED)
+    with torch.device("cuda"):
+        base, given = build(case), inputs(case, case.batch)
+    work = make_work(case.name, base, tuple(each.detach() for each in given), (True,), milliseconds)
+    fp8 = defaults == FP8
+    variant = Variant("fp8" if fp8 else "bf16", Precision.FP8 if fp8 else Precision.BF16)
+    try:
+        made = package(workshop, case, defaults, modded) if modded or fp8 else None
+        return measure(work, variant, True, made).timing.median_us
+    except (LokaError, RuntimeError) as error:  # a kernel that does not run; the others are measured all the same
+        return f"failed: {describe(error)}"
+
+
+def _shown(cell: float | str) -> str:
+    return cell if isinstance(cell, str) else f"{cell:.1f}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.exact_mods.exact_mods", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("cases", nargs="*", help=f"of {', '.join(case.name for case in CASES)}; default: all")
+    options = parser.parse_args(arguments)
+    try:
+        cases = named(options.cases)
+        require_gpu()
+        print(f"{environment()}\n\n{markdown_table(run(cases))}")
+    except LokaError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""How far a looked-up time is from a measured one: each measured part is left out in turn and asked for.
+
+    python -m benchmarks.held_out_times FILE [--target h100] [--kind gemm] [--most 200]
+
+FILE is SQLite or text of `loka bench kernels`. For each kind of part one line: how many of its parts were asked for, of
+these how many lay between neighbours, and the ratio of looked-up and measured time (the larger by the smaller): in the
+geometric mean, at the 90th percentile, and the worst. On a grid that doubles, a part left out leaves neighbours four
+times apart, so that these ratios are above those of parts between measured ones. Needs no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from loka.kernels.measurements.lookup import Measurements
+from loka.kernels.measurements.measurement import Measurement, PartSeries
+from loka.kernels.measurements.parts import TimeSource
+
+MOST = 200  # parts of a kind that are asked for, spread over its sizes
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """What look-ups of one kind of part gave. Ratios are of the parts between neighbours; nan where there is none."""
+
+    kind: PartSeries
+    asked: int
+    between: int
+    mean: float
+    p90: float
+    worst: float
+
+
+def held_out(measurements: Measurements, most: int = MOST) -> Iterator[HeldOut]:
+    """Leave parts out in turn, kind by kind; kinds of one part alone are passed over."""
+    right = [each for each in measurements.measured if not each.wrong]
+    for kind, group in groupby(right, lambda each: PartSeries.of(each.part)):
+        found = list(group)
+        if len(found) > 1:
+            yield _of_kind(kind, found, measurements, most)
+
+
+def _of_kind(kind: PartSeries, found: Sequence[Measurement], measurements: Measurements, most: int) -> HeldOut:
+    step = -(-len(found) // most)
+    ratios = []
+    asked = range(0, len(found), step)
+    for index in asked:
+        rest = Measurements.of([*found[:index], *found[index + 1 :]], measurements.machine)
+        time = rest.time(found[index].part)
+        if time is not None and time.source is TimeSource.INTERPOLATED:
+            ratios.append(abs(math.log(time.us / found[index].us)))
+    ratios.sort()
+    if not ratios:
+        return HeldOut(kind, len(asked), 0, math.nan, math.nan, math.nan)
+    mean, p90 = sum(ratios) / len(ratios), ratios[int(0.9 * (len(ratios) - 1))]
+    return HeldOut(kind, len(asked), len(ratios), math.exp(mean), math.exp(p90), math.exp(ratios[-1]))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a line for each kind."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.held_out_times", description="Held-out look-ups.")
+    parser.add_argument("file", help="measurements of loka bench kernels")
+    parser.add_argument("--target", default="h100", help="whose measurements")
+    parser.add_argument("--kind", default="", help="of work: gemm, quantise, ...; default: all")
+    parser.add_argument("--most", type=int, default=MOST, help="parts of a kind that are asked for")
+    chosen = parser.parse_args(arguments)
+    print("| work | kernel | dtype | recipe | around | asked | between | mean | p90 | worst |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for each in held_out(Measurements.open(chosen.file, chosen.target), chosen.most):
+        kind = each.kind
+        if chosen.kind in ("", kind.work.value):
+            names = (kind.work.value, kind.kernel, kind.dtype, kind.recipe, kind.around)
+            ratios = (f"{ratio:.3f}" for ratio in (each.mean, each.p90, each.worst))
+            print("|", " | ".join((*names, str(each.asked), str(each.between), *ratios)), "|")
+
+
+if __name__ == "__main__":
+    main()

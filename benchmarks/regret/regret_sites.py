@@ -1,0 +1,66 @@
+"""Regret of whole sites: LayerNorm, SiLU -> Linear -> LayerNorm, SiLU by every way that the resolver compares.
+
+A site's candidates are the sets of its GEMMs in FP8 that can run together, each GEMM on each kernel, with what makes
+the operands (`loka.plan.select.workload`), all in one accumulation; last the model as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from benchmarks.regret.regret import RegretProblem
+from loka.bench.record.gemm_parts import AS_IS, SCALED_MM
+from loka.kernels.measurements.parts import Part
+from loka.numerics.enums import Accumulation, Gemm, Scaling
+from loka.plan.select.workload import Pair, SiteSizes, Surroundings, gemm_part, native_part, workload_of
+from loka.policy.cascade.settings import OperandRecipe
+
+ROWS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+SIDES = (256, 512, 1024, 2048, 4096)
+AROUND = Surroundings("layer_norm", "layer_norm silu")
+_ROWS = OperandRecipe(power_of_two=True)
+_TURNED = OperandRecipe(power_of_two=True, turned=True)
+_TURNED_ONCE = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=True, turned=True)
+PAIRS: dict[Gemm, Pair] = {
+    Gemm.FPROP: (_ROWS, _ROWS),
+    Gemm.DGRAD: (_ROWS, _TURNED),
+    Gemm.WGRAD: (_TURNED_ONCE, _TURNED_ONCE),
+}
+SETS = (  # of GEMMs in FP8: what is turned has its source among them
+    (Gemm.FPROP, Gemm.DGRAD, Gemm.WGRAD),
+    (Gemm.FPROP, Gemm.DGRAD),
+    (Gemm.FPROP,),
+    (),
+)
+
+
+def site_problems(
+    kernels: Sequence[str] = (SCALED_MM,), how: Accumulation = Accumulation.PRECISE
+) -> Iterator[RegretProblem]:
+    """A problem for each size; `kernels` are those of rowwise GEMMs, in order, wgrad's is always cuBLASLt's."""
+    for m, k, n in product(ROWS, SIDES, SIDES):
+        yield RegretProblem(f"{m} x {k} x {n}", candidates(SiteSizes(m, k, n), kernels, how))
+
+
+def candidates(sizes: SiteSizes, kernels: Sequence[str], how: Accumulation) -> dict[str, tuple[Part, ...]]:
+    """Every way of a site."""
+    found: dict[str, tuple[Part, ...]] = {}
+    for fp8 in SETS:
+        pairs = {gemm: PAIRS[gemm] if gemm in fp8 else None for gemm in Gemm}
+        sheet = workload_of(sizes, pairs, AROUND, taken=True, joined=False)
+        options = [_options(gemm, gemm in fp8, kernels) for gemm in Gemm]
+        for chosen in product(*options):
+            gemms = [
+                native_part(gemm, sizes) if kernel == AS_IS else gemm_part(gemm, sizes, kernel, PAIRS[gemm], how)
+                for gemm, kernel in zip(Gemm, chosen, strict=True)
+            ]
+            name = ", ".join(f"{gemm.value} {kernel}" for gemm, kernel in zip(Gemm, chosen, strict=True))
+            found[name] = (*sheet.forward, *sheet.backward, *gemms)
+    return found
+
+
+def _options(gemm: Gemm, fp8: bool, kernels: Sequence[str]) -> Sequence[str]:
+    if not fp8:
+        return (AS_IS,)
+    return (SCALED_MM,) if gemm is Gemm.WGRAD else kernels

@@ -1,0 +1,148 @@
+"""`loka bench model POLICY --ablate mods` without the command line: checked, measured, and written as it goes."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from loka.bench.ablation.ablation_report import Ablation, write_files
+from loka.bench.ablation.ablation_run import default_jobs, run_units
+from loka.bench.ablation.ablation_unit import UnitOutcome, Wanted, checked_modes
+from loka.bench.ablation.plan_rows_columns import (
+    BASE,
+    AblationRow,
+    Column,
+    Kinds,
+    Unit,
+    chosen,
+    mods_of,
+    rows_of,
+    unit_of,
+)
+from loka.bench.machine import environment, require_gpu
+from loka.bench.quality.policy_job import job_of
+from loka.bench.results import usable_folder
+from loka.bench.speed.comparison import Progress
+from loka.errors import InputError
+from loka.mods.descriptions import FORWARD_MOD_DESCRIPTIONS
+from loka.mods.registry import MODEL_MODS
+from loka.policy.load import load_policy
+from loka.policy.policy import Policy
+
+ABLATED = ("mods",)
+
+
+@dataclass(frozen=True, slots=True)
+class AblationRequest:
+    """What a person asks for, as it was typed."""
+
+    what: str
+    names: tuple[str, ...]
+    ablate: str
+    modes: str | None = None
+    only: str | None = None
+    batch: int | None = None  # None: the policy's
+    loss_steps: int = 0
+    jobs: int = 0  # processes that prepare; 0: by the CPUs
+    seconds: float = math.inf
+
+    def command(self) -> str:
+        """As it is typed again."""
+        parts = ["loka", "bench", self.what, *self.names, "--ablate", self.ablate]
+        for option, value in (("--modes", self.modes), ("--only", self.only), ("--batch", self.batch)):
+            parts += [option, str(value)] if value is not None else []
+        parts += ["--loss-steps", str(self.loss_steps)] if self.loss_steps else []
+        return shlex.join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class AblationWork:
+    """A request that is in order."""
+
+    policy: Policy
+    rows: tuple[AblationRow, ...]
+    columns: tuple[Column, ...]
+    units: dict[tuple[str, Column], Unit]  # of each cell, by row and column, in order
+    kinds: Kinds
+    wanted: Wanted
+
+
+def check(asked: AblationRequest) -> AblationWork:
+    """Everything that can be known before the model is built. Raises InputError."""
+    if asked.ablate not in ABLATED:
+        raise InputError(f"--ablate: there is no {asked.ablate!r} to ablate; write --ablate mods")
+    if asked.what != "model" or len(asked.names) != 1:
+        raise InputError("--ablate is for one policy: loka bench model POLICY --ablate mods")
+    for option, value, least in (
+        ("--batch", asked.batch, 1),
+        ("--loss-steps", asked.loss_steps, 0),
+        ("--jobs", asked.jobs, 0),
+    ):
+        if value is not None and value < least:
+            raise InputError(f"{option}: {value} is too few; write {least} or more")
+    if math.isnan(asked.seconds) or asked.seconds <= 0:
+        raise InputError(f"--seconds: {asked.seconds:g} is no time to work in; write a number above 0")
+    modes = checked_modes(asked.modes)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    policy = load_policy(asked.names[0])
+    if asked.batch is not None:
+        policy = replace(policy, model=replace(policy.model, batch_size=asked.batch))
+    if asked.loss_steps:
+        job_of(policy, asked.loss_steps, device)
+    mods = mods_of(policy)
+    kinds = kinds_of(mods)
+    rows, columns = chosen(asked.only, rows_of(mods, kinds.exact))
+    cells = {(BASE, Column.COMPILED): None} | {(row, column): None for row in rows for column in columns}
+    units = {(row.name, column): unit_of(policy, row, column, kinds, whole=row.mods == mods) for row, column in cells}
+    wanted = Wanted(modes, asked.loss_steps, device)
+    columns = tuple(column for column in Column if any(column is each for _, each in units))
+    return AblationWork(policy, tuple(dict.fromkeys(row for row, _ in cells)), columns, units, kinds, wanted)
+
+
+def kinds_of(mods: tuple[str, ...]) -> Kinds:
+    """Which of these mods change modules, and which leave the function as it is."""
+    exact = {name: mod.exact for name, mod in MODEL_MODS.items()}
+    exact |= {name: mod.exact for name, mod in FORWARD_MOD_DESCRIPTIONS.items()}
+    return Kinds(frozenset(mods) & frozenset(MODEL_MODS), frozenset(mod for mod in mods if exact[mod]))
+
+
+def run(asked: AblationRequest, out: Path, progress: Progress, now: datetime | None = None) -> Ablation:
+    """Check a request and measure what it asks for; the files in `out` are written anew after each unit.
+
+    On a GPU that is no Hopper it is refused; without any it runs on the CPU. Raises InputError for that, where the
+    request is not in order, and where `out` cannot be written into.
+    """
+    work = check(asked)
+    if work.wanted.device == "cuda":
+        require_gpu()
+    usable_folder(out)
+    date = (now or datetime.now(UTC)).astimezone(UTC)
+    outcomes: dict[tuple[str, Column], UnitOutcome] = {}
+    ablation = Ablation(
+        name=work.policy.name,
+        factory=work.policy.model.factory,
+        batch=work.policy.model.batch_size,
+        command=asked.command(),
+        date=f"{date:%Y-%m-%dT%H:%M}Z",
+        environment=environment(),
+        on_gpu=work.wanted.device == "cuda",
+        exact=work.kinds.exact,
+        rows=work.rows,
+        columns=work.columns,
+        cells=tuple(work.units),
+        modes=work.wanted.modes,
+        loss_steps=work.wanted.loss_steps,
+        outcomes={},
+    )
+    units = tuple(dict.fromkeys(work.units.values()))
+    jobs = asked.jobs or default_jobs(work.wanted.device)
+    for unit, outcome in run_units(units, work.wanted, jobs, asked.seconds, progress):
+        outcomes |= {place: outcome for place, each in work.units.items() if each == unit}
+        ablation = replace(ablation, outcomes=dict(outcomes))
+        write_files(ablation, out)
+    return ablation

@@ -1,0 +1,149 @@
+"""Carrying an ablation out: units are prepared side by side, each in a process of its own, and timed one at a time.
+
+A group of units compiles, runs and captures at the same time; once all of the group are ready, or have failed, each is
+timed while the others wait, so that nothing else uses the device. What takes a process down takes one unit with it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from types import TracebackType
+from typing import Self
+
+from loka.bench.ablation.ablation_unit import Mode, PreparedUnit, UnitOutcome, Wanted, in_a_process
+from loka.bench.ablation.plan_rows_columns import Unit
+from loka.bench.speed.comparison import Progress
+
+MOST_JOBS = 6  # processes: each holds a captured step of the model in the device's memory
+OUT_OF_MEMORY = "OutOfMemoryError"
+LONGEST = 24 * 3600.0  # seconds that a process may say nothing where --seconds does not say less
+STOPPING = 10.0  # seconds in which a process that has sent everything has to end
+
+
+def default_jobs(device: str) -> int:
+    """How many units are prepared side by side unless the user says it."""
+    return max(1, min(MOST_JOBS, (os.cpu_count() or 1) // 2)) if device == "cuda" else 1
+
+
+def run_units(
+    units: Sequence[Unit], wanted: Wanted, jobs: int, seconds: float, progress: Progress
+) -> Iterator[tuple[Unit, UnitOutcome]]:
+    """Measure units in this order, each as soon as it is there; those that `seconds` do not suffice for are left out.
+
+    With one job all of it happens in this process.
+    """
+    end = time.monotonic() + seconds
+    for first in range(0, len(units), jobs):
+        group = units[first : first + jobs]
+        if time.monotonic() >= end:
+            progress(f"no time is left for {', '.join(unit.label for unit in units[first:])}")
+            return
+        progress(f"preparing {'; '.join(unit.label for unit in group)}")
+        for unit, outcome in _group(group, wanted, jobs, end, progress):
+            progress(f"{unit.label}: {words(outcome)}")
+            yield unit, outcome
+
+
+def words(outcome: UnitOutcome) -> str:
+    """An outcome on one line: a run that is cut short has told it."""
+    parts = [f"{mode} {_mode_words(found)}" for mode, found in outcome.modes.items()]
+    if outcome.loss is not None:
+        parts.append(f"log loss {outcome.loss.test:.5f} after {outcome.loss.steps} steps")
+    parts += [f"{what or 'all'} failed: {why}" for why, what in outcome.reasons.items()]
+    return f"{'; '.join(parts)}; in {outcome.seconds:.0f} s"
+
+
+def _mode_words(found: Mode) -> str:
+    text = f"{found.timing.median_us:.1f} us"
+    text += f", peak {found.peak_mib:.0f} MiB" if found.peak_mib is not None else ""
+    text += f", {found.launches} kernels" if found.launches is not None else ""
+    return text + (f", {found.output_db:.1f} dB" if found.output_db is not None else "")
+
+
+def _group(
+    group: Sequence[Unit], wanted: Wanted, jobs: int, end: float, progress: Progress
+) -> Iterator[tuple[Unit, UnitOutcome]]:
+    if jobs == 1:
+        for unit in group:
+            yield unit, PreparedUnit(unit, wanted, progress).finish()
+        return
+    threads = max(1, (os.cpu_count() or 1) // len(group))
+    crowded = []
+    with _Started(group, wanted, threads) as started:
+        for child in started.children:
+            child.wait_ready(end)
+        for child in started.children:
+            outcome = child.outcome(end)
+            if len(group) > 1 and any(OUT_OF_MEMORY in why for why in outcome.failures.values()):
+                crowded.append(child.unit)  # beside the others there was no room
+                continue
+            yield child.unit, outcome
+    for unit in crowded:
+        yield from _group((unit,), wanted, jobs, end, progress)
+
+
+@dataclass(slots=True)
+class _Child:
+    """A process that prepares a unit; `failure` is why it has none."""
+
+    unit: Unit
+    process: SpawnProcess
+    channel: Connection
+    failure: str = ""
+
+    def wait_ready(self, end: float) -> None:
+        """Until its unit is captured, or it has failed, or the time is up."""
+        self._received(end)
+
+    def outcome(self, end: float) -> UnitOutcome:
+        """Let it time its unit."""
+        if not self.failure:
+            self.channel.send("go")
+            found = self._received(end)
+            if isinstance(found, UnitOutcome):
+                return found
+        return UnitOutcome({}, None, {"": self.failure}, 0.0)
+
+    def _received(self, end: float) -> object:
+        """What the process sends next; its failure is set where it sends nothing."""
+        try:
+            if self.channel.poll(min(max(0.0, end - time.monotonic()), LONGEST)):
+                return self.channel.recv()
+            self.failure = "its time was up (--seconds)"
+        except (EOFError, OSError):
+            self.process.join(STOPPING)
+            self.failure = f"its process ended with status {self.process.exitcode} (see above)"
+        return None
+
+
+class _Started:
+    """The processes of a group, which end with the block."""
+
+    def __init__(self, group: Sequence[Unit], wanted: Wanted, threads: int) -> None:
+        context = get_context("spawn")
+        self.children: list[_Child] = []
+        for unit in group:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=in_a_process, args=(unit, wanted, threads, theirs))
+            process.start()
+            theirs.close()
+            self.children.append(_Child(unit, process, ours))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for child in self.children:
+            child.channel.close()
+            child.process.join(0.0 if child.failure or kind is not None else STOPPING)
+            if child.process.is_alive():
+                child.process.kill()
+                child.process.join()

@@ -1,0 +1,73 @@
+"""The speeds that mods are to reach, and what of them an ablation shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from loka.bench.ablation.plan_rows_columns import NONE, AblationRow, Column
+
+FACTORY = "loka.zoo:wukong_small"  # the model that the targets are of, on an H100
+PAPER = frozenset({"no_bias", "block_norm", "hard_swish"})  # LoKA (arXiv 2605.10886), "Mods"
+
+Time = Callable[[str, Column, str], float | None]  # (row, column, mode) -> median microseconds
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedTarget:
+    """A ratio of two times: `over` (a column, of the row itself or of no mods) divided by `column`, in `mode`."""
+
+    title: str
+    mode: str
+    column: Column
+    over: Column
+    of_no_mods: bool
+    least: float
+    exact: bool = False  # of the exact mods alone, not of the paper's three
+
+
+TARGETS = (
+    SpeedTarget("one training step in BF16, our kernels, over torch.compile's BF16 without mods", "train", Column.OURS,
+           Column.COMPILED, True, 1.45),
+    SpeedTarget("one training step in FP8 over torch.compile's BF16 without mods", "train", Column.FP8,
+           Column.COMPILED, True, 1.75),
+    SpeedTarget("one training step in FP8 over ours in BF16 with the same mods", "train", Column.FP8,
+           Column.OURS, False, 1.20),
+    SpeedTarget("one inference in FP8 over torch.compile's BF16 with the same mods", "infer", Column.FP8,
+           Column.COMPILED, False, 1.45),
+    SpeedTarget("one training step in BF16, exact mods alone, over torch.compile's BF16 without mods", "train", Column.OURS,
+           Column.COMPILED, True, 1.20, exact=True),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedTarget:
+    """A target and what was measured of it, in one row of the ablation."""
+
+    target: SpeedTarget
+    row: str
+    ratio: float | None  # None where one of its two times is missing
+
+    @property
+    def verdict(self) -> str:
+        """reached, missed, or not measured."""
+        if self.ratio is None:
+            return "not measured"
+        return "reached" if self.ratio >= self.target.least else "missed"
+
+
+def judged(rows: Sequence[AblationRow], exact: frozenset[str], time: Time) -> tuple[JudgedTarget, ...]:
+    """The targets by these rows: those of the paper's mods for each row that adds only exact mods to them.
+
+    `exact` are the exact mods that the policy has.
+    """
+    found = []
+    for target in TARGETS:
+        for row in rows:
+            mods = frozenset(row.mods)
+            fits = bool(mods) and mods == exact if target.exact else PAPER <= mods <= PAPER | exact
+            if fits:
+                one = time(row.name, target.column, target.mode)
+                other = time(NONE if target.of_no_mods else row.name, target.over, target.mode)
+                found.append(JudgedTarget(target, row.name, other / one if one and other else None))
+    return tuple(found)

@@ -1,0 +1,294 @@
+"""One unit of an ablation: planned, generated, compiled and captured, and then, when its turn comes, timed."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._inductor import config as inductor
+
+from loka.bench.ablation.plan_rows_columns import Column, Unit
+from loka.bench.quality.policy_job import job_of
+from loka.bench.quality.training import train
+from loka.bench.speed.comparison import describe
+from loka.bench.speed.launches import launches_of
+from loka.bench.speed.steps import MIB, Step, decibels, float32_products
+from loka.bench.speed.timing import GRAPHS, WARM_UPS, Timing, summarise
+from loka.bench.speed.user_step import Example, real_model, user_step
+from loka.bench.subjects.packages import Workshop
+from loka.dispatch import LokaWarning, Patch
+from loka.errors import CheckFailedError, InputError, LokaError
+from loka.mods.adapt import adapt
+from loka.mods.adaptation import Adaptation
+from loka.mods.modded_model import built_model
+from loka.plan.plan import Plan
+from loka.plan.planner import make_plan
+from loka.policy.load import load_policy
+from loka.policy.policy import Policy
+from loka.sites.callables import current_directory_importable
+
+MEASURED_MS = 800  # of replays
+RUNS_ON_CPU = 5
+MODES = ("train", "infer")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is measured of every unit."""
+
+    modes: tuple[str, ...]  # of MODES
+    loss_steps: int  # 0: the model is not trained
+    device: str  # cuda or cpu
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """What one step takes."""
+
+    timing: Timing
+    peak_mib: float | None  # of one step, model included; None on a CPU
+    launches: int | None  # kernels in the captured graph; None where they were not seen
+    output_db: float | None  # of an inference, signal to error against the same adapted model in float32
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What training came to."""
+
+    train: float  # mean of the last tenth of the steps
+    test: float  # log loss on the test batches, of the averaged weights
+    ne: float  # normalised entropy of the same
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnitOutcome:
+    """Of one unit: by mode what was measured, or why not; "" as the key of what concerns all of it."""
+
+    modes: dict[str, Mode]
+    loss: Loss | None
+    failures: dict[str, str]
+    seconds: float  # that preparing and measuring it took
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Each reason why something failed -> of what: "train, infer"; "" where it concerns all of the unit."""
+        found: dict[str, list[str]] = {}
+        for what, why in self.failures.items():
+            found.setdefault(why, []).append(what)
+        return {why: ", ".join(each) for why, each in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A mode that is ready to be timed. `check` raises VerifyError where a planned kernel did not run."""
+
+    replay: Callable[[], object]
+    peak_mib: float | None
+    launches: int | None
+    output_db: float | None
+    check: Callable[[], None]
+
+
+class PreparedUnit:
+    """A unit whose modes are captured. Whatever fails is kept as its failure; `tell` is told how far it is."""
+
+    def __init__(self, unit: Unit, wanted: Wanted, tell: Callable[[str], None]) -> None:
+        def done(what: str) -> None:
+            tell(f"{unit.label}: {what} after {time.perf_counter() - self._start:.0f} s")
+
+        self._start = time.perf_counter()
+        self._wanted = wanted
+        self._captured: dict[str, Captured] = {}
+        self._loss: Loss | None = None
+        self._failures: dict[str, str] = {}
+        with self._told(""), current_directory_importable(), Workshop() as workshop:
+            made = UnitPackage.of(unit, workshop)
+            base = real_model(made.policy, "cpu")
+            done("planned")
+            for mode in wanted.modes:
+                with self._told(mode):
+                    self._captured[mode] = capture(made, base, mode == "train", wanted.device)
+                    done(f"{mode} ready")
+            if wanted.loss_steps:
+                with self._told("loss"):
+                    self._loss = trained(made, wanted)
+                    done("trained")
+
+    def finish(self) -> UnitOutcome:
+        """Time what is captured. Nothing else may use the device meanwhile."""
+        modes = {}
+        for mode, each in self._captured.items():
+            with self._told(mode):
+                timing = timed(each.replay, self._wanted.device)
+                each.check()
+                modes[mode] = Mode(timing, each.peak_mib, each.launches, each.output_db)
+        self._captured.clear()
+        return UnitOutcome(modes, self._loss, self._failures, time.perf_counter() - self._start)
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  (the planner, the compiler and the device raise anything: it is told)
+            self._failures[what] = describe(error)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitPackage:
+    """What a unit's policy comes to: its model's adaptations and example inputs, and its package where it has one."""
+
+    policy: Policy
+    adaptations: tuple[Adaptation, ...]
+    example: Example
+    package: ModuleType | None  # None for the adapted model as torch.compile has it
+
+    @classmethod
+    def of(cls, unit: Unit, workshop: Workshop) -> UnitPackage:
+        """Plan and generate. Raises LokaError where the planner refuses, or nothing would be another model."""
+        path = workshop.write(f"{unit.package}.yaml", unit.text)
+        policy = load_policy(path)
+        built, adapted = built_model(policy)
+        package = None
+        if unit.column is not Column.COMPILED:
+            plan = make_plan(path)
+            _refuse_nothing(unit, plan)
+            package = workshop.package(plan)
+        return cls(policy, adapted.adaptations, Example(built.args, built.kwargs), package)
+
+    def ready(self, model: nn.Module, training: bool) -> Patch | None:
+        """Make the model, in place, what this unit measures."""
+        if self.package is None:
+            adapt(model, self.adaptations)
+            return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LokaWarning)  # of the device, and of a new model: none is kept
+            patch: Patch = self.package.apply(model, mode="train" if training else "infer")
+        return patch
+
+
+def _refuse_nothing(unit: Unit, plan: Plan) -> None:
+    """Raises LokaError where another column would be measured under this one's name."""
+    if unit.column is Column.FP8 and not any(site.fp8 for site in plan.sites):
+        reasons = dict.fromkeys(gemm.reason for site in plan.sites for gemm in site.gemms)
+        raise LokaError(f"no GEMM can run in FP8: {'; '.join(reasons)}")
+    if not plan.bindings:
+        notes = dict.fromkeys(site.region_note for site in plan.sites if site.region_note)
+        raise LokaError(f"nothing is replaced: {'; '.join(notes) or 'no site is planned'}")
+
+
+def capture(made: UnitPackage, base: nn.Module, training: bool, device: str) -> Captured:
+    """Prepare a copy of `base` in bfloat16, run it, look at memory and numbers, and capture one step."""
+    on_gpu = device == "cuda"
+    held = torch.cuda.memory_allocated() if on_gpu else 0
+    torch._dynamo.reset()
+    expected = [] if training else _reference(made, base, device)
+    with float32_products("high"):
+        model = copy.deepcopy(base).to(device, torch.bfloat16).train(training)
+        patch = made.ready(model, training)
+        called: Any = torch.compile(model) if on_gpu else model
+        step = user_step(called, made.example.fresh(device, torch.bfloat16, training), training, model)
+        for _ in range(WARM_UPS):
+            found = step()
+        if not all(bool(value.isfinite().all()) for value in found if value.is_floating_point()):
+            raise CheckFailedError("the step's outputs or gradients are not finite")
+        output_db = _worst_db(found, expected)
+        del found, expected
+        peak = _peak_mib(step, held) if on_gpu else None
+        replay: Callable[[], object] = GRAPHS.capture(step) if on_gpu else step
+    launches = launches_of(replay) if on_gpu else None
+
+    def check() -> None:
+        if patch is not None:
+            patch.verify(backward=training)
+
+    return Captured(replay, peak, launches, output_db, check)
+
+
+def timed(replay: Callable[[], Any], device: str) -> Timing:
+    """Microseconds of a captured step on a GPU, of a call on a CPU."""
+    if device == "cuda":
+        return summarise([1e3 * each for each in GRAPHS.milliseconds(replay, MEASURED_MS)])
+    samples = []
+    for _ in range(RUNS_ON_CPU):
+        start = time.perf_counter()
+        replay()
+        samples.append(1e6 * (time.perf_counter() - start))
+    return summarise(samples)
+
+
+def trained(made: UnitPackage, wanted: Wanted) -> Loss:
+    """Train the unit's model for some steps under autocast to bfloat16, with float32 weights, and evaluate it."""
+    job = replace(job_of(made.policy, wanted.loss_steps, wanted.device), autocast=True)
+    model = real_model(made.policy, wanted.device)
+    patch = made.ready(model, training=True)
+    result = train(model, job, seed=0)
+    if patch is not None:
+        patch.verify()
+    return Loss(result.train_loss[-1], result.log_loss, result.ne, result.steps)
+
+
+def _reference(made: UnitPackage, base: nn.Module, device: str) -> list[Tensor]:
+    """The outputs of the adapted model in float32, from the weights and inputs that bfloat16 holds."""
+    model = copy.deepcopy(base).to(device, torch.bfloat16).float().eval()
+    adapt(model, made.adaptations)
+    inputs = made.example.fresh(device, torch.bfloat16, training=False).fresh(device, torch.float32, training=False)
+    with float32_products("highest"):
+        return list(user_step(model, inputs, False, model)())
+
+
+def _worst_db(found: Any, expected: list[Tensor]) -> float | None:
+    values = [decibels(one, other) for one, other in zip(found, expected, strict=False)]
+    known = [value for value in values if value is not None]
+    return min(known, default=None)
+
+
+def _peak_mib(step: Step, held: int) -> float:
+    """The most memory during one step, less what was `held` before the mode was prepared."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - held) / MIB
+
+
+def in_a_process(unit: Unit, wanted: Wanted, threads: int, channel: Connection) -> None:
+    """Prepare a unit, say so, wait to be told to go, and send what was measured: the body of a process of its own.
+
+    `threads` is its share of the CPUs.
+    """
+    os.dup2(2, 1)  # stdout is for results alone, and compilers write to it
+    torch.set_num_threads(threads)
+    inductor.compile_threads = threads
+    prepared = PreparedUnit(unit, wanted, lambda line: print(line, file=sys.stderr, flush=True))
+    channel.send("ready")
+    channel.recv()
+    channel.send(prepared.finish())
+    channel.close()
+
+
+def checked_modes(text: str | None) -> tuple[str, ...]:
+    """The modes of a comma-separated list, both for None. Raises InputError."""
+    if text is None:
+        return MODES
+    wanted = [mode.strip() for mode in text.split(",") if mode.strip()]
+    for mode in wanted:
+        if mode not in MODES:
+            raise InputError(f"--modes: there is no {mode!r}; write train, infer or both, comma-separated")
+    if not wanted:
+        raise InputError("--modes: names none; write train, infer or both, comma-separated")
+    return tuple(mode for mode in MODES if mode in wanted)

@@ -1,0 +1,148 @@
+"""What an ablation of a policy's mods compares: rows are subsets of the mods, columns are ways of running the model.
+
+`compile-bf16` is the adapted model in bfloat16 under torch.compile: of the mods it has those that change modules; those
+that rewrite forwards leave it as it is. `loka-bf16` is the generated package with every GEMM kept and `fuse: always`,
+`loka-fp8` that of the policy as it is written. Each is planned from a policy in text with the row's mods alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, cast
+
+import yaml
+
+from loka.errors import InputError
+from loka.policy.policy import Policy
+from loka.policy.yaml.tree import plain
+
+NONE, ALL, EXACT = "none", "all", "exact"
+
+
+class Column(StrEnum):
+    """A way of running the model with the mods of a row."""
+
+    COMPILED = "compile-bf16"
+    OURS = "loka-bf16"
+    FP8 = "loka-fp8"
+
+
+@dataclass(frozen=True, slots=True)
+class AblationRow:
+    """A subset of the policy's mods."""
+
+    name: str  # none, all, exact, no_bias (that one alone), all-no_bias (all but that one)
+    mods: tuple[str, ...]  # by their names in a policy, in its order
+    title: str  # what it is, in words
+
+
+BASE = AblationRow(NONE, (), "none of the mods")
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What is measured once: the mods that count in a column. `text` is its policy, `package` that policy's name."""
+
+    column: Column
+    mods: tuple[str, ...]
+    package: str
+    text: str
+
+    @property
+    def label(self) -> str:
+        """For lines of progress."""
+        return f"{self.column.value} with {', '.join(self.mods) or 'no mods'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """What the mods of a policy are."""
+
+    adapting: frozenset[str]  # those that change modules: torch.compile sees them too
+    exact: frozenset[str]  # those that leave the function as it is, up to rounding
+
+
+def mods_of(policy: Policy) -> tuple[str, ...]:
+    """The mods that a policy uses, each once, in its order. Raises InputError where there are none."""
+    entries = cast("list[dict[str, Any]]", _tree(policy).get("mods") or [])
+    mods = tuple(dict.fromkeys(str(entry["use"]) for entry in entries))
+    if not mods:
+        raise InputError(f"{policy.where('')}: the policy has no mods to ablate; declare some under mods:")
+    return mods
+
+
+def rows_of(mods: Sequence[str], exact: Collection[str]) -> tuple[AblationRow, ...]:
+    """The rows, what matters most first; subsets that are the same are one row, under the first name.
+
+    None of the mods; all; the exact ones; each alone; all but each.
+    """
+    kept = tuple(mod for mod in mods if mod in exact)
+    rows = [BASE, AblationRow(ALL, tuple(mods), "all mods")]
+    rows += [AblationRow(EXACT, kept, "the exact mods alone: the function stays the same")] if kept else []
+    rows += [AblationRow(mod, (mod,), f"{mod} alone") for mod in mods]
+    rows += [AblationRow(f"{ALL}-{mod}", tuple(each for each in mods if each != mod), f"all but {mod}") for mod in mods]
+    merged: dict[tuple[str, ...], AblationRow] = {}
+    for row in rows:
+        first = merged.get(row.mods)
+        merged[row.mods] = row if first is None else AblationRow(first.name, first.mods, f"{first.title}; {row.title}")
+    return tuple(merged.values())
+
+
+def chosen(names: str | None, rows: Sequence[AblationRow]) -> tuple[tuple[AblationRow, ...], tuple[Column, ...]]:
+    """The rows and the columns of a comma-separated list; all of a kind of which it names none, and all for None.
+
+    Raises InputError for a name that is neither, and for an empty list.
+    """
+    wanted = [name.strip() for name in (names or "").split(",") if name.strip()]
+    if names is not None and not wanted:
+        raise InputError("--only: names none; write rows or columns, comma-separated")
+    known = [*(row.name for row in rows), *(column.value for column in Column)]
+    for name in wanted:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=2)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise InputError(f"--only: there is no row or column {name!r}; there are {', '.join(known)}{hint}")
+    columns = tuple(column for column in Column if column.value in wanted)
+    return tuple(row for row in rows if row.name in wanted) or tuple(rows), columns or tuple(Column)
+
+
+def unit_of(policy: Policy, row: AblationRow, column: Column, kinds: Kinds, whole: bool) -> Unit:
+    """What is measured for a row in a column. `whole`: the row has all of the policy's mods.
+
+    Rows that differ in nothing that a column sees have the same unit there.
+    """
+    mods = tuple(mod for mod in row.mods if column is not Column.COMPILED or mod in kinds.adapting)
+    package = "_".join(["ablation", column.value.replace("-", "_"), *mods])
+    return Unit(column, mods, package, _text(policy, package, mods, column, whole))
+
+
+def _text(policy: Policy, package: str, mods: Collection[str], column: Column, whole: bool) -> str:
+    """The policy with these of its mods, as YAML.
+
+    A profile was learned of the model with all mods, and says nothing of another one. Rules may name sites that only
+    come about with a mod, so that without it they match nothing.
+    """
+    tree = _tree(policy)
+    tree.pop("extends", None)
+    tree["name"] = package
+    tree["model"] = {**tree["model"], "batch_size": policy.model.batch_size}
+    tree["mods"] = [entry for entry in tree.get("mods") or [] if entry["use"] in mods]
+    rules = [{**rule, "optional": True} for rule in tree.get("rules") or []]
+    if column is not Column.FP8:
+        fuse = "never" if column is Column.COMPILED else "always"
+        rules.append({"match": "*", "compute": "keep", "fuse": fuse, "optional": True})
+    tree["rules"] = rules
+    files = {"profile": policy.profile_file, "measurements": policy.measurements_file}
+    for field, file in files.items():
+        tree.pop(field, None)
+        if file is not None and (field != "profile" or (whole and column is Column.FP8)):
+            tree[field] = str(file.resolve())
+    return yaml.safe_dump(tree, sort_keys=False)
+
+
+def _tree(policy: Policy) -> dict[str, Any]:
+    """The policy with its bases merged in, as dicts and lists."""
+    return cast("dict[str, Any]", plain(policy.tree))

@@ -1,0 +1,54 @@
+"""The training job that a policy describes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from loka.bench.quality.training_job import TrainingJob
+from loka.errors import InputError
+from loka.policy.policy import Policy
+from loka.sites.callables import current_directory_importable, find_callable
+
+
+def job_of(policy: Policy, steps: int | None, device: str, tested: bool = True) -> TrainingJob:
+    """The policy's job on `device`; `steps` None: the policy's own. Not `tested`: train.test may be missing.
+
+    Raises InputError, with the place in the policy, where it has no training section or a callable cannot be found.
+    """
+    spec = policy.train
+    if spec is None:
+        raise InputError(
+            f"{policy.where('')}: the policy has no train section; add "
+            'train: {batches: "package.module:name", loss: "package.module:name", test: "package.module:name"}'
+        )
+    if spec.test is None and tested:
+        raise InputError(
+            f"{policy.where('train')}: train.test is missing; name a function like batches, for rows that training "
+            "does not see"
+        )
+    with current_directory_importable():
+        factory = _find(policy, policy.model.factory, "model.factory")
+        batches = _find(policy, spec.batches, "train.batches")
+        loss = _find(policy, spec.loss, "train.loss")
+        test = _find(policy, spec.test, "train.test") if tested and spec.test is not None else batches
+    return TrainingJob(
+        factory=factory,
+        batches=batches,
+        test_batches=test,
+        loss=loss,
+        batch_size=spec.batch_size,
+        optimizer=spec.optimizer,
+        learning_rate=spec.learning_rate,
+        ema=spec.ema or 0.0,
+        autocast=spec.autocast,
+        steps=steps if steps is not None else spec.steps,
+        device=device,
+    )
+
+
+def _find(policy: Policy, spec: str, field: str) -> Callable[..., Any]:
+    try:
+        return cast("Callable[..., Any]", find_callable(spec, field)[0])
+    except InputError as error:
+        raise InputError(f"{policy.where(field)}: {error}") from error

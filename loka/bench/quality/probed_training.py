@@ -1,0 +1,87 @@
+"""The training loop of `loka probe`: the job's own steps, with a Probe that watches some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from loka.bench.quality.training import CHECK_EVERY, NonFiniteLossError, call, seeded, to_device
+from loka.bench.quality.training_job import Inputs, TrainingJob
+from loka.errors import InputError
+
+
+class Stepped(Protocol):
+    """What is told after each optimizer step."""
+
+    def step(self) -> None:
+        """One step is over."""
+
+
+@dataclass(slots=True)
+class Steps:
+    """How far training is; the loop counts here, so that an interrupt loses nothing."""
+
+    done: int = 0
+
+
+def train_watched(
+    model: nn.Module,
+    job: TrainingJob,
+    batches: Iterable[tuple[Inputs, Tensor]],
+    seed: int,
+    probe: Stepped,
+    steps: Steps,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Train `model`, which is on the job's device, in place on at most `job.steps` of `batches`.
+
+    Random numbers (dropout) follow `seed`. Raises NonFiniteLossError, found at most CHECK_EVERY steps late, and
+    InputError where the batches are empty.
+    """
+    optimizer = job.make_optimizer(model)
+    unread: list[Tensor] = []
+    model.train()
+    with seeded(seed, job.device):
+        for inputs, target in islice(batches, job.steps):
+            for group in optimizer.param_groups:
+                group["lr"] = job.rate(steps.done + 1)
+            optimizer.zero_grad(set_to_none=True)
+            with job.precision():
+                loss = job.loss(call(model, to_device(inputs, job.device)), target.to(job.device))
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            probe.step()
+            steps.done += 1
+            unread.append(loss.detach())
+            if len(unread) == CHECK_EVERY:
+                _check(unread, steps.done)
+            if progress is not None:
+                progress(steps.done)
+    _check(unread, steps.done)
+    if not steps.done:
+        raise InputError("the training batches are empty")
+
+
+def length(batches: Any) -> int | None:
+    """How many batches there are; None where they do not know."""
+    try:
+        return len(batches)
+    except TypeError:
+        return None
+
+
+def _check(unread: list[Tensor], done: int) -> None:
+    """Raises NonFiniteLossError at the first of the last losses that is not finite, and forgets them."""
+    if not unread:
+        return
+    values = torch.stack(unread).float().cpu()
+    bad = (~values.isfinite()).nonzero()
+    if bad.numel():
+        first = int(bad[0])
+        raise NonFiniteLossError(done - len(unread) + first + 1, float(values[first]))
+    unread.clear()

@@ -1,0 +1,288 @@
+"""One training loop for `loka train` and `loka compare`: train a model, or the same model as it is and patched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from loka.bench.quality.click_metrics import auc, log_loss, normalised_entropy
+from loka.bench.quality.ema import WeightAverage
+from loka.bench.quality.training_job import Inputs, Progress, TrainingJob
+from loka.errors import CheckFailedError, InputError
+
+CHECK_EVERY = 32  # steps between looks at the loss: on a GPU each look waits for it
+CURVE_POINTS = 10
+
+
+class NonFiniteLossError(CheckFailedError):
+    """The training loss became infinite or NaN."""
+
+    def __init__(self, step: int, value: float) -> None:
+        super().__init__(
+            f"training: the loss is {value} at step {step}, the first that is not finite: lower the learning rate, "
+            "or look for the first site that made it with patch.trace_nonfinite"
+        )
+        self.step = step
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """What one training run came to. NE, AUC and log loss are of the averaged weights, on the test rows."""
+
+    ne: float
+    auc: float
+    log_loss: float  # nats
+    samples_per_second: float  # of the whole job: input, embeddings, optimiser and averaging included, evaluation not
+    steps: int
+    samples: int
+    seconds: float  # of training
+    train_loss: tuple[float, ...]  # mean over each tenth of the steps, in order; fewer where there are fewer steps
+
+
+@dataclass(frozen=True, slots=True)
+class PairResult:
+    """One seed's two runs from the same initial weights on the same batches."""
+
+    seed: int
+    as_is: TrainResult
+    patched: TrainResult
+
+    @property
+    def ne_difference_percent(self) -> float:
+        """Patched minus as it is, relative, in percent: positive is worse."""
+        return 100 * (self.patched.ne - self.as_is.ne) / self.as_is.ne
+
+
+def train(model: nn.Module, job: TrainingJob, seed: int, progress: Progress | None = None) -> TrainResult:
+    """Train `model`, in place, on the batches of `seed` and evaluate the averaged weights on the test batches.
+
+    The model moves to `job.device` and keeps its own last weights. Random numbers during training (dropout) follow
+    `seed`; the caller's generators are left as they were. Raises NonFiniteLossError, and InputError where the batches
+    are empty or the output is not one logit for each sample: of the first test batch before the first step.
+    """
+    model.to(job.device)
+    check_output(model, job, seed)
+    with seeded(seed, job.device):
+        samples, seconds, losses, average = _fit(model, job, seed, progress)
+    with average.applied(), job.precision():
+        logits, target = predict(model, job.test_batches(job.test_batch_size, seed), job.device)
+    return TrainResult(
+        ne=normalised_entropy(logits, target),
+        auc=auc(logits, target),
+        log_loss=log_loss(logits, target),
+        samples_per_second=samples / seconds,
+        steps=len(losses),
+        samples=samples,
+        seconds=seconds,
+        train_loss=_curve(losses),
+    )
+
+
+def train_pair(
+    job: TrainingJob,
+    patch: Callable[[nn.Module], object],
+    seed: int,
+    progress: Callable[[str, int, int | None], None] | None = None,
+    check: Callable[[object], None] | None = None,
+) -> PairResult:
+    """Train the factory's model as it is, then the same one patched, from the same weights on the same batches.
+
+    `patch(model)` changes the model in place; what it returns is handed to `check` once the patched model has trained
+    and been evaluated (`loka.dispatch.Patch.verify`, for one). `progress` is called with "as it is" or "patched" first.
+    Raises as `train` does, and InputError where two calls of the factory differ in their parameters.
+    """
+    model = build(job, seed)
+    initial = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    as_is = train(model, job, seed, _labelled(progress, "as it is"))
+    model = build(job, seed)
+    try:
+        model.load_state_dict(initial)
+    except RuntimeError as error:
+        raise InputError(f"model: two calls of the factory give different parameters: {error}") from error
+    handle = patch(model)
+    patched = train(model, job, seed, _labelled(progress, "patched"))
+    if check is not None:
+        check(handle)
+    return PairResult(seed, as_is, patched)
+
+
+def check_output(model: nn.Module, job: TrainingJob, seed: int) -> None:
+    """Predict the first test batch, so that what cannot be evaluated is told before any step. Raises as `predict`."""
+    with seeded(seed, job.device), job.precision():
+        predict(model, islice(job.test_batches(job.test_batch_size, seed), 1), job.device)
+
+
+def build(job: TrainingJob, seed: int) -> nn.Module:
+    """The factory's model with the weights of `seed`, on the job's device."""
+    with seeded(seed, job.device):
+        return job.factory().to(job.device)
+
+
+@torch.no_grad()
+def predict(model: nn.Module, batches: Iterable[tuple[Inputs, Tensor]], device: str) -> tuple[Tensor, Tensor]:
+    """Logits and targets (R,) of all rows on the CPU, float32, in evaluation mode; the model's mode is restored.
+
+    Raises InputError where there is no batch, or where an output is not one logit for each sample of its target.
+    """
+    was_training = model.training
+    model.eval()
+    logits: list[Tensor] = []
+    targets: list[Tensor] = []
+    try:
+        for inputs, target in batches:
+            output = call(model, to_device(inputs, device))
+            _check_one_logit(output, target)
+            logits.append(output.float().flatten().cpu())
+            targets.append(target.float().flatten().cpu())
+    finally:
+        model.train(was_training)
+    if not logits:
+        raise InputError("the test batches are empty")
+    return torch.cat(logits), torch.cat(targets)
+
+
+def _check_one_logit(output: object, target: object) -> None:
+    """Raise InputError unless there is one logit for each sample; the training loss may take any other form."""
+    if not isinstance(target, Tensor):
+        raise InputError(
+            f"the test batches must yield (inputs, target) with one Tensor of labels, (R,) or (R, 1), not "
+            f"{_form(target)}: NE and AUC are of one label for each sample; in train.test, yield that label alone"
+        )
+    if not isinstance(output, Tensor) or output.numel() != target.numel():
+        raise InputError(
+            f"in evaluation mode the model must return one logit for each sample, (R,) or (R, 1), not {_form(output)} "
+            f"for a target of {_form(target)}: NE and AUC are of one logit; a model of several heads returns the one "
+            "to compare where self.training is False, and train.loss reads the others while it trains"
+        )
+
+
+def _check_labels(target: object) -> None:
+    """Raise InputError unless a training batch's target is a Tensor with a row for each sample."""
+    if not isinstance(target, Tensor) or target.dim() == 0:
+        raise InputError(
+            f"the training batches must yield (inputs, target) with one Tensor of a row for each sample, not "
+            f"{_form(target)}: in train.batches, give the labels of several heads as columns, torch.stack(labels, 1)"
+        )
+
+
+def call(model: nn.Module, inputs: Inputs) -> Any:
+    """The model on a tuple or list of positional arguments, a dict of keywords, or one Tensor."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, tuple | list):
+        return model(*inputs)
+    return model(inputs)
+
+
+def _fit(
+    model: nn.Module, job: TrainingJob, seed: int, progress: Progress | None
+) -> tuple[int, float, list[float], WeightAverage]:
+    """The loop itself: samples, seconds, the loss of every step, and the averaged weights."""
+    optimizer, average = job.make_optimizer(model), WeightAverage(model, job.ema)
+    batches = job.batches(job.batch_size, seed)
+    total = _samples_in_all(batches, job)
+    losses: list[float] = []
+    unread: list[Tensor] = []
+    samples = steps = 0
+    model.train()
+    _wait(job.device)
+    start = time.perf_counter()
+    for inputs, target in islice(batches, job.steps):
+        _check_labels(target)
+        for group in optimizer.param_groups:
+            group["lr"] = job.rate(steps + 1)
+        optimizer.zero_grad(set_to_none=True)
+        with job.precision():
+            loss = job.loss(call(model, to_device(inputs, job.device)), target.to(job.device))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        average.update()
+        unread.append(loss.detach())
+        samples, steps = samples + target.shape[0], steps + 1
+        if len(unread) == CHECK_EVERY:
+            _read(unread, losses)
+        if progress is not None:
+            progress(samples, total)
+    _read(unread, losses)
+    _wait(job.device)
+    seconds = time.perf_counter() - start
+    if not losses:
+        raise InputError("the training batches are empty")
+    return samples, seconds, losses, average
+
+
+def _read(unread: list[Tensor], losses: list[float]) -> None:
+    """Move losses to the host; raises NonFiniteLossError at the first that is not finite."""
+    if not unread:
+        return
+    values = torch.stack(unread).float().cpu()
+    finite = values.isfinite()
+    if not bool(finite.all()):
+        first = int((~finite).nonzero()[0])
+        raise NonFiniteLossError(len(losses) + first + 1, float(values[first]))
+    losses.extend(values.tolist())
+    unread.clear()
+
+
+def _samples_in_all(batches: Iterable[Any], job: TrainingJob) -> int | None:
+    """What a progress bar runs to: exact where the batches know their `samples`, None where their number is unknown."""
+    length = len(batches) if isinstance(batches, Sized) else None
+    if job.steps is not None:
+        length = job.steps if length is None else min(job.steps, length)
+    if length is None:
+        return None
+    bound: int = length * job.batch_size
+    return min(bound, getattr(batches, "samples", bound))
+
+
+def _curve(losses: list[float]) -> tuple[float, ...]:
+    points = min(CURVE_POINTS, len(losses))
+    edges = [len(losses) * i // points for i in range(points + 1)]
+    return tuple(sum(losses[a:b]) / (b - a) for a, b in pairwise(edges))
+
+
+def to_device(inputs: Inputs, device: str) -> Inputs:
+    """The inputs with every Tensor in them on the device."""
+    if isinstance(inputs, Mapping):
+        return {name: to_device(value, device) for name, value in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        return tuple(to_device(value, device) for value in inputs)
+    return inputs.to(device) if hasattr(inputs, "to") else inputs
+
+
+def _labelled(progress: Callable[[str, int, int | None], None] | None, label: str) -> Progress | None:
+    if progress is None:
+        return None
+    return lambda done, total: progress(label, done, total)
+
+
+def _form(value: object) -> str:
+    """A value in a message: a Tensor's shape, or a container of those."""
+    if isinstance(value, Tensor):
+        return str(tuple(value.shape))
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} of {', '.join(f'{name}: {_form(each)}' for name, each in value.items())}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {' and '.join(map(_form, value))}"
+    return type(value).__name__
+
+
+def _wait(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def seeded(seed: int, device: str) -> Iterator[None]:
+    """Torch's generators start at `seed` inside, and are the caller's own again after."""
+    cuda = torch.device(device).type == "cuda"
+    with torch.random.fork_rng(devices=[torch.device(device)] if cuda else []):
+        torch.manual_seed(seed)
+        yield

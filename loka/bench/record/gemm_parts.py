@@ -1,0 +1,201 @@
+"""GEMM parts on their kernels: operands, the call, and the check of its numbers.
+
+Operands are standard normal, a (rows, contraction) and b (columns, contraction), both contiguous. They are made once
+for all parts of one size, which therefore should follow each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loka.bench.record.check_numbers import Check, check_product, spaced
+from loka.bench.speed.steps import SEED, float32_products
+from loka.errors import InputError
+from loka.kernels import call_counters
+from loka.kernels.gemm.catalogue import kernel_named, operator_named
+from loka.kernels.measurements.parts import Part
+from loka.numerics.enums import Accumulation, Format, Gemm, Scaling
+from loka.numerics.quantize import BLOCK, Quantized, quantize
+from loka.policy.cascade.settings import OperandRecipe
+
+SCALED_MM, AS_IS, FBGEMM, TRITON = "torch.scaled_mm", "as-is", "fbgemm.rowwise", "triton.gemm"
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+Rendered = Callable[[Part], Sequence[Callable[..., Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCall:
+    """A part that can be called: `check` looks at what the call gave back."""
+
+    call: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    check: Callable[[Any], Check]
+    parts: int = 1  # equal ones that one call does: each takes its share of the time
+    less: Callable[..., Any] | None = None  # a call on the same arguments that is in this one, and is no part of it
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a GEMM's operands are quantised, and its sums added."""
+
+    formats: tuple[Format, Format]
+    scalings: tuple[Scaling, Scaling]
+    accumulation: Accumulation
+
+    @property
+    def fast(self) -> bool:
+        """Whether accumulation is fast."""
+        return self.accumulation is Accumulation.FAST
+
+
+def parse_recipe(text: str) -> Recipe:
+    """ "e4m3 rowwise, e4m3 rowwise, precise" as a Recipe. Raises InputError for anything else."""
+    try:
+        first, second, accumulation = text.split(", ")
+        (format_a, scaling_a), (format_b, scaling_b) = first.split(" "), second.split(" ")
+        formats, scalings = (Format(format_a), Format(format_b)), (Scaling(scaling_a), Scaling(scaling_b))
+        return Recipe(formats, scalings, Accumulation(accumulation))
+    except ValueError as error:
+        raise InputError(
+            f"a GEMM has no recipe {text!r} ({error}); write FORMAT SCALING, FORMAT SCALING, ACCUMULATION, as in "
+            "'e4m3 rowwise, e4m3 rowwise, precise'"
+        ) from error
+
+
+class GemmOperands:
+    """Both operands of the GEMM parts of one size and dtype, and the float64 product of a sample of them."""
+
+    def __init__(self, part: Part, device: str) -> None:
+        generator = torch.Generator(device).manual_seed(SEED)
+        self.key = size_key(part)
+        draw = partial(torch.randn, device=device, dtype=torch.bfloat16, generator=generator)
+        self.plain = tuple(draw(rows, part.contraction).to(DTYPES[part.dtype]) for rows in (part.rows, part.columns))
+        self._places = tuple(spaced(rows).to(device) for rows in (part.rows, part.columns))
+        self._exact = self._product(*(x[places] for x, places in zip(self.plain, self._places, strict=True)))
+        self._quantised: dict[tuple[int, Format, Scaling], Quantized] = {}
+        self._own: dict[Recipe, Tensor] = {}
+
+    def quantised(self, recipe: Recipe) -> tuple[Quantized, Quantized]:
+        """Both operands in FP8."""
+        return self._one(0, recipe), self._one(1, recipe)
+
+    def check(self, found: Tensor, recipe: Recipe | None) -> Check:
+        """A product (rows, columns) of these operands, without a recipe of the plain ones."""
+        sample = found[self._places[0]][:, self._places[1]]
+        own = self._exact if recipe is None else self._own_product(recipe)
+        return check_product(sample, self._exact, own, fast=recipe is not None and recipe.fast)
+
+    def _one(self, index: int, recipe: Recipe) -> Quantized:
+        key = (index, recipe.formats[index], recipe.scalings[index])
+        if key not in self._quantised:
+            made = quantize(self.plain[index], format=key[1], scaling=key[2])
+            self._quantised[key] = made
+        return self._quantised[key]
+
+    def _own_product(self, recipe: Recipe) -> Tensor:
+        if recipe not in self._own:
+            pairs = zip(self.quantised(recipe), recipe.scalings, self._places, strict=True)
+            sampled = [_sampled(made, scaling, places) for made, scaling, places in pairs]
+            self._own[recipe] = self._product(*sampled)
+        return self._own[recipe]
+
+    @staticmethod
+    def _product(a: Tensor, b: Tensor) -> Tensor:
+        return a.double() @ b.double().t()
+
+
+def _sampled(made: Quantized, scaling: Scaling, places: Tensor) -> Tensor:
+    """Rows of a quantised matrix in float32."""
+    values, scale = made.values[places].float(), made.scale
+    if scaling is Scaling.TENSORWISE:
+        return values * scale
+    if scaling is Scaling.ROWWISE:
+        return values * scale[places]
+    blocks = scale[places if scaling is Scaling.BLOCKWISE_1X128 else places // BLOCK]
+    return values * blocks.repeat_interleave(BLOCK, dim=1)[:, : values.shape[1]]
+
+
+def size_key(part: Part) -> tuple[int, int, int, str]:
+    """What parts have in common that share operands."""
+    return part.rows, part.columns, part.contraction, part.dtype
+
+
+@cache
+def unavailable_reason(kernel: str) -> str | None:
+    """Why a kernel cannot run on this machine, asked once."""
+    return kernel_named(kernel).unavailable_reason()
+
+
+def no_calls(part: Part) -> Sequence[Callable[..., Any]]:
+    """Where nothing was rendered. Raises InputError."""
+    raise InputError(f"{part.kernel}: nothing was rendered for it")
+
+
+class Gemms:
+    """Prepares GEMM parts: the model's own, those of the catalogue that have an operator, and `rendered` ones."""
+
+    def __init__(self, device: str = "cuda", rendered: Rendered = no_calls, target: str = "h100") -> None:
+        """`rendered` gives the calls of a part of our own in Triton; `target` is what kernels are asked about."""
+        self._device = device
+        self._target = target
+        self._rendered = rendered
+        self._operands: GemmOperands | None = None
+        self._counter_id = call_counters.new_counters(1)
+
+    def operands(self, part: Part) -> GemmOperands:
+        """Of the part's size; those of the last size are kept."""
+        if self._operands is None or self._operands.key != size_key(part):
+            self._operands = None  # frees its memory first
+            self._operands = GemmOperands(part, self._device)
+        return self._operands
+
+    def prepare(self, part: Part) -> tuple[PreparedCall, ...]:
+        """A part's call: several where a kernel can be rendered in several ways.
+
+        Raises InputError where the kernel does not take the part, or cannot run on this machine.
+        """
+        if part.dtype not in DTYPES:
+            raise InputError(f"no GEMM writes {part.dtype!r}; it can be {', '.join(DTYPES)}")
+        if part.kernel == AS_IS:
+            operands = self.operands(part)
+            return (PreparedCall(plain_product, operands.plain, lambda found: operands.check(found, None)),)
+        recipe = parse_recipe(part.recipe)
+        calls = self._rendered(part) if part.kernel == TRITON else [self._of_catalogue(part, recipe)]
+        operands = self.operands(part)
+        a, b = operands.quantised(recipe)
+        arguments = (a.values, a.scale, b.values, b.scale)
+        return tuple(PreparedCall(call, arguments, lambda found: operands.check(found, recipe)) for call in calls)
+
+    def _of_catalogue(self, part: Part, recipe: Recipe) -> Callable[..., Tensor]:
+        """The operator of a kernel, as generated code calls it."""
+        kernel = kernel_named(part.kernel)
+        formats = zip(recipe.formats, recipe.scalings, strict=True)
+        first, second = (OperandRecipe(format=format, scaling=scaling) for format, scaling in formats)
+        sizes = (part.rows, part.contraction, part.columns)
+        refusal = kernel.unsupported_reason(
+            Gemm.FPROP, (first, second), recipe.accumulation, True, *sizes, self._target, part.dtype
+        ) or (unavailable_reason(part.kernel) if self._device == "cuda" else None)
+        if refusal is not None:
+            raise InputError(f"{part.kernel}: {refusal}")
+        operator, counter_id = operator_named(part.kernel), self._counter_id
+        names, dtype = [scaling.value for scaling in recipe.scalings], DTYPES[part.dtype]
+
+        def call(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor) -> Tensor:
+            out: Tensor = operator(a, scale_a, b, scale_b, names[0], names[1], dtype, recipe.fast, counter_id)
+            return out
+
+        return call
+
+
+def plain_product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b.T, of float32 matrices in TF32."""
+    with float32_products("high"):
+        return torch.mm(a, b.t())

@@ -1,0 +1,285 @@
+"""Parts of interactions, prepared: mixing layers, joins and cross layers, on our kernels and by torch.compile.
+
+Everything is standard normal, weights of mixing layers over the root of what they add up. A rendered part is what a
+generated package launches: the kernel, and behind a backward the one that adds up its partial sums. A compiled part is
+of the model's own operations, under torch.compile for the part's own number of samples: its forward saves what the
+gradients need; its backward is the step, forward and gradients, less that forward. What is passed on is a copy in the
+step and in the forward that it is compared with, so that it costs the difference nothing.
+
+Results are compared with the same operations in float64, with their gradients by autograd, on evenly spaced samples, on
+all of them up to SAMPLED elements; sums over samples only where those are all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from loka.bench.record.check_numbers import LEAST_PRODUCER_DB, LEAST_SUM_DB, Check, check_values, spaced
+from loka.bench.record.gemm_parts import DTYPES, PreparedCall
+from loka.bench.record.producer_parts import SAMPLED, with_sums
+from loka.bench.speed.steps import SEED
+from loka.errors import InputError
+from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
+from loka.kernels.fused.interaction import interaction_specs
+from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward
+from loka.kernels.fused.interaction.interaction_specs import EPS
+from loka.kernels.fused.rendering import AnySpec
+from loka.kernels.measurements.interaction_forms import BACKWARDS, Crossing, Joining, Mixing, family, form_of
+from loka.kernels.measurements.parts import COMPILED, RENDERED, Part
+
+SUMMED = frozenset({"rank", "compress", "weight", "bias"})  # inputs without samples: their gradients are sums
+
+Module = Callable[[], ModuleType]  # of the rendered kernels, imported when it is first needed
+Named = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Interaction:
+    """One in torch: its inputs by name, what it computes of them, and the gradients of its results."""
+
+    inputs: dict[str, Tensor]
+    compute: Callable[[Named], tuple[Tensor, ...]]
+    gradients: tuple[Tensor, ...]
+
+    def at(self, places: Tensor, dtype: torch.dtype) -> Interaction:
+        """On some samples, in another dtype."""
+        inputs = {name: (value if name in SUMMED else value[places]).to(dtype) for name, value in self.inputs.items()}
+        return Interaction(inputs, self.compute, tuple(grad[places].to(dtype) for grad in self.gradients))
+
+    @property
+    def leaves(self) -> dict[str, Tensor]:
+        """The inputs, each asking for a gradient of its own."""
+        return {name: value.detach().requires_grad_() for name, value in self.inputs.items()}
+
+
+def interaction_of(part: Part, device: str) -> Interaction:
+    """A part's inputs. Raises InputError where it is none, or has a dtype that no kernel takes."""
+    if part.dtype not in DTYPES:
+        raise InputError(f"no kernel takes {part.dtype!r}; it can be {', '.join(DTYPES)}")
+    generator = torch.Generator(device).manual_seed(SEED)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device, dtype=torch.bfloat16, generator=generator).to(DTYPES[part.dtype])
+
+    samples, d = part.rows, part.columns
+    match form_of(part.work, part.around):
+        case Mixing() as form:
+            n, c = form.embeddings, form.sums
+            inputs = {"x": draw(samples, n, d), "rank": draw(n, form.rank) * n**-0.5}
+            inputs |= {"compress": draw(c, n) * n**-0.5} if c else {}
+            gradients = [draw(samples, n, form.rank), *([draw(samples, c, d)] if c else [])]
+            gradients += [draw(samples, n, d)] if form.passing else []
+            return Interaction(inputs, partial(_mixed, form.passing), tuple(gradients))
+        case Joining() as form:
+            inputs = {f"part_{index}": draw(samples, rows, d) for index, rows in enumerate(form.rows)}
+            inputs |= {"residual": draw(samples, sum(form.rows), d)} if form.residual else {}
+            inputs |= {name: draw(d) for name in ("weight", "bias") if getattr(form, name)}
+            return Interaction(inputs, partial(_joined, form.norm), (draw(samples, sum(form.rows), d),))
+        case Crossing() as form:
+            inputs = {name: draw(samples, d) for name in ("product", "factor")}
+            inputs |= {} if form.itself else {"residual": draw(samples, d)}
+            inputs |= {"bias": draw(d)} if form.bias else {}
+            gradients = [draw(samples, d) for _ in range(2 if form.passing else 1)]
+            return Interaction(inputs, partial(_crossed, form.passing), tuple(gradients))
+
+
+def specs_of(part: Part) -> tuple[AnySpec, ...]:
+    """The rendered kernels of a part in the order of their launches; a forward's is one."""
+    forward, backward = interaction_specs.specs_of(form_of(part.work, part.around), part.columns)
+    if part.work not in BACKWARDS:
+        return (forward,)
+    sums = interaction_specs.sums_of(backward)
+    return (backward, Reduce(sums)) if sums else (backward,)
+
+
+@dataclass
+class InteractionParts:
+    """Prepares parts of interactions. `module` has the rendered kernels of all of them, `specs_of` each."""
+
+    module: Module
+    device: str = "cuda"
+    _last: tuple[Part, Compiled] | None = None
+
+    def prepare(self, part: Part) -> tuple[PreparedCall, ...]:
+        """A part's one call. Raises InputError where no kernel is rendered for it."""
+        made = interaction_of(part, self.device)
+        expected = ReferenceOutputs(made, part.columns)
+        if part.kernel == COMPILED:
+            return (self._compiled(part, made, expected),)
+        if part.kernel != RENDERED:
+            raise InputError(f"an interaction is {RENDERED} or {COMPILED}, not on a kernel {part.kernel!r}")
+        specs = specs_of(part)
+        launch = [getattr(self.module(), spec.function) for spec in specs]
+        given = _given(part, made)
+        first = specs[0]
+        if part.work not in BACKWARDS:
+            dtype = () if isinstance(first, FmForward) else (DTYPES[part.dtype],)
+            arguments = (*(given[name] for name in first.parameters), *dtype)
+            return (PreparedCall(launch[0], arguments, expected.check_results),)
+        arguments = tuple(given[name] for name in first.parameters)
+        call: Callable[..., Any] = launch[0]
+        if len(specs) > 1 and isinstance(specs[1], Reduce):
+            call = partial(with_sums, launch[0], launch[1], specs[1].count, DTYPES[part.dtype])
+        return (PreparedCall(call, arguments, lambda found: expected.check_gradients(_by_input(first, found))),)
+
+    def _compiled(self, part: Part, made: Interaction, expected: ReferenceOutputs) -> PreparedCall:
+        """A forward and the step of the same form are compiled once where one follows the other."""
+        key = replace(part, work=family(part.work))
+        if self._last is None or self._last[0] != key:
+            self._last = key, Compiled.of(made)
+        compiled, inputs = self._last[1], tuple(made.inputs.values())
+        if part.work not in BACKWARDS:
+            return PreparedCall(compiled.forward, inputs, expected.check_results)
+
+        def check(found: Sequence[Tensor]) -> Check:
+            return expected.check_gradients(dict(zip(made.inputs, found, strict=True)))
+
+        return PreparedCall(compiled.step, (*inputs, *made.gradients), check, less=compiled.forward)
+
+
+@dataclass
+class ReferenceOutputs:
+    """What an interaction gives in float64, on evenly spaced samples."""
+
+    interaction: Interaction
+    columns: int
+
+    @cached_property
+    def places(self) -> Tensor:
+        """Of the samples that are looked at."""
+        first = next(iter(self.interaction.inputs.values()))
+        most = max(SAMPLED // max(first[0].numel(), 1), 1)
+        return spaced(first.shape[0], most).to(first.device)
+
+    @cached_property
+    def _exact(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        sampled = self.interaction.at(self.places, torch.float64)
+        leaves = sampled.leaves
+        results = sampled.compute(leaves)
+        found = torch.autograd.grad(results, tuple(leaves.values()), sampled.gradients)
+        return tuple(each.detach() for each in results), dict(zip(leaves, found, strict=True))
+
+    def check_results(self, made: Any) -> Check:
+        """Of a forward: the results, statistics behind them left out."""
+        found = made if isinstance(made, tuple | list) else (made,)
+        pairs = zip(found, self._exact[0], strict=False)
+        wrong = [check_values("its result", each.detach()[self.places], right) for each, right in pairs]
+        return _check(wrong)
+
+    def check_gradients(self, found: Named) -> Check:
+        """Of a backward, by the inputs' names: those of samples, and sums where all samples are looked at."""
+        exact = self._exact[1]
+        parts = [gradient for name, gradient in exact.items() if name.startswith("part_")]
+        if parts:
+            exact = {**exact, "joined": torch.cat(parts, 1)}
+        whole = len(self.places) == next(iter(self.interaction.inputs.values())).shape[0]
+        wrong = []
+        for name, gradient in found.items():
+            if name not in SUMMED:
+                wrong.append(check_values(f"d{name}", gradient[self.places], exact[name], LEAST_PRODUCER_DB))
+            elif whole:
+                total = gradient.double().reshape(-1, exact[name].numel()).sum(0)
+                wrong.append(check_values(f"d{name}", total, exact[name].reshape(-1), LEAST_SUM_DB))
+        return _check(wrong)
+
+
+def _check(wrong: Sequence[str]) -> Check:
+    return Check(wrong="; ".join(reason for reason in wrong if reason))
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """An interaction's own operations under torch.compile. Gradients of the results follow the inputs as arguments."""
+
+    compute: Callable[..., tuple[Tensor, ...]]
+    count: int  # of the inputs
+
+    @classmethod
+    def of(cls, made: Interaction) -> Compiled:
+        """Compiled when it is first called. What was compiled before is forgotten: the compiler counts versions."""
+        torch._dynamo.reset()
+        names, compute = tuple(made.inputs), made.compute
+
+        def computed(*inputs: Tensor) -> tuple[Tensor, ...]:
+            return compute(dict(zip(names, inputs, strict=True)))
+
+        return cls(torch.compile(computed, fullgraph=True, dynamic=False), len(names))
+
+    def forward(self, *arguments: Tensor) -> tuple[Tensor, ...]:
+        """The results, with what the gradients need."""
+        return self.compute(*self._leaves(arguments))
+
+    def step(self, *arguments: Tensor) -> tuple[Tensor, ...]:
+        """The gradients of the inputs, in their order."""
+        leaves = self._leaves(arguments)
+        return torch.autograd.grad(self.compute(*leaves), leaves, arguments[self.count :])
+
+    def _leaves(self, arguments: Sequence[Tensor]) -> list[Tensor]:
+        return [value.detach().requires_grad_() for value in arguments[: self.count]]
+
+
+def _given(part: Part, made: Interaction) -> dict[str, Tensor]:
+    """What rendered kernels are called with, by the names of their parameters."""
+    inputs, gradients = made.inputs, made.gradients
+    match form_of(part.work, part.around):
+        case Mixing() as form:
+            names = ["dproducts", *(["dcompressed"] if form.sums else []), *(["passed"] if form.passing else [])]
+            return {**inputs, **dict(zip(names, gradients, strict=True))}
+        case Joining() as form:
+            parts = [value for name, value in inputs.items() if name.startswith("part_")]
+            rows = torch.cat(parts, 1).float()
+            if form.residual:
+                rows = rows + inputs["residual"].float()
+            rows = rows.reshape(-1, part.columns)
+            mean = rows.mean(1) if form.norm == "layer_norm" else rows.new_zeros(rows.shape[0])
+            rstd = torch.rsqrt((rows - mean[:, None]).square().mean(1) + EPS)
+            return {**inputs, "grad": gradients[0], "mean": mean, "rstd": rstd}
+        case Crossing() as form:
+            names = ["grad", *(["passed"] if form.passing else [])]
+            known = {**inputs, **dict(zip(names, gradients, strict=True))}
+            forward = {"x": "product", "add": "bias", "times": "factor"}
+            known |= {name: inputs[own] for name, own in forward.items() if own in inputs}
+            return {**known, "residual": inputs["factor" if form.itself else "residual"]}
+
+
+def _by_input(spec: AnySpec, found: Any) -> dict[str, Tensor]:
+    """A backward kernel's results by the inputs whose gradients they are."""
+    results = found if isinstance(found, tuple | list) else (found,)
+    named = zip(spec.results, results, strict=True)
+    joined = not isinstance(spec, FmBackward)  # dx of a join is that of all parts
+    return {"joined" if name == "dx" and joined else name.removeprefix("d"): value for name, value in named}
+
+
+def _mixed(passing: bool, given: Named) -> tuple[Tensor, ...]:
+    x = given["x"]
+    products = torch.matmul(x, torch.matmul(x.transpose(1, 2), given["rank"]))
+    sums = (torch.matmul(given["compress"], x),) if "compress" in given else ()
+    return (products, *sums, *((x.clone(),) if passing else ()))
+
+
+def _joined(norm: str, given: Named) -> tuple[Tensor, ...]:
+    parts = [value for name, value in given.items() if name.startswith("part_")]
+    rows = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+    if "residual" in given:
+        rows = rows + given["residual"]
+    weight, bias = given.get("weight"), given.get("bias")
+    if norm == "layer_norm":
+        return (F.layer_norm(rows, rows.shape[-1:], weight, bias, EPS),)
+    normed = F.rms_norm(rows, rows.shape[-1:], weight, EPS)
+    return (normed if bias is None else normed + bias,)
+
+
+def _crossed(passing: bool, given: Named) -> tuple[Tensor, ...]:
+    product, factor = given["product"], given["factor"]
+    if "bias" in given:
+        product = product + given["bias"]
+    out = factor * product + given.get("residual", factor)
+    return (out, *((factor.clone(),) if passing else ()))

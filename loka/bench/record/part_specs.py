@@ -1,0 +1,122 @@
+"""What the parts that are no GEMMs run: the specs of their rendered kernels.
+
+| work | `around` | `recipe` | kernels |
+|---|---|---|---|
+| quantise | | `e4m3 rowwise`, `e4m3 blockwise_1x128`, the same with e5m2 | one |
+| quantise | | `e4m3 tensorwise` | one that finds the maximum, one that writes |
+| turn | | `e4m3 tensorwise` | a third of one that turns three such matrices, as generated packages do it |
+| forward | norm, activation | a dtype, or as of quantise | one, with the statistics that the backward needs |
+| backward | norm, activation | a dtype, or as of quantise but tensorwise | one, and one that adds up sums |
+| copy | | the dtype of `part.dtype`: transposed, contiguous; another dtype: converted | torch's |
+
+The sums are those for the norm's weight and bias. A layer_norm has a weight and a bias, an rms_norm a weight, a
+block_norm of 256 neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loka.errors import InputError
+from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NORMS, SAVING, NormBackward, NormForward, Spec
+from loka.kernels.fused.quantisation import ROWWISE, Quantisation
+from loka.kernels.measurements.parts import Part, PartKind
+from loka.numerics.enums import Format, Scaling
+
+EPS = 1e-5
+REQUANTIZED = "e4m3 tensorwise"
+TURNED_AT_ONCE = 3  # matrices: in a generated package the output gradient, the input and the weight of a linear
+FLOATS = ("bfloat16", "float16", "float32")
+_MODES = {Scaling.ROWWISE: "rowwise", Scaling.TENSORWISE: "tensorwise", Scaling.BLOCKWISE_1X128: "blockwise"}
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """The norm and the activation of a part."""
+
+    norm: str | None
+    activation: str | None
+
+    @property
+    def weight(self) -> bool:
+        """Whether the norm has one."""
+        return self.norm in SAVING
+
+    @property
+    def bias(self) -> bool:
+        """Whether the norm has one."""
+        return self.norm == "layer_norm"
+
+
+def parse_around(text: str) -> Around:
+    """ "layer_norm silu", "silu", "rms_norm", "". Raises InputError for another word, or two of a kind."""
+    words = text.split()
+    norms = [word for word in words if word in NORMS]
+    activations = [word for word in words if word in ACTIVATIONS]
+    if len(norms) + len(activations) < len(words) or len(norms) > 1 or len(activations) > 1:
+        known = f"one of {', '.join(NORMS)} and one of {', '.join(ACTIVATIONS)}"
+        raise InputError(f"no kernel computes {text!r}; what stands around a GEMM is at most {known}")
+    return Around(norms[0] if norms else None, activations[0] if activations else None)
+
+
+def parse_written(recipe: str) -> Quantisation | None:
+    """What a producer writes: a Quantisation with scales that are powers of two, None for a plain dtype.
+
+    Raises InputError for a recipe that no kernel has.
+    """
+    if recipe in FLOATS:
+        return None
+    words = recipe.split(" ")
+    if len(words) == 2 and words[0] in tuple(Format) and words[1] in tuple(_MODES):
+        return Quantisation(_MODES[Scaling(words[1])], Format(words[0]))
+    scalings = ", ".join(scaling.value for scaling in _MODES)
+    raise InputError(f"no kernel writes {recipe!r}; it can be {', '.join(FLOATS)}, or e4m3 or e5m2 and {scalings}")
+
+
+def specs_of(part: Part) -> tuple[Spec, ...]:
+    """The rendered kernels of a part in the order of their launches; none for a copy.
+
+    Raises InputError where no kernel is rendered for it, and for a GEMM.
+    """
+    match part.work:
+        case PartKind.TURN:
+            if part.recipe != REQUANTIZED:
+                raise InputError(f"no kernel turns a matrix to {part.recipe!r}; it can be {REQUANTIZED!r}")
+            return (RequantizeTranspose(TURNED_AT_ONCE),)
+        case PartKind.COPY:
+            return ()
+        case PartKind.QUANTISE:
+            how = parse_written(part.recipe)
+            if how is None:
+                raise InputError(f"{part.recipe} is not quantised; what is only copied is a copy")
+            return _forward(part.columns, Around(None, None), how, save=False)
+        case PartKind.FORWARD:
+            return _forward(part.columns, parse_around(part.around), parse_written(part.recipe), save=True)
+        case PartKind.BACKWARD:
+            return _backward(part)
+    raise InputError("a GEMM is no rendered kernel of a region; its parts are prepared elsewhere")
+
+
+def _forward(width: int, around: Around, how: Quantisation | None, save: bool) -> tuple[Spec, ...]:
+    first = () if how is None or how.scaling != "tensorwise" else (_one(width, around, Quantisation("maximum"), False),)
+    return (*first, _one(width, around, how, save))
+
+
+def _one(width: int, around: Around, how: Quantisation | None, save: bool) -> NormForward:
+    return NormForward(
+        width=width, norm=around.norm, weight=around.weight, bias=around.bias, eps=EPS, activation=around.activation,
+        add=False, quantise=how is not None, save=save, how=how or ROWWISE,
+    )  # fmt: skip
+
+
+def _backward(part: Part) -> tuple[Spec, ...]:
+    around, how = parse_around(part.around), parse_written(part.recipe)
+    if how is not None and how.scaling == "tensorwise":
+        raise InputError("a backward kernel under one scale that is found is not measured; rowwise is")
+    spec = NormBackward(
+        width=part.columns, norm=around.norm, weight=around.weight, bias=around.bias, eps=EPS,
+        activation=around.activation, add=False, quantise=how is not None, how=how or ROWWISE,
+    )  # fmt: skip
+    sums = around.weight + around.bias
+    return (spec, Reduce(sums)) if sums else (spec,)

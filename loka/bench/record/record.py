@@ -1,0 +1,179 @@
+"""Measuring parts one after another, and writing each down as soon as it is there: it may be stopped at any time.
+
+A part that was measured before, with the same versions, is left out. A kernel with wrong numbers is written down with
+the reason, and so is never chosen. What cannot run is told and not written down; it stops nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import hypot
+from typing import Any, Protocol
+
+from loka.bench.record.check_numbers import Check
+from loka.bench.record.clock import Clock, Span
+from loka.bench.record.gemm_parts import Gemms, PreparedCall, size_key
+from loka.bench.record.interaction_parts import InteractionParts
+from loka.bench.record.producer_parts import Producers
+from loka.bench.speed.comparison import Progress, describe
+from loka.errors import InputError, LokaError
+from loka.kernels.measurements.interaction_forms import family
+from loka.kernels.measurements.parts import INTERACTIONS, Part, PartKind
+
+RESTLESS = 0.03  # spread of a time from which it is taken once more; the calmer one counts
+_BROKEN = ("illegal memory access", "unspecified launch failure", "device-side assert", "misaligned address")
+
+
+class Bench(Protocol):
+    """Something that knows how to run parts."""
+
+    def prepare(self, part: Part) -> Sequence[PreparedCall]:
+        """A part's call, arguments and check; several where its kernel can be rendered in several ways."""
+        ...
+
+
+class Book(Protocol):
+    """Where measurements go."""
+
+    def has(self, part: Part) -> bool:
+        """Whether the part was measured before."""
+        ...
+
+    def add(self, part: Part, span: Span, check: Check) -> None:
+        """Write a measurement down, for good."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What came of a list of parts."""
+
+    measured: int
+    known: int  # before
+    wrong: int  # of those measured
+    failed: int
+
+    def __str__(self) -> str:
+        measured = f"{self.measured} measured ({self.wrong} with wrong numbers)"
+        return f"{measured}, {self.known} known before, {self.failed} could not run"
+
+
+@dataclass(frozen=True, slots=True)
+class AllParts:
+    """GEMMs, producers and interactions."""
+
+    gemms: Gemms
+    producers: Producers
+    interactions: InteractionParts
+
+    def prepare(self, part: Part) -> Sequence[PreparedCall]:
+        """Whichever it is."""
+        if part.work in INTERACTIONS:
+            return self.interactions.prepare(part)
+        return self.gemms.prepare(part) if part.work is PartKind.GEMM else self.producers.prepare(part)
+
+
+def record(
+    parts: Iterable[Part], book: Book, bench: Bench, clock: Clock, progress: Progress, seconds: float = float("inf")
+) -> Tally:
+    """Measure each part that the book has not got, for `seconds` at most. A line of progress for each.
+
+    Raises LokaError where a kernel has broken the device: nothing can be measured in this process any more.
+    """
+    wanted = in_order(parts)
+    end = time.monotonic() + seconds
+    measured = known = wrong = failed = 0
+    for number, part in enumerate(wanted, 1):
+        if book.has(part):
+            known += 1
+            continue
+        if time.monotonic() > end:
+            progress(f"{seconds:g} s are over; {len(wanted) - number + 1} parts are left for the next run")
+            break
+        label = f"{number}/{len(wanted)} {words(part)}"
+        try:
+            span, check = measure(part, bench, clock)
+        except Exception as error:  # libraries, compilers and the device raise anything
+            failed += 1
+            progress(f"{label}: {describe(error)}")
+            if any(text in str(error) for text in _BROKEN):
+                raise LokaError(
+                    f"{words(part)} has broken the device ({describe(error)}); what was measured is kept, run it again "
+                    "without this kernel"
+                ) from error
+            continue
+        book.add(part, span, check)
+        measured += 1
+        wrong += bool(check.wrong)
+        progress(f"{label}: {said(span, check)}")
+    return Tally(measured, known, wrong, failed)
+
+
+def measure(part: Part, bench: Bench, clock: Clock) -> tuple[Span, Check]:
+    """A part's numbers, looked at first, and its time: of several ways the fastest with right numbers.
+
+    A restless time is taken twice. What a kernel raises passes through, where no other way of the part can be run.
+    """
+    found: list[tuple[Span, Check]] = []
+    failure: Exception | None = None
+    for prepared in bench.prepare(part):
+        try:
+            check = prepared.check(prepared.call(*prepared.arguments))
+            span = _calmer(prepared.call, prepared, clock)
+            if prepared.less is not None:
+                span = _difference(span, _calmer(prepared.less, prepared, clock))
+            found.append((replace(span, us=span.us / prepared.parts), check))
+        except Exception as error:  # noqa: BLE001  (of one way: it counts where no other can be run)
+            failure = error
+    if not found:
+        raise failure if failure is not None else InputError(f"{words(part)}: there is no way to run it")
+    return min(found, key=lambda each: (bool(each[1].wrong), each[0].us))
+
+
+def _calmer(call: Callable[..., Any], prepared: PreparedCall, clock: Clock) -> Span:
+    """A call's time; a restless one is taken twice."""
+    span = clock.time(call, prepared.arguments)
+    if span.spread > RESTLESS:
+        span = min(span, clock.time(call, prepared.arguments), key=lambda each: each.spread)
+    return span
+
+
+def _difference(whole: Span, less: Span) -> Span:
+    """What is left of a time without another. Raises InputError where nothing is."""
+    us = whole.us - less.us
+    if us <= 0:
+        raise InputError(f"a step took {whole.us:.2f} us and its forward alone {less.us:.2f}; measure it again")
+    spread = hypot(whole.us * whole.spread, less.us * less.spread) / us
+    return Span(us, spread, min(whole.runs, less.runs))
+
+
+def in_order(parts: Iterable[Part]) -> Sequence[Part]:
+    """Without repetitions; GEMMs first, those of one size together, smaller ones first; gradients by their forward."""
+    once = dict.fromkeys(parts)
+    return sorted(once, key=_place)
+
+
+def _place(part: Part) -> tuple[object, ...]:
+    kind = (part.around, part.kernel) if part.work in INTERACTIONS else ()
+    return part.work is not PartKind.GEMM, family(part.work), part.dtype, _size(part), kind, part
+
+
+def words(part: Part) -> str:
+    """A part, for a line of progress."""
+    size = f"{part.rows} x {part.columns}" + (f" x {part.contraction}" if part.work is PartKind.GEMM else "")
+    return " ".join(text for text in (part.work.value, part.kernel, size, part.dtype, part.recipe, part.around) if text)
+
+
+def said(span: Span, check: Check) -> str:
+    """What was found, for a line of progress."""
+    text = f"{span.us:.2f} us (spread {span.spread:.1%}, {span.runs})"
+    if check.sqnr_db is not None:
+        text += f", MERE {check.mere:.4f}, {check.sqnr_db:.1f} dB"
+    return text + (f", WRONG: {check.wrong}" if check.wrong else "")
+
+
+def _size(part: Part) -> tuple[object, ...]:
+    rows, columns, contraction, _ = size_key(part)
+    return rows * columns * max(contraction, 1), rows, columns, contraction

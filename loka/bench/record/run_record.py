@@ -1,0 +1,66 @@
+"""`loka bench kernels --record FILE`: the parts are chosen, compiled and measured on this machine's GPU."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from loka.bench.machine import environment
+from loka.bench.record.clock import GraphClock
+from loka.bench.record.compiled_kernels import CompiledKernels
+from loka.bench.record.gemm_parts import Gemms
+from loka.bench.record.grid import PARTS, grid
+from loka.bench.record.interaction_parts import InteractionParts
+from loka.bench.record.policy_parts import parts_of_policy
+from loka.bench.record.producer_parts import Producers
+from loka.bench.record.record import AllParts, Book, Tally, in_order, record
+from loka.bench.speed.comparison import Progress
+from loka.kernels.gemm.catalogue import GEMM_KERNELS
+from loka.kernels.measurements.parts import Part
+
+MOST_JOBS = 12
+
+
+def libraries() -> dict[str, str]:
+    """The version of each kernel's own library, by the kernel's name, where it is installed."""
+    found = {kernel.name: kernel.library.version() for kernel in GEMM_KERNELS if kernel.library is not None}
+    return {kernel: version for kernel, version in found.items() if version is not None}
+
+
+def parts_of(works: Sequence[str], policy: Path | None = None) -> tuple[Part, ...]:
+    """The parts of these kinds, of all where none is named: those that ship, or those that a policy's sites need.
+
+    Of kernels whose library is not installed there are none. Raises InputError for another kind, and as planning does.
+    """
+    known = libraries()
+    others = [kernel.name for kernel in GEMM_KERNELS if kernel.operator is not None and kernel.name in known]
+    chosen = grid(works or PARTS, others)
+    if policy is None:
+        return chosen
+    missing = {kernel.name for kernel in GEMM_KERNELS if kernel.library is not None and kernel.name not in known}
+    wanted = (part for part in parts_of_policy(policy) if part.kernel not in missing)
+    return tuple(part for part in wanted if not works or part.work in works)
+
+
+def run_record(
+    book: Book, parts: Sequence[Part], progress: Progress, seconds: float = float("inf"), jobs: int = 0
+) -> Tally:
+    """Compile, in `jobs` processes (0: by the CPUs), and measure what the book has not got, for `seconds` at most.
+
+    Raises LokaError where a kernel has broken the device.
+    """
+    start = time.monotonic()
+    left = [part for part in in_order(parts) if not book.has(part)]
+    progress(f"{environment()}\n{len(left)} of {len(parts)} parts are to be measured")
+    with tempfile.TemporaryDirectory(prefix="loka-record-") as folder:
+        kernels = CompiledKernels(left, Path(folder))
+        kernels.compile(jobs or min(os.cpu_count() or 1, MOST_JOBS), progress)
+        progress(f"compiled after {time.monotonic() - start:.0f} s")
+        ours = Producers(kernels.module), InteractionParts(kernels.module)
+        bench = AllParts(Gemms(rendered=kernels.products), *ours)
+        tally = record(parts, book, bench, GraphClock(), progress, seconds - (time.monotonic() - start))
+    progress(f"{tally}, in {time.monotonic() - start:.0f} s")
+    return tally

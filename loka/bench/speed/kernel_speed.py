@@ -1,0 +1,247 @@
+"""The rendered kernels, family by family, against the time of the bytes that each reads and writes.
+
+Each is compared with its reference on the same arguments, too: a kernel that is fast and wrong shows.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loka.bench.results import Cell, Errors, Section
+from loka.bench.speed import library_gemms, roofline
+from loka.bench.speed.comparison import Progress, cell_of
+from loka.bench.speed.roofline import Peaks, bytes_us
+from loka.bench.speed.steps import SEED, MeasuredStep, decibels
+from loka.bench.speed.timing import rotations, size_of, time_call
+from loka.bench.subjects.packages import Workshop
+from loka.errors import InputError
+from loka.kernels.fused.cast_transpose.fused_cast_transpose import FusedCastTranspose
+from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose, Reduce, RequantizeTranspose, Transpose
+from loka.kernels.fused.norm.norm_launch import configuration
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.kernels.fused.quantisation import ROWWISE, Quantisation
+from loka.kernels.fused.rendering import AnySpec
+
+GEMM = "gemm"
+FAMILIES = ("norm-forward", "norm-backward", "turn", "known", "reduce", GEMM)
+SHAPES = ((16384, 512), (8192, 1024), (16384, 2048), (8192, 4096))  # rows, width
+EPS = 1e-5
+KNOWN, WHOLE = Quantisation("known", record=True), Quantisation("tensorwise")
+MULTIPROCESSORS = 132  # of an H100; each of a backward's programs leaves one row of partial sums
+
+Arguments = Callable[[int, int], tuple[Any, ...]]  # (rows, width) -> one set, on the GPU
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCase:
+    """One kernel: its spec for a width, and what it is called with."""
+
+    family: str
+    title: str
+    spec: Callable[[int], AnySpec]
+    arguments: Arguments
+
+
+def _forward(title: str, norm: str | None, activation: str | None, quantise: bool) -> KernelCase:
+    affine, eps = norm == "layer_norm", EPS if norm else 0.0
+
+    def spec(width: int) -> NormForward:
+        return NormForward(
+            width=width, norm=norm, weight=affine, bias=affine, eps=eps, activation=activation, add=False,
+            quantise=quantise, save=True,
+        )  # fmt: skip
+
+    return KernelCase("norm-forward", title, spec, lambda rows, width: norm_arguments(spec(width), rows))
+
+
+def _backward(title: str, norm: str, activation: str | None, quantise: bool) -> KernelCase:
+    affine = norm == "layer_norm"
+
+    def spec(width: int) -> NormBackward:
+        return NormBackward(
+            width=width, norm=norm, weight=affine, bias=affine, eps=EPS, activation=activation, add=False,
+            quantise=quantise,
+        )  # fmt: skip
+
+    return KernelCase("norm-backward", title, spec, lambda rows, width: norm_arguments(spec(width), rows))
+
+
+def _known(case: KernelCase) -> KernelCase:
+    """The same kernel under a known scale, with a record of what that does not hold."""
+
+    def spec(width: int) -> AnySpec:
+        made = case.spec(width)
+        return replace(made, how=KNOWN) if isinstance(made, NormForward | NormBackward) else made
+
+    title = case.title.replace("e4m3", "e4m3, known scale")
+    return KernelCase("known", title, spec, lambda rows, width: static_arguments(spec(width), rows, width))
+
+
+def _both_ways(case: KernelCase) -> KernelCase:
+    """The same under a known scale, as it is and transposed."""
+    known = _known(case)
+
+    def spec(width: int) -> AnySpec:
+        made = known.spec(width)
+        return FusedCastTranspose(made) if isinstance(made, NormForward | NormBackward) else made
+
+    return KernelCase("known", f"{known.title}, both ways", spec, known.arguments)
+
+
+def _whole(title: str, spec: AnySpec, square: bool = False) -> KernelCase:
+    """A kernel that takes a matrix whole; a weight is square."""
+    return KernelCase(
+        "known", title, lambda width: spec, lambda rows, width: static_arguments(spec, width if square else rows, width)
+    )
+
+
+CASES = (
+    _forward("quantise -> e4m3", None, None, quantise=True),
+    _forward("LayerNorm -> e4m3", "layer_norm", None, quantise=True),
+    _forward("LayerNorm, SiLU -> e4m3", "layer_norm", "silu", quantise=True),
+    _forward("LayerNorm, SiLU -> BF16", "layer_norm", "silu", quantise=False),
+    _forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantise=True),
+    _backward("LayerNorm backward -> e4m3", "layer_norm", None, quantise=True),
+    _backward("SiLU, LayerNorm backward -> e4m3", "layer_norm", "silu", quantise=True),
+    _backward("LayerNorm backward -> BF16", "layer_norm", None, quantise=False),
+    _backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantise=True),
+    KernelCase(
+        "turn", "turn x", lambda width: RequantizeTranspose(1), lambda rows, width: requantize_arguments((rows, width))
+    ),
+    KernelCase(
+        "turn",
+        "turn dy, x and a square weight",
+        lambda width: RequantizeTranspose(3),
+        lambda rows, width: requantize_arguments((rows, width), (rows, width), (width, width)),
+    ),
+    _known(_forward("quantise -> e4m3", None, None, quantise=True)),
+    _known(_forward("LayerNorm, SiLU -> e4m3", "layer_norm", "silu", quantise=True)),
+    _known(_forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantise=True)),
+    _known(_backward("SiLU, LayerNorm backward -> e4m3", "layer_norm", "silu", quantise=True)),
+    _known(_backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantise=True)),
+    _whole("quantise both ways, known scale", CastTranspose(KNOWN)),
+    _whole("quantise a square weight both ways, maximum found", CastTranspose(Quantisation("tensorwise")), square=True),
+    _both_ways(_forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantise=True)),
+    _both_ways(_backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantise=True)),
+    _whole("transpose x", Transpose(1)),
+    _whole("transpose dy and x", Transpose(2)),
+    KernelCase(
+        "reduce", "reduce partial sums of two", lambda width: Reduce(2), lambda rows, width: reduce_arguments(width, 2)
+    ),
+    KernelCase(
+        "reduce", "reduce partial sums of four", lambda width: Reduce(4), lambda rows, width: reduce_arguments(width, 4)
+    ),
+)
+
+
+def families(names: Sequence[str]) -> tuple[str, ...]:
+    """The families to measure, all of them where none is named. Raises InputError for a name that is not known."""
+    for name in names:
+        if name not in FAMILIES:
+            near = difflib.get_close_matches(name, FAMILIES, n=2)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise InputError(f"loka bench kernels: there is no family {name!r}; there are {', '.join(FAMILIES)}{hint}")
+    return tuple(family for family in FAMILIES if family in names) if names else FAMILIES
+
+
+def run_kernels(chosen: Sequence[str], variants: Sequence[str], progress: Progress) -> tuple[Section, ...]:
+    """Measure the kernels of these families on the current GPU; `variants` are those of the GEMMs."""
+    peaks = roofline.peaks_of(torch.cuda.get_device_name())
+    sections = []
+    cases = [case for case in CASES if case.family in chosen]
+    if cases:
+        with Workshop() as workshop:
+            module = workshop.kernels([case.spec(width) for case in cases for _, width in SHAPES])
+            cells = [
+                cell
+                for case in cases
+                for rows, width in SHAPES
+                for cell in [_cell(case, rows, width, module, peaks, progress)]
+            ]
+        sections.append(Section("rendered kernels (rows x width)", tuple(cells)))
+    if GEMM in chosen:
+        sections.append(library_gemms.run_gemms(variants, peaks, progress))
+    return tuple(sections)
+
+
+def _cell(case: KernelCase, rows: int, width: int, module: ModuleType, peaks: Peaks | None, progress: Progress) -> Cell:
+    def run() -> tuple[MeasuredStep, float | None]:
+        spec = case.spec(width)
+        call = getattr(module, spec.function)
+        torch.manual_seed(SEED)
+        first = case.arguments(rows, width)
+        made = _tuple(call(*first))
+        reference = getattr(importlib.import_module(f"{module.__package__}.fused"), f"_{call.__name__}_reference")
+        ours, expected = (first_value(spec.results, results) for results in (made, _tuple(reference(*first))))
+        agreement = Errors(decibels(ours, expected), None, "")
+        read = size_of(first)
+        sets = [first, *(case.arguments(rows, width) for _ in range(rotations(read) - 1))]
+        bound = bytes_us(read + size_of(made), peaks) if peaks is not None else None
+        return MeasuredStep(time_call(call, sets), None, agreement), bound
+
+    cell = cell_of(case.title, case.title, f"{rows} x {width}", run, progress)
+    torch.cuda.empty_cache()
+    return cell
+
+
+def first_value(names: Sequence[str], results: tuple[Tensor, ...]) -> Tensor:
+    """The first of a kernel's results in float32; FP8 rows are multiplied by their scales, where these follow them."""
+    first = results[0].float()
+    return first * results[1] if tuple(names[:2]) == ("values", "scale") else first
+
+
+def _tuple(results: Any) -> tuple[Tensor, ...]:
+    return tuple(results) if isinstance(results, tuple | list) else (results,)
+
+
+def norm_arguments(
+    spec: NormForward | NormBackward, rows: int, device: str = "cuda", dtype: torch.dtype = torch.bfloat16
+) -> tuple[Tensor, ...]:
+    """A set for a norm's kernel: matrices (rows, width) and vectors (width,) in `dtype`, statistics of x in float32."""
+    matrices = {name: torch.randn(rows, spec.width, device=device, dtype=dtype) for name in ("grad", "x")}
+    x = matrices["x"].float()
+    statistics = {"mean": x.mean(1), "rstd": torch.rsqrt(x.var(1, unbiased=False) + EPS)}
+    vectors = {name: torch.randn(spec.width, device=device, dtype=dtype) for name in ("add", "weight", "bias")}
+    known = {**matrices, **statistics, **vectors}
+    return tuple(known[name] for name in spec.parameters)
+
+
+def static_arguments(spec: AnySpec, rows: int, width: int, device: str = "cuda") -> tuple[Tensor, ...]:
+    """A set for a kernel under one scale: what a norm's takes, or x (rows, width), and the scale with its record."""
+    if isinstance(spec, Transpose):
+        return tuple(requantize_arguments((rows, width), device=device)[0] for _ in range(spec.count))
+    if isinstance(spec, NormForward | NormBackward):
+        plain = norm_arguments(replace(spec, how=ROWWISE), rows, device)
+    else:
+        plain = (torch.randn(rows, width, device=device, dtype=torch.bfloat16),)
+    known = {
+        "scale": torch.full((1, 1), 2.0**-4, device=device),  # all is below 28
+        "record": torch.zeros(2, dtype=torch.int64, device=device),
+        "maxima": torch.full((MULTIPROCESSORS,), 5.0, device=device),
+    }
+    return (*plain, *(known[name] for name in spec.parameters[len(plain) :]))
+
+
+def requantize_arguments(*sizes: tuple[int, int], device: str = "cuda") -> tuple[Tensor, ...]:
+    """A set for `turn`: for each operand e4m3 values, scales that are powers of two, and the largest of them."""
+    found: list[Tensor] = []
+    for rows, columns in sizes:
+        values = torch.randn(rows, columns, device=device, dtype=torch.bfloat16).to(torch.float8_e4m3fn)
+        scale = torch.exp2(-torch.randint(0, 4, (rows, 1), device=device).float())
+        found += [values, scale, scale.max().reshape(1)]
+    return tuple(found)
+
+
+def reduce_arguments(width: int, count: int, device: str = "cuda") -> tuple[Any, ...]:
+    """A set for `reduce`: for each operand the partial sums that a LayerNorm backward leaves, and the sum's dtype."""
+    spec = NormBackward(width, "layer_norm", True, True, EPS, "silu", False, True)
+    parts = configuration(spec).programs * MULTIPROCESSORS
+    return tuple(item for _ in range(count) for item in (torch.randn(parts, width, device=device), torch.bfloat16))

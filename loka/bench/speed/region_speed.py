@@ -1,0 +1,178 @@
+"""Regions: a linear or two with the norms and activations around them, as every variant, side by side."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from loka.bench.results import Section
+from loka.bench.speed import roofline
+from loka.bench.speed.comparison import Comparison, Progress, compare
+from loka.bench.speed.roofline import Peaks, RooflineChain, chain_us
+from loka.bench.speed.steps import SEED, make_work
+from loka.bench.speed.timing import MEASURED_MS
+from loka.bench.subjects.packages import BuiltPackage, Subject, Workshop
+from loka.bench.subjects.variants import BASELINE, SHOWN, Variant
+from loka.errors import InputError
+from loka.mods.mod_modules import BlockNorm
+
+BLOCK = 256
+
+
+class Form(StrEnum):
+    """What a region is made of."""
+
+    LAYER_NORM = "layer-norm"  # LayerNorm -> Linear (no bias) -> LayerNorm -> sigmoid
+    BLOCK_NORM = "block-norm"  # Linear (no bias) -> BlockNorm -> Hard Swish -> Linear (no bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """x of (m, k), a weight of (n, k); the second weight of the block-norm form is (n, n)."""
+
+    m: int
+    n: int
+    k: int
+
+    def __str__(self) -> str:
+        return f"{self.m} x {self.n} x {self.k}"
+
+
+DEFAULT_SHAPES = (
+    Shape(4096, 512, 512),
+    Shape(16384, 512, 512),
+    Shape(8192, 1024, 1024),
+    Shape(2048, 2048, 2048),
+    Shape(8192, 2048, 2048),
+    Shape(16384, 2048, 2048),
+    Shape(8192, 4096, 4096),
+)
+
+
+class LayerNormRegion(nn.Module):
+    """LayerNorm -> Linear (no bias) -> LayerNorm -> sigmoid: (M, K) -> (M, N)."""
+
+    def __init__(self, k: int, n: int) -> None:
+        super().__init__()
+        self.before = nn.LayerNorm(k)
+        self.linear = nn.Linear(k, n, bias=False)
+        self.after = nn.LayerNorm(n)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.after(self.linear(self.before(x))))
+
+
+class BlockNormRegion(nn.Module):
+    """Linear (no bias) -> BlockNorm(256) -> Hard Swish -> Linear (no bias): (M, K) -> (M, N)."""
+
+    def __init__(self, k: int, n: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(k, n, bias=False)
+        self.norm = BlockNorm(BLOCK)
+        self.activation = nn.Hardswish()
+        self.down = nn.Linear(n, n, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(self.activation(self.norm(self.up(x))))
+        return out
+
+
+def build(form: Form, k: int, n: int) -> nn.Module:
+    """The region's module, its weights from torch's generator."""
+    return LayerNormRegion(k, n) if form is Form.LAYER_NORM else BlockNormRegion(k, n)
+
+
+def parse_shape(text: str) -> Shape:
+    """ "8192,2048,1024" is M, N, K; "8192,2048" has K = N. Raises InputError."""
+    parts = re.split(r"[,x]", text)
+    if len(parts) not in (2, 3) or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise InputError(f"loka bench: {text!r} is no shape; write M,N,K like 8192,2048,2048, or M,N for K = N")
+    m, n, *rest = map(int, parts)
+    return Shape(m, n, rest[0] if rest else n)
+
+
+def check_shape(form: Form, shape: Shape) -> None:
+    """Raises InputError where the form cannot have the shape."""
+    if form is Form.BLOCK_NORM and shape.n % BLOCK:
+        raise InputError(f"loka bench region: N = {shape.n} is no multiple of {BLOCK}, a block of the block-norm form")
+
+
+def chain_of(form: Form, shape: Shape) -> RooflineChain:
+    """The region's linears and passes, for its bound."""
+    if form is Form.LAYER_NORM:
+        return RooflineChain(shape.m, (shape.k, shape.n), before=True, after=True)
+    return RooflineChain(shape.m, (shape.k, shape.n, shape.n), before=False, after=False)
+
+
+def subject(form: Form, shape: Shape) -> Subject:
+    """The region as a model to generate for."""
+    source = f'''\
+"""The region {form.value} at {shape}, for the planner."""
+
+import torch
+
+from loka.bench.speed import region_speed
+
+
+def build():
+    return regions.build(regions.Form({form.value!r}), {shape.k}, {shape.n})
+
+
+def inputs(batch_size):
+    return (torch.randn(batch_size, {shape.k}, requires_grad=True),)
+'''
+    return Subject(f"{form.name.lower()}_{shape.m}_{shape.n}_{shape.k}", source, shape.m)
+
+
+def run_regions(
+    form: Form, shapes: Sequence[Shape], variants: Sequence[Variant], modes: Sequence[bool], progress: Progress
+) -> tuple[Section, ...]:
+    """Measure every variant of every region in each mode (True: training) on the current GPU."""
+    for shape in shapes:
+        check_shape(form, shape)
+    peaks = roofline.peaks_of(torch.cuda.get_device_name())
+    with Workshop() as workshop:
+        found = [
+            compare(
+                str(shape),
+                partial(_comparison, form, shape, modes, workshop, peaks, progress),
+                variants,
+                modes,
+                progress,
+            )
+            for shape in shapes
+        ]
+    return tuple(
+        Section(title(form, training), tuple(cell for cells in found for cell in cells[training]), BASELINE, SHOWN)
+        for training in modes
+    )
+
+
+def title(form: Form, training: bool) -> str:
+    """What a section of the report is called."""
+    what = {
+        Form.LAYER_NORM: "LayerNorm -> Linear -> LayerNorm -> sigmoid",
+        Form.BLOCK_NORM: "Linear -> BlockNorm -> Hard Swish -> Linear",
+    }[form]
+    return f"{what}, {'forward and backward' if training else 'forward alone'} (M x N x K)"
+
+
+def _comparison(
+    form: Form, shape: Shape, modes: Sequence[bool], workshop: Workshop, peaks: Peaks | None, progress: Progress
+) -> Comparison:
+    torch.manual_seed(SEED)
+    base = build(form, shape.k, shape.n).cuda()
+    work = make_work(str(shape), base, (torch.randn(shape.m, shape.k, device="cuda"),), modes, MEASURED_MS)
+
+    def bound(variant: Variant, training: bool, made: BuiltPackage | None) -> float | None:
+        if peaks is None:
+            return None
+        return chain_us(chain_of(form, shape), variant.precision, training, peaks)
+
+    return Comparison(work, subject(form, shape), workshop, bound, progress)

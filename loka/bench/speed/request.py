@@ -1,0 +1,115 @@
+"""`loka bench` without the command line: a request is checked, then measured, and a report comes back."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from loka.bench.machine import environment, require_gpu
+from loka.bench.results import Report, Section, usable_folder
+from loka.bench.speed import kernel_speed, library_gemms, model_speed, region_speed
+from loka.bench.speed.comparison import Progress
+from loka.bench.speed.region_speed import DEFAULT_SHAPES, Form
+from loka.bench.subjects.variants import choose, variants_named
+from loka.errors import InputError
+
+WHAT = ("kernels", "region", "model")
+OF_RECORDS = ("crossover", "regret", "dispatch")  # those of `loka.bench.record.commands`
+ONLY = ("train", "infer")
+FORMS = tuple(form.value for form in Form)
+
+METHOD = (
+    "Microseconds: the median, 10th and 90th percentile of CUDA-graph replays. Ratios are the baseline's time over the "
+    "variant's. `reached` is the bound over the time; what the bound counts stands in docs/bench.md."
+)
+STEPS = (
+    "All variants run under torch.compile (ours with fullgraph) and from CUDA graphs; weights are quantised inside a "
+    "training step and frozen for inference. dB: signal to error against float32. Peak memory: of one training step, "
+    "what the variant itself holds."
+)
+KERNELS = (
+    "Inputs rotate: between two launches on one of them more than the L2 cache holds is read. dB: signal to error, of "
+    "a rendered kernel's first result against its reference, of a GEMM against float64 on what was quantised."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a person asks for, as it was typed."""
+
+    what: str
+    names: tuple[str, ...] = ()  # shapes, models or families
+    form: str | None = None
+    only: str | None = None
+    variants: str | None = None
+
+    def command(self) -> str:
+        """As it is typed again."""
+        parts = ["loka", "bench", self.what, *self.names]
+        for option, value in (("--form", self.form), ("--only", self.only), ("--variants", self.variants)):
+            parts += [option, value] if value is not None else []
+        return shlex.join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchJob:
+    """A request that is in order: what will be measured."""
+
+    request: Request
+    variants: tuple[str, ...]
+    run: Callable[[Progress], tuple[Section, ...]]
+
+
+def check(request: Request) -> BenchJob:
+    """Everything that can be known before measuring. Raises InputError."""
+    if request.what not in WHAT:
+        known = ", ".join((*WHAT, *OF_RECORDS))
+        raise InputError(f"loka bench: there is no {request.what!r} to measure; write one of {known}")
+    if request.form is not None and request.what != "region":
+        raise InputError(f"loka bench {request.what}: --form is for `loka bench region`; leave it out")
+    if request.only is not None and request.what == "kernels":
+        raise InputError("loka bench kernels: a kernel is in no mode; leave --only out")
+    if request.only not in (None, *ONLY):
+        raise InputError(f"--only: there is no {request.only!r}; write train or infer")
+    modes = tuple(mode == "train" for mode in ([request.only] if request.only else ONLY))
+    if request.what == "kernels":
+        chosen = choose(request.variants, library_gemms.NAMES)
+        families = kernel_speed.families(request.names)
+        if request.variants is not None and kernel_speed.GEMM not in families:
+            raise InputError("loka bench kernels: --variants are those of the family gemm, which is not measured")
+        return BenchJob(request, chosen, lambda progress: kernel_speed.run_kernels(families, chosen, progress))
+    chosen = choose(request.variants)
+    variants = variants_named(chosen)
+    if request.what == "model":
+        names = model_speed.named(request.names)
+        return BenchJob(request, chosen, lambda progress: model_speed.run_models(names, variants, modes, progress))
+    form = _form(request.form)
+    shapes = tuple(map(region_speed.parse_shape, request.names)) or DEFAULT_SHAPES
+    for shape in shapes:
+        region_speed.check_shape(form, shape)
+    return BenchJob(request, chosen, lambda progress: region_speed.run_regions(form, shapes, variants, modes, progress))
+
+
+def run(request: Request, out: Path, progress: Progress, now: datetime | None = None) -> Report:
+    """Check a request and measure what it asks for; `out` is only made ready for the report's files.
+
+    Raises InputError where the request is not in order, there is no GPU, or `out` cannot be written into.
+    """
+    job = check(request)
+    require_gpu()
+    usable_folder(out)
+    sections = job.run(progress)
+    date = (now or datetime.now(UTC)).astimezone(UTC)
+    notes = (METHOD, KERNELS if request.what == "kernels" else STEPS)
+    return Report(request.what, request.command(), f"{date:%Y-%m-%dT%H:%M}Z", environment(), sections, notes)
+
+
+def _form(text: str | None) -> Form:
+    if text is None:
+        return Form.LAYER_NORM
+    if text not in FORMS:
+        raise InputError(f"--form: there is no {text!r}; write one of {', '.join(FORMS)}")
+    return Form(text)

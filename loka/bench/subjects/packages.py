@@ -1,0 +1,148 @@
+"""Generated packages for measuring: a policy in a temporary folder, planned, rendered and imported as a user's is."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Self
+
+from loka.bench.subjects.variants import Variant
+from loka.codegen import render_package, write_package
+from loka.errors import LokaError
+from loka.kernels.fused.rendering import KERNELS_FILE, AnySpec, load_kernel_templates, render, render_files
+from loka.plan.plan import Plan
+from loka.plan.planner import make_plan
+from loka.probe.profile.profile import Profile
+from loka.probe.profile.profile_file import save
+
+SMALLEST = 64  # sites with K or N up to this stay as the model has them
+
+POLICY = """\
+version: 1
+name: {name}
+model: {{factory: "{factory}", inputs: "{inputs}", batch_size: {batch}}}
+defaults: {defaults}
+rules:
+  - {{match: {{max_n: {smallest}}}, compute: keep, optional: true}}
+  - {{match: {{max_k: {smallest}}}, compute: keep, optional: true}}
+mods: [{{use: fuse_interaction, optional: true}}]
+"""
+
+
+Learn = Callable[[Path], Profile]  # the profile of a policy's model
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model to generate for. `source` is a module's text with `build()` and `inputs(batch_size)`.
+
+    The inputs that need a gradient must say so (requires_grad): the plan leaves out what needs none.
+    """
+
+    name: str  # an identifier
+    source: str
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltPackage:
+    """A generated package, imported, and the plan that it follows."""
+
+    package: ModuleType
+    plan: Plan
+
+
+class Workshop:
+    """A temporary folder that packages are generated into and imported from, for the time of a `with` block."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="loka-bench-")
+        self._path = Path(self._folder.name)
+        self._imported: list[str] = []
+
+    def __enter__(self) -> Self:
+        sys.path.insert(0, str(self._path))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sys.path.remove(str(self._path))
+        for name in self._imported:
+            _forget(name)
+        self._folder.cleanup()
+
+    def add(self, subject: Subject) -> tuple[str, str]:
+        """Make a subject importable; gives its factory and its inputs as "module:name"."""
+        module = f"loka_bench_{subject.name}"
+        (self._path / f"{module}.py").write_text(subject.source, encoding="utf-8")
+        self._announce(module)
+        return f"{module}:build", f"{module}:inputs"
+
+    def make(self, subject: Subject, variant: Variant, learn: Learn | None = None) -> BuiltPackage:
+        """Generate `variant`'s package for `subject`; `learn` gives the profile of a variant with known scales.
+
+        Raises LokaError where such a variant comes without, where the planner refuses, where a variant in FP8 gets no
+        GEMM in FP8, and where nothing is replaced: the model as it is would be measured under another name.
+        """
+        factory, inputs = self.add(subject)
+        name = f"{factory.partition(':')[0]}_{variant.name.replace('-', '_')}"
+        settings = {"name": name, "factory": factory, "inputs": inputs, "batch": subject.batch}
+        policy = self._path / f"{name}.yaml"
+        text = POLICY.format(**settings, defaults=variant.defaults, smallest=SMALLEST)
+        policy.write_text(text, encoding="utf-8")
+        if variant.known:
+            if learn is None:
+                raise LokaError(f"{variant.name} needs the maxima of its operands, and none were learned")
+            save(policy.with_suffix(".safetensors"), learn(policy))
+            policy.write_text(f"{text}profile: {name}.safetensors\n", encoding="utf-8")
+        plan = make_plan(policy)
+        if variant.precision.is_fp8 and not any(site.fp8 for site in plan.sites):
+            reasons = dict.fromkeys(gemm.reason for site in plan.sites for gemm in site.gemms)
+            raise LokaError(f"no GEMM can run in FP8: {'; '.join(reasons)}")
+        if not plan.bindings:
+            notes = dict.fromkeys(site.region_note for site in plan.sites)
+            raise LokaError(f"nothing is replaced: {'; '.join(notes)}")
+        write_package(render_package(plan), self._path / name)
+        self._announce(name)
+        return BuiltPackage(importlib.import_module(name), plan)
+
+    def write(self, file: str, text: str) -> Path:
+        """Put a file into the folder."""
+        path = self._path / file
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def package(self, plan: Plan) -> ModuleType:
+        """Generate and import the package of a plan that was made elsewhere; the folder has one of each name."""
+        write_package(render_package(plan), self._path / plan.name)
+        self._announce(plan.name)
+        return importlib.import_module(plan.name)
+
+    def kernels(self, specs: Sequence[AnySpec]) -> ModuleType:
+        """The module of these specs' Triton kernels and host functions, as a generated package has it."""
+        templates = load_kernel_templates()
+        name = "loka_bench_kernels"
+        folder = self._path / name
+        folder.mkdir()
+        files = render_files([render(spec, templates) for spec in specs], templates, "loka bench kernels")
+        for file, text in {**files, "__init__.py": ""}.items():
+            (folder / file).write_text(text, encoding="utf-8")
+        self._announce(name)
+        return importlib.import_module(f"{name}.{KERNELS_FILE.removesuffix('.py')}")
+
+    def _announce(self, name: str) -> None:
+        """A module of that name is now in the folder; one that was imported before is another."""
+        _forget(name)
+        self._imported.append(name)
+        importlib.invalidate_caches()
+
+
+def _forget(name: str) -> None:
+    for known in [module for module in sys.modules if module == name or module.startswith(f"{name}.")]:
+        del sys.modules[known]

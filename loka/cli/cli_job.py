@@ -1,0 +1,61 @@
+"""The training job that a policy describes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loka.errors import InputError, LokaError
+
+if TYPE_CHECKING:
+    from loka.bench.quality.training_job import TrainingJob
+    from loka.policy.policy import Policy
+
+_LOKA = str(Path(__file__).parents[1]) + os.sep
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def make_job(policy: Policy, steps: int | None, device: str, tested: bool = True) -> TrainingJob:
+    """The policy's job; `steps` and `device` as the command line gives them. Not `tested`: train.test may be missing.
+
+    Raises InputError, with the place in the policy, where it has no training section or a callable cannot be found.
+    """
+    from loka.bench.quality.policy_job import job_of
+
+    return job_of(policy, steps, choose_device(device), tested)
+
+
+@contextmanager
+def training_of(policy: Policy) -> Iterator[None]:
+    """Training with the user's batches, model and loss: what they raise becomes an InputError that says where.
+
+    An exception whose innermost frame, torch's apart, is LoKA's or a generated package's keeps its traceback.
+    """
+    from loka.sites.callables import describe_error, place_of
+
+    try:
+        yield
+    except LokaError:
+        raise
+    except Exception as error:  # the user's code can raise anything
+        place = place_of(error)
+        if not place or place.startswith((_LOKA, os.path.abspath("generated") + os.sep)):
+            raise
+        where = policy.where("train")
+        raise InputError(f"{where}: train: training raised {describe_error(error)}; correct it there") from error
+
+
+def choose_device(wanted: str) -> str:
+    """The device to train on: `auto` is a GPU where there is one. Raises InputError for one that is not there."""
+    import torch
+
+    if wanted not in DEVICES:
+        raise InputError(f"--device is {wanted!r}, but must be one of {', '.join(DEVICES)}")
+    available = torch.cuda.is_available()
+    if wanted == "cuda" and not available:
+        raise InputError("--device is cuda, but torch sees no GPU here; leave the option out, or see loka doctor")
+    return "cuda" if available and wanted != "cpu" else "cpu"

@@ -1,0 +1,127 @@
+"""What plans are decided by, for `loka doctor`: measurements and profiles, and whether they fit this machine."""
+
+from __future__ import annotations
+
+from loka.cli.environment import Item
+from loka.errors import InputError
+from loka.kernels.gemm.catalogue import GEMM_KERNELS, HOPPER_TARGETS, REFERENCE_TARGET
+from loka.kernels.measurements.lookup import Measurements
+from loka.kernels.measurements.versions import Versions
+from loka.plan.evidence import check_sites, open_profile
+from loka.plan.planner import examine
+from loka.plan.select.open_measurements import open_measurements
+from loka.policy.load import load_policy
+from loka.policy.policy import Policy
+
+RECORD = "loka bench kernels --record FILE"
+_LISTED = 3  # sites that a note names
+
+
+def this_device() -> Versions | None:
+    """The current CUDA device with its versions, None where there is none."""
+    try:
+        return Versions.here()
+    except InputError:
+        return None
+
+
+def shipped_items(here: Versions | None) -> tuple[Item, ...]:
+    """The sets of measurements that come with LoKA, and that there is none for a target."""
+    items = []
+    for target in HOPPER_TARGETS:
+        name = f"measurements {target}"
+        try:
+            found = Measurements.shipped(target)
+        except InputError as error:
+            items.append(Item(name, "problem", "", str(error)))
+            continue
+        if found is None:
+            items.append(Item(name, "missing", "", f"none ship for {target}; a policy can name its own: {RECORD}"))
+        elif here is not None and not here.is_of(target):
+            note = f"measured on {found.machine}; for plans for {target}, this machine has {here.device}"
+            items.append(Item(name, "ok", described(found), note))
+        else:
+            items.append(fitting(name, found, here))
+    return tuple(items)
+
+
+def policy_items(path: str, here: Versions | None) -> tuple[Item, ...]:
+    """What one policy is decided by. Raises InputError where the policy itself cannot be read."""
+    policy = load_policy(path)
+    return (_target(policy, here), _measurements(policy, here), _profile(policy))
+
+
+def fitting(name: str, found: Measurements, here: Versions | None) -> Item:
+    """Measurements of a target against a machine that the target means, or that has no GPU."""
+    if here is None:
+        return Item(name, "ok", described(found), _noted(found, "no GPU here to compare with"))
+    installed = {kernel.name: kernel.library.version() or "" for kernel in GEMM_KERNELS if kernel.library is not None}
+    stale = found.stale(here, installed)
+    if not stale:
+        return Item(name, "ok", described(found), _noted(found, "with what this machine has"))
+    advice = f"plans are the same as on any machine; to decide by this one: {RECORD}, and `measurements: FILE`"
+    return Item(name, "stale", described(found), _noted(found, *stale, advice))
+
+
+def described(found: Measurements) -> str:
+    """`11780 parts, 2026-11-21`."""
+    return f"{len(found)} parts, {found.date[:10]}"
+
+
+def _noted(found: Measurements, *notes: str) -> str:
+    return "; ".join([f"measured on {found.machine}", *notes, *found.others])
+
+
+def _target(policy: Policy, here: Versions | None) -> Item:
+    name, target = "policy target", policy.target
+    if target == REFERENCE_TARGET:
+        return Item(name, "ok", target, "runs anywhere, slowly")
+    if here is None:
+        return Item(name, "ok", target, "can be planned and generated here; runs in FP8 on that device")
+    if here.is_of(target):
+        return Item(name, "ok", target, f"this machine has {here.device}")
+    return Item(
+        name, "stale", target, f"this machine has {here.device}: generate for it (`target:`), or run where {target} is"
+    )
+
+
+def _measurements(policy: Policy, here: Versions | None) -> Item:
+    name = "policy measurements"
+    try:
+        found = open_measurements(policy)
+    except InputError as error:
+        return Item(name, "problem", policy.measurements or "", str(error))
+    if found is None and policy.target == REFERENCE_TARGET:
+        return Item(name, "ok", "", "none are needed: there is nothing to choose from on the reference path")
+    if found is None:
+        note = f"none named and none ship for {policy.target}: time decides nothing; {RECORD} on that device"
+        return Item(name, "missing", "", note)
+    if policy.measurements is None:
+        return Item(name, "ok", described(found), f"none named: the set that ships, {found.name}")
+    if here is not None and not here.is_of(policy.target):
+        return Item(name, "ok", described(found), f"{found.name}; measured on {found.machine}")
+    item = fitting(name, found, here)
+    return Item(item.name, item.status, item.found, f"{found.name}; {item.note}")
+
+
+def _profile(policy: Policy) -> Item:
+    name, probe = "policy profile", f"loka probe {policy.path}"
+    try:
+        known = open_profile(policy)
+    except InputError as error:
+        return Item(name, "problem", policy.profile or "", str(error))
+    if known is None:
+        return Item(name, "missing", "", f"none named: `compute: auto` keeps every site as it is; {probe}")
+    seen = known.profile
+    found = f"{known.name}: {len(known.sites)} sites, {seen.samples} of {seen.steps} steps, {seen.created[:10]}"
+    try:
+        examined = examine(policy)
+        sites = examined.sites
+        check_sites(known, sites, examined.adapted.adaptations)
+    except InputError as error:
+        return Item(name, "problem", found, str(error))
+    new = [site.name for site in sites if site.name not in known.sites and site.blocked is None]
+    if not new:
+        return Item(name, "ok", found, f"has every site of {policy.model.factory} that can be patched")
+    listed = ", ".join(new[:_LISTED]) + (f" and {len(new) - _LISTED} more" if len(new) > _LISTED else "")
+    return Item(name, "stale", found, f"lacks {listed} of {policy.model.factory}: {probe}")

@@ -1,0 +1,162 @@
+"""What `loka probe` does: train with a Probe inside, then estimate and find."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from loka.cli.output import note
+from loka.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from loka.plan.planner import Examined
+    from loka.probe.probe import Probe
+    from loka.probe.stats.bias_track import BiasTrack
+    from loka.probe.stats.site_stats import RecordedStats
+
+STEPS = 80  # where neither the command line nor the policy gives their number
+SAMPLES = 20  # at the least, where --every is left out
+SAVE_SAMPLES = 5  # between saves: what a run that is killed loses at most
+ROWS = 512  # of each call: a short run makes up for its few samples
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What training showed: no estimates yet. `seconds` by stage."""
+
+    recorded: RecordedStats
+    biases: dict[str, BiasTrack]
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """The whole profile. `seconds` by stage."""
+
+    recorded: RecordedStats
+    seconds: dict[str, float]
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error: a person asked for it
+    """Ctrl-C, with what was recorded until then; None where nothing was."""
+
+    def __init__(self, recorded: RecordedStats | None) -> None:
+        super().__init__("interrupted")
+        self.recorded = recorded
+
+
+def record(
+    examined: Examined, steps: int | None, every: int | None, seed: int, device: str, path: Path | None = None
+) -> Record:
+    """Train the policy's model with a Probe inside.
+
+    What was sampled goes to `path`, in the background, every SAVE_SAMPLES samples and at the end: a run that is killed
+    leaves it there, also while it estimates. One that fails, or is interrupted before the first sample, leaves none.
+
+    Raises Interrupted, NonFiniteLossError, and InputError where the policy cannot train, no site can be watched, or no
+    step was sampled.
+    """
+    from loka.bench.quality.adapted_job import adapted_job
+    from loka.bench.quality.probed_training import Steps, length, train_watched
+    from loka.bench.quality.training import build
+    from loka.cli.cli_job import make_job, training_of
+    from loka.cli.progress import Shown
+    from loka.probe.probe import Probe
+    from loka.probe.stats.bias_track import read_biases, track_biases
+    from loka.sites.callables import current_directory_importable
+
+    policy = examined.policy
+    _check_watchable(examined)
+    job = adapted_job(make_job(policy, steps, device, tested=False), examined.adapted.adaptations)
+    done = Steps()
+    start = time.perf_counter()
+    with current_directory_importable(), training_of(policy), Shown("steps") as shown:
+        batches = job.batches(job.batch_size, seed)
+        total = length(batches)
+        wanted = job.steps if job.steps is not None else min(STEPS, total or STEPS)
+        total = wanted if total is None else min(wanted, total)
+        one_in = every if every is not None else max(1, total // SAMPLES)
+        job = replace(job, steps=wanted)
+        model = build(job, seed)
+        before = read_biases(model, examined.sites)
+        probe = Probe(model, policy.path, every=one_in, rows=ROWS, path=path, save_every=SAVE_SAMPLES * one_in)
+        try:
+            with probe:
+                train_watched(model, job, batches, seed, probe, done, lambda n: shown.update("training", n, total))
+        except KeyboardInterrupt as stopped:
+            if probe.samples == 0:
+                _remove(path)
+            raise Interrupted(_recorded(probe, path) if probe.samples else None) from stopped
+        except BaseException:
+            _remove(path)
+            raise
+        recorded = _recorded(probe, path)
+        biases = track_biases(before, read_biases(model, examined.sites))
+    if recorded.profile.samples == 0:
+        _remove(path)
+        raise InputError(
+            f"no step was sampled: training had {done.done} steps and one in {one_in} is sampled; lower --every"
+        )
+    if done.done < wanted and steps is not None:
+        note(f"note: the batches ended after {done.done} of {wanted} steps")
+    return Record(recorded, biases, {"training": time.perf_counter() - start})
+
+
+def _recorded(probe: Probe, path: Path | None) -> RecordedStats:
+    """What a Probe recorded that is closed: as it was saved, where it was."""
+    from loka.probe.profile import profile_file
+    from loka.probe.stats.site_stats import RecordedStats
+
+    if path is not None:
+        saved = profile_file.load(path)
+        if isinstance(saved, RecordedStats):
+            return saved
+    return probe.recorded()
+
+
+def _remove(path: Path | None) -> None:
+    if path is not None:
+        path.unlink(missing_ok=True)
+
+
+def finish(examined: Examined, record: Record, draws: int | None, seed: int) -> Learned:
+    """Estimate each GEMM's error under each recipe, with at most so many draws, and find.
+
+    Raises Interrupted with the record, and InputError.
+    """
+    from loka.cli.progress import Shown
+    from loka.mods.suggestions import suggestible_mods
+    from loka.probe.learn import LIMIT
+    from loka.probe.learn import finish as learn
+
+    start = time.perf_counter()
+    try:
+        with Shown("sites") as shown:
+            recorded = learn(
+                record.recorded,
+                examined.sites,
+                examined.settings,
+                batch_size=record.recorded.profile.batch_size,
+                limit=LIMIT if draws is None else draws,
+                seed=seed,
+                bias_norms=record.biases,
+                mendable=suggestible_mods(examined.built),
+                progress=lambda done, total: shown.update("estimating", done, total),
+            )
+    except KeyboardInterrupt as stopped:
+        raise Interrupted(record.recorded) from stopped
+    return Learned(recorded, record.seconds | {"estimating": time.perf_counter() - start})
+
+
+def _check_watchable(examined: Examined) -> None:
+    """Raises InputError where the model has no GEMM that can be watched."""
+    from loka.probe.capture.live_sites import PROBED
+
+    if not any(site.weight is not None and site.kind in PROBED and site.calls for site in examined.sites):
+        raise InputError(
+            f"{examined.policy.where('model')}: the model calls no GEMM whose weight is a Parameter: there is nothing "
+            "to probe"
+        )

@@ -1,0 +1,116 @@
+"""Where a policy's profiles lie, and whether one fits its model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loka.errors import InputError
+
+if TYPE_CHECKING:
+    from loka.cli.probe_run import Record
+    from loka.plan.planner import Examined
+    from loka.policy.policy import Policy
+    from loka.probe.profile.profile import Profile
+    from loka.sites.site import Site
+
+SUFFIX = ".safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The files of one policy's profile, and what to add to the policy so that it reads them."""
+
+    summary: Path
+    full: Path
+    interrupted: Path
+    advice: str | None
+
+    @classmethod
+    def of(cls, policy: Policy, out: str | None) -> Places:
+        """`out` as the command line gives it, else what the policy or its base names, else profiles/NAME beside it."""
+        folder = policy.path.parent
+        named = policy.profile_file
+        summary = Path(out) if out is not None else named or folder / "profiles" / f"{policy.name}{SUFFIX}"
+        stem = summary.name.removesuffix(SUFFIX)
+        relative = Path(os.path.relpath(summary, folder)).as_posix()
+        advice = None
+        if named is None:
+            advice = f"for loka plan to use it, add to {policy.path}: profile: {relative}"
+        elif os.path.abspath(named) != os.path.abspath(summary):
+            place = policy.where("profile")
+            advice = f"{place} names {policy.profile}; for this one, in {policy.path}: profile: {relative}"
+        return cls(
+            summary,
+            summary.with_name(f"{stem}.full{SUFFIX}"),
+            summary.with_name(f"{stem}.interrupted{SUFFIX}"),
+            advice,
+        )
+
+
+def check_writable(path: Path) -> None:
+    """Raises InputError where a file cannot be made there: known before training, not after. Makes nothing."""
+    if path.is_dir():
+        raise InputError(f"-o: {path} is a folder; name a file in it")
+    folder = Path(os.path.abspath(path)).parent
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        raise InputError(f"-o: {path} cannot be written: {folder} is not a folder; choose another place")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"-o: {path} cannot be written: no permission in {folder}; choose another place")
+
+
+def merge_profiles(examined: Examined, files: Sequence[str]) -> Record:
+    """Full profiles of the policy's model as one. Raises InputError for a summary, another model, mods or sites."""
+    from loka.cli.probe_run import Record
+    from loka.probe.profile import profile_file
+    from loka.probe.profile.profile import Profile
+    from loka.probe.profile.summarise import unite
+
+    policy, loaded = examined.policy, []
+    for path in files:
+        found = profile_file.load(path)
+        if isinstance(found, Profile):
+            raise InputError(
+                f"{path}: a summary, without the statistics that --from merges; name the full form beside it, "
+                f"{Path(path).name.removesuffix(SUFFIX)}.full{SUFFIX}"
+            )
+        check_model(policy, found.profile.model, path)
+        check_mods(examined, found.profile, path)
+        loaded.append(found)
+    merged = reduce(unite, loaded)
+    return Record(replace(merged, profile=replace(merged.profile, name=policy.name)), {}, {})
+
+
+def check_model(policy: Policy, model: str, path: str) -> None:
+    """Raises InputError where the profile at `path` is of another factory than the policy's."""
+    if model != policy.model.factory:
+        raise InputError(
+            f"{path}: a profile of {model}, but {policy.where('model.factory')} names {policy.model.factory}; "
+            "name the profile of this model, or run loka probe"
+        )
+
+
+def check_mods(examined: Examined, profile: Profile, path: str) -> None:
+    """Raises InputError where the model that the profile at `path` was learned of was made by other mods."""
+    from loka.mods.fingerprint import mismatch_reason, mod_fingerprints
+
+    other = mismatch_reason(profile.mods, mod_fingerprints(examined.adapted.adaptations))
+    if other is not None:
+        raise InputError(f"{path}: learned of the model {other}: this policy's mods make another; run loka probe")
+
+
+def check_shapes(sites: Sequence[Site], profile: Profile, path: str) -> None:
+    """Raises InputError, with both shapes, where a site has another shape than in the profile at `path`."""
+    for site in sites:
+        known = profile.site(site.name)
+        if known is not None and (known.k, known.n) != (site.k, site.n):
+            raise InputError(
+                f"{path}: site {site.name!r} has K = {known.k}, N = {known.n} in the profile and K = {site.k}, "
+                f"N = {site.n} in the model: the model changed; run loka probe again"
+            )

@@ -1,0 +1,29 @@
+"""What `loka plan` says of mods: what each changed, what it left and why, and what it gains."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from loka.plan.plan import Plan
+
+_SHOWN = 5  # reasons of one mod
+
+
+def print_mods(plan: Plan) -> None:
+    """A line for each mod, and one for each reason why something was left as it is."""
+    from loka.cli.output import print_wrapped
+    from loka.plan.report.mod_plans import gained_words, left_words, mod_words
+
+    if not plan.mods:
+        return
+    print("Mods:")
+    for mod in plan.mods:
+        gain = gained_words(plan, mod)
+        print_wrapped(f"  {mod_words(mod)}{f'; {gain}' if gain else ''}")
+        left = left_words(mod.unchanged)
+        for line in left[:_SHOWN]:
+            print_wrapped(f"    left {line}")
+        rest = len(left) - _SHOWN
+        if rest > 0:
+            print(f"    and {rest} more reason{'s' if rest > 1 else ''}; --json has all of them")

@@ -1,0 +1,95 @@
+"""The table of `loka plan`: everything in one line for files and wide terminals, with a legend for narrow ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from loka.cli.output import percent, print_table, terminal_width
+
+if TYPE_CHECKING:
+    from loka.plan.report.plan_rows import InteractionRow, PlanRow
+
+COUNT, REGION = "count", "region"
+TIMES = ("us", "BF16 us", "gain")  # of a training step, as planned and as the model has it
+EVIDENCE = ("MERE", "SQNR dB", "steps")  # the worst of a line; steps: sampled of all
+COLUMNS = (
+    *("site", COUNT, "kind", "M", "K", "N", "FLOPs", "fprop", "dgrad", "wgrad", REGION),
+    *TIMES,
+    *EVIDENCE,
+    "reason",
+)
+NUMBERS = (COUNT, "M", "K", "N", "FLOPs", *TIMES)
+_SHORT = ("site", COUNT, "M", "K", "N", "FLOPs", "fprop", "dgrad", "wgrad", *TIMES, "MERE", "why")
+_REASON = 40  # characters that a reason shall have room for in one line
+_SPACES = 3  # between two columns
+_KEPT = len("as-is")  # characters of a recipe that needs no letter
+
+
+def show_rows(rows: Sequence[PlanRow], hidden: frozenset[str]) -> None:
+    """The rows of a plan without the columns that say nothing in it."""
+    cells = [_cells(row) for row in rows]
+    columns = [column for column in COLUMNS if column not in hidden]
+    widths = [max(len(column), *(len(each[column]) for each in cells), 0) for column in columns[:-1]]
+    room = terminal_width()
+    if room is not None and sum(widths) + _SPACES * len(widths) + _REASON > room:
+        _show_short(cells, hidden)
+    else:
+        print_table(columns, [[each[column] for column in columns] for each in cells], NUMBERS)
+
+
+def show_interactions(rows: Sequence[InteractionRow]) -> None:
+    """What kernels of their own compute between the GEMMs, where there is something."""
+    if not rows:
+        return
+    columns = ("interaction", "in", "count", "samples", "us", "compiled us", "gain", "time")
+    cells = [
+        (row.what, row.owner, str(row.count), str(row.samples), row.us, row.as_is_us, row.speedup, row.source)
+        for row in rows
+    ]
+    print()
+    print_table(columns, cells, ("count", "samples", "us", "compiled us", "gain"))
+
+
+def _cells(row: PlanRow) -> dict[str, str]:
+    cells = (
+        *(row.pattern, str(row.count), row.kind, row.rows, str(row.k), str(row.n), percent(row.share)),
+        *(*row.runs_in, " ".join(row.region), row.us, row.as_is_us, row.speedup),
+        *(row.mere, row.sqnr_db, row.steps, row.reason),
+    )
+    return dict(zip(COLUMNS, cells, strict=True))
+
+
+def _show_short(rows: Sequence[dict[str, str]], hidden: frozenset[str]) -> None:
+    """Recipes as letters and reasons as numbers, which are explained below."""
+    words = [each[gemm] for each in rows for gemm in ("fprop", "dgrad", "wgrad")]
+    letters = {text: _letter(place) for text, place in _numbered(text for text in words if len(text) > _KEPT).items()}
+    reasons = _numbered(each["reason"] for each in rows)
+    columns = [column for column in _SHORT if column not in hidden]
+    table = []
+    for each in rows:
+        short = each | {gemm: letters.get(each[gemm], each[gemm]) for gemm in ("fprop", "dgrad", "wgrad")}
+        short |= {"MERE": _without_interval(each["MERE"]), "why": str(reasons[each["reason"]])}
+        table.append([short[column] for column in columns])
+    print_table(columns, table, (*NUMBERS, "why"), tight=True)
+    for text, letter in letters.items():
+        print(f"{letter}: {text}")
+    for reason, number in reasons.items():
+        print(f"{number}: {reason}")
+
+
+def _numbered(texts: Iterable[str]) -> dict[str, int]:
+    """Different texts with running numbers from 1."""
+    return {text: number for number, text in enumerate(dict.fromkeys(texts), start=1)}
+
+
+def _letter(number: int) -> str:
+    """a, b, ..., z, a2, b2, ..."""
+    again, place = divmod(number - 1, 26)
+    return chr(ord("a") + place) + (str(again + 1) if again else "")
+
+
+def _without_interval(mere: str) -> str:
+    """0.26 dgrad of "0.26 [0.25, 0.27] dgrad"."""
+    start, _, rest = mere.partition(" [")
+    return f"{start} {rest.partition('] ')[2]}" if rest else mere

@@ -1,0 +1,100 @@
+"""What a profile holds of one site, as `loka explain` prints it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from loka.cli.output import percent, print_table
+
+if TYPE_CHECKING:
+    from loka.plan.report.profile_view import ProfileView
+    from loka.probe.profile.profile import OperandSummary, Quantiles
+
+
+def show_seen(seen: ProfileView) -> None:
+    """The operands with their distributions, the recipes with their errors, and the findings."""
+    print(f"evidence: {seen.profile}, {seen.samples} samples in {seen.steps} steps, made {seen.created}")
+    if seen.note:
+        print(f"  {seen.note}")
+    for operand in seen.operands:
+        _show_operand(operand)
+    if seen.operands:
+        _show_shares(seen)
+    if seen.recipes:
+        _show_recipes(seen)
+    if seen.unjudged:
+        gemms = ", ".join(gemm.value for gemm in seen.unjudged)
+        print(f"no estimate of {gemms}: loka probe makes none of what the policy keeps, or was never finite")
+    for finding in seen.findings:
+        print(f"finding {finding.kind}: {finding.evidence}; {finding.remedy}")
+
+
+def _show_operand(operand: OperandSummary) -> None:
+    from loka.plan.report.histogram import ASCII, BLOCKS, histogram
+
+    calls = f"{operand.calls} calls, " if operand.calls else ""
+    bars, axis = histogram(operand.operand, operand.magnitudes, BLOCKS if _shows(BLOCKS) else ASCII)
+    print()
+    print(f"{operand.operand.value}: |x| of {operand.sampled} rows of {operand.rows}, {calls}log height:")
+    if bars:
+        print(f"  {bars}")
+        print(f"  {axis}")
+    amax = f"amax {operand.amax:.4g}, usually {operand.usual_amax:.4g}, rms {operand.rms:.4g}"
+    print(
+        f"  {amax}, zeros {percent(operand.zeros)}, non-finite {operand.nonfinite} in {operand.nonfinite_calls} calls"
+    )
+    spreads = [
+        f"{name} {_quantiles(each)}"
+        for name, each in (("a row", operand.row_spread), ("128 neighbours", operand.block_spread))
+        if each is not None
+    ]
+    if spreads:
+        print(f"  octaves from rms to amax within {', within '.join(spreads)}")
+
+
+def _quantiles(spread: Quantiles) -> str:
+    return f"{spread.p50:.1f} ({spread.p1:.1f} to {spread.p99:.1f})"
+
+
+def _show_shares(seen: ProfileView) -> None:
+    """What a dynamic scale of each kind would lose: one line for an operand and kind of scale."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    formats: dict[str, None] = {}
+    for operand in seen.operands:
+        for each in operand.shares:
+            formats.setdefault(each.format.value)
+            cells = rows.setdefault((operand.operand.value, each.view.value), [])
+            cells += [percent(each.underflow), percent(each.subnormal)]
+    if rows:
+        losses = [f"{format} {loss}" for format in formats for loss in ("underflow", "subnormal")]
+        print()
+        print_table(("operand", "scale", *losses), [(*key, *cells) for key, cells in rows.items()], losses)
+
+
+def _show_recipes(seen: ProfileView) -> None:
+    from loka.plan.report.format import mere_words, sqnr_words
+
+    print()
+    rows = [
+        (
+            each.gemm.value,
+            f"{each.recipe} (runs)" if each.runs else each.recipe,
+            mere_words(each.mere),
+            sqnr_words(each.sqnr_db),
+            str(each.draws),
+            f"{each.verdict.value}: {each.figures}" if each.figures else each.verdict.value,
+        )
+        for each in seen.recipes
+    ]
+    print_table(("GEMM", "recipe", "MERE", "SQNR dB", "draws", "verdict"), rows, ("draws",))
+    print(f"budget: MERE {seen.budget.mere:g}, SQNR {seen.budget.sqnr_db:g} dB; speed {seen.speed}")
+
+
+def _shows(text: str) -> bool:
+    """Whether stdout can print the text."""
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

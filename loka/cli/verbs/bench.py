@@ -1,0 +1,127 @@
+"""`loka bench`: speed, side by side with the peers, on the GPU of this machine."""
+
+from __future__ import annotations
+
+import gc
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from loka.cli.output import Json, note, print_json, print_table
+
+if TYPE_CHECKING:
+    from loka.bench.ablation.ablate import AblationRequest
+    from loka.bench.results import Report, Table
+
+NAME = "bench"
+
+
+def command(
+    what: Annotated[str, typer.Argument(metavar="kernels|region|model|crossover|regret|dispatch", show_default=False)],
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME ...]",
+            help="Families of kernels, regions as M,N,K, models of the zoo (default: all), files of measurements, or a "
+            "policy with --ablate.",
+            show_default=False,
+        ),
+    ] = None,
+    form: Annotated[str | None, typer.Option(help="Of the regions: layer-norm (the default) or block-norm.")] = None,
+    only: Annotated[
+        str | None, typer.Option(help="train or infer; with --ablate rows and columns. Default: all.")
+    ] = None,
+    variants: Annotated[str | None, typer.Option(help="What is compared, comma-separated. Default: all.")] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="The folder for the JSON and Markdown.")] = Path(
+        "docs/results"
+    ),
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Of kernels: measure parts into this file.", show_default=False)
+    ] = None,
+    parts: Annotated[
+        str | None, typer.Option(help="Of --record: kinds of parts, comma-separated. Default: all.")
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="Of --record: the parts that its sites need, no others.", show_default=False)
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Of --record and --ablate: when to stop.")] = math.inf,
+    jobs: Annotated[int, typer.Option(help="Of --record and --ablate: processes that compile; 0: by the CPUs.")] = 0,
+    export: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Of kernels: write measurements as text.", show_default=False)
+    ] = None,
+    target: Annotated[str, typer.Option(help="Whose measurements are exported, mapped or compared.")] = "h100",
+    ablate: Annotated[
+        str | None, typer.Option(metavar="mods", help="Of a policy: with each subset of its mods.", show_default=False)
+    ] = None,
+    modes: Annotated[str | None, typer.Option(help="Of --ablate: train, infer. Default: both.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Of --ablate: samples in a step. Default: the policy's.")] = None,
+    loss_steps: Annotated[int, typer.Option(help="Of --ablate: train so many steps, and compare the loss.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Measure speed side by side: BF16, TF32, torchao, FBGEMM and the generated kernels. Record what kernels cost."""
+    gc.enable()
+    if ablate is not None or modes is not None or batch is not None or loss_steps:
+        from loka.bench.ablation.ablate import AblationRequest
+
+        asked = AblationRequest(what, tuple(names or ()), ablate or "", modes, only, batch, loss_steps, jobs, seconds)
+        show_ablation(asked, out, as_json)
+        return
+    from loka.bench.record.commands import Command, carry_out
+
+    order = Command(what, tuple(names or ()), record, parts, policy, seconds, jobs, export, target, variants, out)
+    if order.of_records:
+        outcome = carry_out(order, note)
+        if as_json:
+            print_json(outcome.plain)
+        else:
+            print(outcome.text)
+        return
+    from loka.bench.results import to_plain, write_files
+    from loka.bench.speed.request import Request, run
+
+    report = run(Request(what, tuple(names or ()), form, only, variants), out, note)
+    written = write_files(report, out)
+    if as_json:
+        print_json(to_plain(report))
+    else:
+        show(report)
+    note(f"wrote {written[0]} and {written[1]}")
+
+
+def show_ablation(asked: AblationRequest, out: Path, as_json: bool) -> None:
+    """Measure with each subset of the mods, and print what was found; the files are there as soon as figures are."""
+    from loka.bench.ablation import ablation_report
+    from loka.bench.ablation.ablate import run
+
+    found = run(asked, out, note)
+    if as_json:
+        print_json(ablation_report.to_plain(found))
+    else:
+        print(f"{found.command}\n{ablation_report.heading(found)}")
+        for title, table in ablation_report.tables(found):
+            print(f"\n{title}")
+            columns, rows = table
+            print_table(columns, rows, numbers=[each for each in columns if each not in ablation_report.TEXTS])
+        print("\n" + "\n".join(ablation_report.notes(found)))
+    note(f"wrote {out / found.stem}.json and .md")
+
+
+def show(report: Report) -> None:
+    """For each section the times side by side, and everything that is known of each."""
+    from loka.bench.results import details, side_by_side, variants_of
+
+    print(f"{report.command}\n{report.environment}")
+    for section in report.sections:
+        print(f"\n{section.title}")
+        if len(variants_of(section)) > 1:
+            _print(side_by_side(section))
+            print()
+        _print(details(section))
+    print("\n" + "\n".join(report.notes))
+
+
+def _print(table: Table) -> None:
+    columns, rows = table
+    print_table(columns, rows, numbers=columns[1:])

@@ -1,0 +1,135 @@
+"""`loka compare`: quality against the model as it is, over paired seeds."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from loka.cli.labels import AGAINST, ORIGINAL, Sides, sides_of
+from loka.cli.output import Json, PolicyPath, note, print_json, print_table
+from loka.cli.verbs.train import Device, Steps
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from loka.bench.quality.compare_quality import Quality
+    from loka.bench.quality.training import PairResult
+
+NAME = "compare"
+
+
+def command(
+    policy: PolicyPath,
+    seeds: Annotated[int, typer.Option(min=1, help="How many pairs to train; at least 2 to tell anything.")] = 5,
+    budget: Annotated[float, typer.Option(min=0.0, help="The NE that FP8 may lose, in percent.")] = 0.05,
+    steps: Steps = None,
+    device: Device = "auto",
+    against: Annotated[
+        str, typer.Option(help="model: FP8 against it. original: the model with its mods against it without them.")
+    ] = AGAINST[0],
+    as_json: Json = False,
+) -> None:
+    """Compare the quality of FP8 with the model as it is; exit 1 where it is lost.
+
+    Where the policy's mods make another model, FP8 with them is compared with that model without FP8.
+    """
+    gc.enable()
+    from loka.bench.quality.adapted_job import adapted_job
+    from loka.bench.quality.compare_quality import QualityVerdict, compare
+    from loka.cli.cli_job import make_job, training_of
+    from loka.cli.fresh_package import fresh_package, patcher, verify
+    from loka.cli.progress import Shown
+    from loka.mods.adapt import adapt
+    from loka.plan.planner import make_plan
+    from loka.policy.load import load_policy
+    from loka.sites.callables import current_directory_importable
+
+    loaded = load_policy(policy)
+    job = make_job(loaded, steps, device)
+    plan = make_plan(policy)
+    sides = sides_of(plan, against)
+    original = sides is ORIGINAL
+    patch: Callable[[nn.Module], object]
+    if original:
+        patch, check = partial(adapt, adaptations=plan.adaptations), None
+    else:
+        job, patch, check = adapted_job(job, plan.adaptations), patcher(fresh_package(plan, policy)), verify
+    with current_directory_importable(), training_of(loaded), Shown("samples") as shown:
+        quality = compare(
+            job,
+            patch,
+            range(seeds),
+            budget,
+            progress=lambda seed, label, done, total: shown.update(
+                f"seed {seed} {sides.labels.get(label, label)}", done, total
+            ),
+            check=check,
+            finished=lambda pair: _finished(pair, sides),
+        )
+    if as_json:
+        print_json(_result(quality, sides))
+    else:
+        show(quality, sides)
+    if not original and quality.verdict is QualityVerdict.TOLD_APART:
+        note(f"quality is lost: FP8 can be told apart from {sides.of} at 95 %, and is not within the budget")
+        raise typer.Exit(1)
+
+
+def show(quality: Quality, sides: Sides) -> None:
+    """Each seed, the mean with its interval, and the verdict; another model has none, and is reported as it is."""
+    ne, auc = ([f"{figure} {side}" for side in (sides.first, sides.second)] for figure in ("NE", "AUC"))
+    columns = ("seed", *ne, "difference", *auc)
+    print_table(
+        columns,
+        [
+            (
+                str(pair.seed),
+                f"{pair.as_is.ne:.5f}",
+                f"{pair.patched.ne:.5f}",
+                f"{pair.ne_difference_percent:+.4f} %",
+                f"{pair.as_is.auc:.5f}",
+                f"{pair.patched.auc:.5f}",
+            )
+            for pair in quality.pairs
+        ],
+        numbers=columns,
+    )
+    second = "the model with its mods" if sides is ORIGINAL else "FP8"
+    line = f"NE of {second} against {sides.of}: {quality.mean:+.4f} %"
+    if quality.interval is not None and quality.standard_error is not None:
+        low, high = quality.interval
+        line += f", standard error {quality.standard_error:.4f} %, 95 % interval {low:+.4f} % to {high:+.4f} %"
+    if sides is ORIGINAL:
+        print(f"{line}; it is another model, so that the seeds are hardly pairs")
+    else:
+        print(f"{line}; budget {quality.budget_percent:g} %: {quality.verdict.value}")
+
+
+def _finished(pair: PairResult, sides: Sides) -> None:
+    note(f"seed {pair.seed}: NE {pair.as_is.ne:.5f} {sides.first}, {pair.patched.ne:.5f} {sides.running}")
+
+
+def _result(quality: Quality, sides: Sides) -> dict[str, object]:
+    """The first side is called as_is, and the second fp8, or with_mods where the first is the original."""
+    original = sides is ORIGINAL
+    return {
+        "against": sides.first,
+        "verdict": None if original else quality.verdict.value,
+        "budget_percent": None if original else quality.budget_percent,
+        "mean_percent": quality.mean,
+        "standard_error_percent": quality.standard_error,
+        "interval_percent": quality.interval,
+        "pairs": [
+            {
+                "seed": pair.seed,
+                "as_is": pair.as_is,
+                "with_mods" if original else "fp8": pair.patched,
+                "ne_difference_percent": pair.ne_difference_percent,
+            }
+            for pair in quality.pairs
+        ],
+    }

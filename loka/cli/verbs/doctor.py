@@ -1,0 +1,38 @@
+"""`loka doctor`: what this machine has, and which path FP8 will take on it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from loka.cli.output import Json, print_json, print_table
+
+NAME = "doctor"
+
+
+def command(
+    policy: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[POLICY]", help="Also whether what this policy is decided by fits.", show_default=False
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Report Python, torch, Triton, the devices, the libraries, which path FP8 takes here, and the measurements."""
+    from loka.cli.doctor_inputs import policy_items, shipped_items, this_device
+    from loka.cli.environment import examine
+
+    here = this_device()
+    items = (*examine(), *shipped_items(here))
+    if policy is not None:
+        items = (*items, *policy_items(policy, here))
+    if as_json:
+        print_json(items)
+    else:
+        print_table(
+            ("", "status", "found", "note"), [(item.name, item.status, item.found, item.note) for item in items]
+        )
+    if any(item.status == "problem" for item in items):
+        raise typer.Exit(1)

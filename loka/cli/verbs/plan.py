@@ -1,0 +1,126 @@
+"""`loka plan`: what each GEMM will run in, and why."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from loka.cli.output import Json, PolicyPath, percent, print_json
+from loka.cli.tables.mod_lines import print_mods
+from loka.cli.tables.plan_table import COUNT, EVIDENCE, REGION, TIMES, show_interactions, show_rows
+
+if TYPE_CHECKING:
+    from loka.plan.plan import Plan
+
+NAME = "plan"
+MANY = 60  # sites; above it, those that are alike are shown as one line
+
+
+def command(
+    policy: PolicyPath,
+    all_sites: Annotated[bool, typer.Option("--all", help="One line a site, however many there are.")] = False,
+    gains: Annotated[
+        bool, typer.Option("--gains/--no-gains", help="Plan once more for each mod that changed something, without it.")
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Show what each GEMM will run in, and why."""
+    from loka.errors import CheckFailedError
+    from loka.plan.evidence import over_budget_words
+    from loka.plan.planner import planned
+    from loka.plan.serialize import to_json
+
+    plan = planned(policy, gains=gains).plan
+    if as_json:
+        print_json(_summary(plan) | {"plan": json.loads(to_json(plan))})
+    else:
+        show(plan, all_sites)
+    over = over_budget_words(plan)
+    if over:
+        raise CheckFailedError(over)
+
+
+def show(plan: Plan, all_sites: bool) -> None:
+    """The table, what could not be patched, and the summary."""
+    from loka.plan.report.plan_rows import group_interactions, group_sites
+
+    grouped = len(plan.sites) > MANY and not all_sites
+    rows = group_sites(plan, alike=grouped)
+    hidden = set() if grouped else {COUNT}
+    if not any(site.region for site in plan.sites):
+        hidden.add(REGION)
+    if plan.profile is None:
+        hidden.update(EVIDENCE)
+    if all(site.timing is None for site in plan.sites):
+        hidden.update(TIMES)
+    show_rows(rows, frozenset(hidden))
+    show_interactions(group_interactions(plan))
+    print_skipped(plan)
+    print_mods(plan)
+    if grouped:
+        print(f"{len(plan.sites)} sites in {len(rows)} groups; --all shows each.")
+    print_budgets(plan)
+    print(summary_line(plan))
+    print_times(plan)
+
+
+def print_budgets(plan: Plan) -> None:
+    """What the figures of the table are held against, where there are any."""
+    from loka.plan.report.profile_view import budgets
+
+    if plan.profile is None and plan.measurements is None:
+        return
+    for budget, count in budgets(plan).items():
+        limits = f"MERE {budget.mere:g}, SQNR {budget.sqnr_db:g} dB, min_speedup {budget.min_speedup:g}"
+        print(f"budget of {limits}: {count} site{'s' if count != 1 else ''}")
+
+
+def print_times(plan: Plan) -> None:
+    """What sites and interactions take, and where the times come from; a line where nothing was measured."""
+    from loka.plan.report.plan_rows import source_words, total_time, total_words
+
+    total = total_time(plan)
+    if plan.measurements is None or total is None:
+        if plan.measurements is not None:
+            print(f"{plan.measurements[0]} has no times for what may run here: none decided.")
+        return
+    print(f"{total_words(total)}, by {plan.measurements[0]} ({source_words(total)}).")
+
+
+def print_skipped(plan: Plan) -> None:
+    """A line for each module whose forward could not be rewritten."""
+    for skipped in plan.skipped:
+        name = f"region {skipped.owner!r}" if skipped.owner else "the model itself"
+        share = f" ({percent(skipped.share)} of FLOPs)" if skipped.share else ""
+        rest = "" if skipped.share else "; its sites are patched one by one"
+        print(f"NOT PATCHED {name}{share}: {skipped.reason}{rest}")
+
+
+def summary_line(plan: Plan) -> str:
+    """How much of the model runs in FP8."""
+    count = sum(site.fp8 for site in plan.sites)
+    classes = "class" if len(plan.bindings) == 1 else "classes"
+    return (
+        f"{plan.name} for {plan.target.value} at batch size {plan.batch_size}: {percent(plan.share_fp8)} of the "
+        f"training GEMM FLOPs in FP8, {count} of {len(plan.sites)} sites, {len(plan.bindings)} generated {classes}."
+    )
+
+
+def _summary(plan: Plan) -> dict[str, object]:
+    from loka.plan.evidence import over_budget
+    from loka.plan.report.plan_rows import total_time
+
+    return {
+        "name": plan.name,
+        "target": plan.target.value,
+        "batch_size": plan.batch_size,
+        "sites": len(plan.sites),
+        "sites_fp8": sum(site.fp8 for site in plan.sites),
+        "share_fp8": plan.share_fp8,
+        "over_budget": over_budget(plan),
+        "measurements": plan.measurements,
+        "time": total_time(plan),
+        "skipped": [{"owner": each.owner, "reason": each.reason, "share": each.share} for each in plan.skipped],
+    }

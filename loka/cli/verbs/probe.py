@@ -1,0 +1,209 @@
+"""`loka probe`: what each GEMM's operands look like in training, and what FP8 would cost."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from loka.cli.output import Json, PolicyPath, note, print_json
+from loka.cli.verbs.train import Device
+from loka.errors import InputError
+
+if TYPE_CHECKING:
+    from loka.cli.probe_run import Learned
+    from loka.cli.profile_paths import Places
+    from loka.plan.planner import Examined
+    from loka.probe.profile.profile import Profile
+
+NAME = "probe"
+INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+
+_FROM_HELP = "Make the profile of full profiles, merged, instead of training: loka probe POLICY --from A B."
+
+
+def command(
+    policy: PolicyPath,
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE", help="More profiles for --from.", show_default=False)
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Training steps. Default: the policy's, or 80, or one pass.")
+    ] = None,
+    every: Annotated[
+        int | None, typer.Option(min=1, help="Sample one step in so many. Default: what gives 20 samples.")
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option("-o", "--out", help="The profile. Default: the policy's, or profiles/NAME.safetensors."),
+    ] = None,
+    merged: Annotated[list[str] | None, typer.Option("--from", metavar="FILE", help=_FROM_HELP)] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare a fresh sample with the profile; exit 1 where it has drifted.")
+    ] = False,
+    draws: Annotated[
+        int | None, typer.Option(min=2, help="The most draws of operands to judge a GEMM by. Default: 16.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the weights, the batches and the estimates.")] = 0,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Learn what each GEMM's operands look like in training, and what FP8 would cost it."""
+    gc.enable()
+    from loka.plan.planner import examine
+    from loka.policy.load import load_policy
+
+    files = [*(merged or ()), *(more or ())]
+    _check_usage(merged, more, steps, every, out, draws, check)
+    loaded = load_policy(policy)
+    if check:
+        _check_drift(examine(loaded), steps, every, seed, device, as_json)
+        return
+    from loka.cli.profile_paths import Places, check_writable
+
+    places = Places.of(loaded, out)
+    check_writable(places.summary)
+    check_writable(places.full)
+    examined = examine(loaded)
+    learned = (
+        _merge(examined, files, draws, seed) if files else _learn(examined, places, steps, every, draws, seed, device)
+    )
+    _save(learned, places)
+    if not files:
+        places.interrupted.unlink(missing_ok=True)
+    if as_json:
+        from loka.cli.tables.probe_tables import result
+
+        print_json(result(examined, learned, places))
+    else:
+        _show(examined, learned, places)
+
+
+def _check_usage(
+    merged: list[str] | None,
+    more: list[str] | None,
+    steps: int | None,
+    every: int | None,
+    out: str | None,
+    draws: int | None,
+    check: bool,
+) -> None:
+    """Raises InputError for options that contradict each other. A shell's `--from *.x` leaves all but one in `more`."""
+    if more and not merged:
+        raise InputError(f"loka probe takes one policy, but was given {more[0]!r} too; merge profiles with --from")
+    if merged and check:
+        raise InputError("--from makes a profile and --check compares with one; use one of the two")
+    if merged and (steps is not None or every is not None):
+        raise InputError("--from takes what was recorded, and trains no steps; leave out --steps and --every")
+    if check and out is not None:
+        raise InputError("--check writes nothing; leave out -o (the profile that it compares with is the policy's)")
+    if check and draws is not None:
+        raise InputError("--check estimates nothing; leave out --draws")
+    if steps is not None and every is not None and steps < every:
+        raise InputError(f"--steps is {steps} and --every {every}: not one step would be sampled; lower --every")
+
+
+def _learn(
+    examined: Examined,
+    places: Places,
+    steps: int | None,
+    every: int | None,
+    draws: int | None,
+    seed: int,
+    device: str,
+) -> Learned:
+    """Train with a Probe and estimate; what was sampled lies in a file of its own until the profile does."""
+    from loka.cli.probe_run import Interrupted, finish, record
+
+    try:
+        return finish(examined, record(examined, steps, every, seed, device, places.interrupted), draws, seed)
+    except Interrupted as stopped:
+        if stopped.recorded is None:
+            note("interrupted before the first sample: nothing was written")
+        else:
+            note(
+                f"interrupted: {stopped.recorded.profile.samples} samples are in {places.interrupted}; for a profile "
+                f"of them: loka probe {examined.policy.path} --from {places.interrupted}"
+            )
+        raise typer.Exit(INTERRUPTED) from stopped
+
+
+def _merge(examined: Examined, files: list[str], draws: int | None, seed: int) -> Learned:
+    from loka.cli.probe_run import Interrupted, finish
+    from loka.cli.profile_paths import merge_profiles
+
+    try:
+        return finish(examined, merge_profiles(examined, files), draws, seed)
+    except Interrupted as stopped:
+        note("interrupted: nothing was written")
+        raise typer.Exit(INTERRUPTED) from stopped
+
+
+def _save(learned: Learned, places: Places) -> None:
+    """The full form first: what plans is there only once what it came from is."""
+    from loka.probe.profile import profile_file
+
+    profile_file.save(places.full, learned.recorded)
+    profile_file.save(places.summary, learned.recorded.profile)
+
+
+def _show(examined: Examined, learned: Learned, places: Places) -> None:
+    from loka.cli.tables.probe_tables import show_findings, show_sites
+
+    profile = learned.recorded.profile
+    show_sites(examined, profile)
+    print()
+    modules = [name for name, _ in examined.built.module.named_modules()]
+    show_findings(profile.findings, [site.name for site in examined.sites], modules)
+    print(_summary_line(profile))
+    for path, what in ((places.summary, "what loka plan reads"), (places.full, "all statistics, for --from")):
+        print(f"{path}: {Path(path).stat().st_size / 1000:.0f} kB, {what}")
+    times = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in learned.seconds.items())
+    note(f"time: {times}")
+    if places.advice:
+        print(places.advice)
+
+
+def _summary_line(profile: Profile) -> str:
+    ran = sum(bool(site.operands) for site in profile.sites)
+    return (
+        f"{profile.name}: {profile.samples} samples in {profile.steps} steps of {profile.batch_size}, "
+        f"{ran} of {len(profile.sites)} watched sites ran, {len(profile.findings)} findings."
+    )
+
+
+def _check_drift(
+    examined: Examined, steps: int | None, every: int | None, seed: int, device: str, as_json: bool
+) -> None:
+    """Compare a fresh sample with the policy's profile. Raises InputError where that is missing or of another model."""
+    from loka.cli.probe_run import Interrupted, record
+    from loka.cli.profile_paths import Places, check_model, check_mods, check_shapes
+    from loka.cli.tables.probe_tables import drift_result, show_drift
+    from loka.probe.diagnostics import drift
+    from loka.probe.profile import profile_file
+
+    path = Places.of(examined.policy, None).summary
+    known = profile_file.load_profile(path)
+    check_model(examined.policy, known.model, str(path))
+    check_mods(examined, known, str(path))
+    check_shapes(examined.sites, known, str(path))
+    try:
+        fresh = record(examined, steps or known.steps, every or (None if steps else known.every), seed, device)
+    except Interrupted as stopped:
+        note("interrupted: nothing was compared")
+        raise typer.Exit(INTERRUPTED) from stopped
+    drifts = drift.compare(known, fresh.recorded.profile)
+    beyond = drift.exceeded(drifts)
+    if as_json:
+        print_json(drift_result(known, drifts))
+    else:
+        print(f"{path}: {drift.age(known)}")
+        show_drift(drifts)
+    if beyond:
+        note(
+            f"{len(beyond)} of {len(drifts)} operands have drifted beyond their threshold: run loka probe again; until "
+            f"then {drift.way_back(beyond)} sends their sites back to the model's own GEMMs in a running model"
+        )
+        raise typer.Exit(1)

@@ -1,0 +1,30 @@
+"""`loka report`: what was measured and decided, in one readable page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loka.cli.output import PolicyPath, note, write_file
+
+NAME = "report"
+
+
+def command(
+    policy: PolicyPath,
+    out: Annotated[
+        str | None, typer.Option("-o", "--out", metavar="FILE", help="Write the page to a file instead of printing it.")
+    ] = None,
+) -> None:
+    """Write a page of what was measured and decided: plan, mods, evidence, findings, times, and what falls short."""
+    from loka.bench.plan_report import to_markdown
+    from loka.plan.planner import planned
+
+    page = to_markdown(planned(policy, gains=True), policy)
+    if out is None:
+        print(page, end="")
+    else:
+        write_file(Path(out), page)
+        note(f"wrote {out}")

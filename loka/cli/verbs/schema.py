@@ -1,0 +1,32 @@
+"""`loka schema`: the JSON Schema of the policy language, for editors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loka.cli.output import note, write_file
+
+NAME = "schema"
+
+
+def command(
+    out: Annotated[str | None, typer.Option("--out", "-o", metavar="FILE", help="Write it to a file instead.")] = None,
+) -> None:
+    """Print the JSON Schema of the policy language."""
+    text = schema_text()
+    if out is None:
+        print(text, end="")
+    else:
+        write_file(Path(out), text)
+        note(f"wrote {out}")
+
+
+def schema_text() -> str:
+    """The schema as the text of a file."""
+    from loka.policy.schema.policy_schema import json_schema
+
+    return json.dumps(json_schema(), indent=2) + "\n"

@@ -1,0 +1,102 @@
+"""`loka train`: the model as it is and in FP8, side by side."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from loka.cli.labels import Sides, sides_of
+from loka.cli.output import Json, PolicyPath, note, percent, print_json, print_table
+
+if TYPE_CHECKING:
+    from loka.bench.quality.training import PairResult
+    from loka.plan.plan import Plan
+
+NAME = "train"
+
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes a GPU where there is one.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Training steps. Default: the policy's, or one pass.")]
+
+
+def command(
+    policy: PolicyPath,
+    steps: Steps = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the weights and the batches.")] = 0,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Train the model as it is and in FP8, with the generated package, and compare them; both with the mods."""
+    gc.enable()
+    from loka.bench.quality.adapted_job import adapted_job
+    from loka.bench.quality.training import train_pair
+    from loka.cli.cli_job import make_job, training_of
+    from loka.cli.fresh_package import fresh_package, patcher, verify
+    from loka.cli.progress import Shown
+    from loka.plan.planner import make_plan
+    from loka.policy.load import load_policy
+    from loka.sites.callables import current_directory_importable
+
+    loaded = load_policy(policy)
+    job = make_job(loaded, steps, device)
+    plan = make_plan(policy)
+    job, sides = adapted_job(job, plan.adaptations), sides_of(plan)
+    package = fresh_package(plan, policy)
+    with current_directory_importable(), training_of(loaded), Shown("samples") as shown:
+
+        def progress(label: str, done: int, total: int | None) -> None:
+            shown.update(sides.labels.get(label, label), done, total)
+
+        pair = train_pair(job, patcher(package), seed, progress, verify)
+    if as_json:
+        print_json(_result(pair, plan, job.device))
+    else:
+        show(pair, plan, job.device, sides)
+
+
+def show(pair: PairResult, plan: Plan, device: str, sides: Sides) -> None:
+    """What ran in what, and what came of it."""
+    from loka.plan.report.plan_rows import group_sites
+
+    rows = group_sites(plan, alike=True)
+    print_table(
+        ("site", "count", "M", "K", "N", "FLOPs", "fprop", "dgrad", "wgrad"),
+        [(r.pattern, str(r.count), r.rows, str(r.k), str(r.n), percent(r.share), *r.runs_in) for r in rows],
+        numbers=("count", "M", "K", "N", "FLOPs"),
+    )
+    print()
+    as_is, fp8 = pair.as_is, pair.patched
+    print_table(
+        ("", sides.first, sides.second, "difference"),
+        [
+            ("NE", f"{as_is.ne:.5f}", f"{fp8.ne:.5f}", f"{pair.ne_difference_percent:+.3f} %"),
+            ("AUC", f"{as_is.auc:.5f}", f"{fp8.auc:.5f}", f"{fp8.auc - as_is.auc:+.5f}"),
+            (
+                "samples/s, whole job",
+                f"{as_is.samples_per_second:.0f}",
+                f"{fp8.samples_per_second:.0f}",
+                f"{fp8.samples_per_second / as_is.samples_per_second:.2f}x",
+            ),
+            ("training GEMM FLOPs in FP8", percent(0.0), percent(plan.share_fp8), ""),
+        ],
+        numbers=(sides.first, sides.second, "difference"),
+    )
+    print(f"{as_is.samples} samples in {as_is.steps} steps on {device}, seed {pair.seed}; every planned FP8 GEMM ran.")
+    if device == "cpu":
+        note("note: without an FP8 GPU the samples/s of FP8 are those of the torch reference path, not of FP8 hardware")
+
+
+def _result(pair: PairResult, plan: Plan, device: str) -> dict[str, object]:
+    from loka.plan.report.plan_rows import group_sites
+
+    return {
+        "name": plan.name,
+        "device": device,
+        "seed": pair.seed,
+        "as_is": pair.as_is,
+        "fp8": pair.patched,
+        "ne_difference_percent": pair.ne_difference_percent,
+        "share_fp8": plan.share_fp8,
+        "sites": group_sites(plan, alike=False),
+    }

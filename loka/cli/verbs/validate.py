@@ -1,0 +1,45 @@
+"""`loka validate`: whether a policy is well formed, its callables exist and its patterns match."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from loka.cli.output import Json, PolicyPath, note, print_json
+
+NAME = "validate"
+
+
+def command(
+    policy: PolicyPath,
+    no_model: Annotated[
+        bool, typer.Option("--no-model", help="The language alone: build no model, call nothing.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Check a policy: its language, its callables, and that every pattern matches a site."""
+    from loka.policy.load import load_policy
+
+    loaded = load_policy(policy)
+    result: dict[str, object] = {
+        "name": loaded.name,
+        "rules": len(loaded.rules) - 1,
+        "sites": None,
+    }  # the first is the defaults
+    text = f"{policy}: fine"
+    if not no_model:
+        from loka.plan.evidence import over_budget_words
+        from loka.plan.planner import make_plan
+
+        plan = make_plan(policy)
+        sites = len(plan.sites)
+        result["sites"] = sites
+        text += f", {sites} sites"
+        over = over_budget_words(plan)
+        if over:
+            note(f"warning: {over}")
+    if as_json:
+        print_json(result)
+    else:
+        print(text)

@@ -1,0 +1,180 @@
+"""Which chains a forward has, and what their functions are called with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from loka.codegen.chains.chain_shapes import KNOWN, ChainShape, StageSums, chain_shape, fits
+from loka.codegen.chains.static_operands import arguments as known_arguments
+from loka.codegen.chains.static_operands import without_maxima
+from loka.codegen.modules import statement_text
+from loka.codegen.modules.linear_recipes import SiteRecipe, site_recipe
+from loka.errors import LokaError
+from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall
+from loka.graph.patterns.linear_chain import LinearChain, chain_input, find_chains, residual_stage
+from loka.graph.patterns.norm import ChainNorm
+from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
+from loka.mods.pad_alignment import unpadded
+from loka.numerics.enums import Gemm
+from loka.plan.plan import SitePlan
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedChain:
+    """A chain of a forward and what is rendered for it; `sites` numbers its linears' sites in the binding."""
+
+    chain: LinearChain
+    shape: ChainShape
+    sites: tuple[int, ...]
+    others: tuple[Ref, ...] = ()  # what is passed for the shape's `others`
+
+    @property
+    def places(self) -> range:
+        """The statements that it takes."""
+        return range(self.chain.first, self.chain.last + 1)
+
+
+def planned_chains(forward: ForwardIR, index: Mapping[int, int], plans: Sequence[SitePlan]) -> dict[int, PlannedChain]:
+    """The chains of GEMMs that are alike, by their first statement.
+
+    These are GEMMs in FP8 with transposed copies (`SiteRecipe.turned`) or under known scales (`SiteRecipe.known`),
+    wherever they stand, also without those for wgrad where the chain has both of its operands in the model's dtype, and
+    GEMMs in the model's dtype whose region the plan replaces. `index` gives the site's number for each statement that
+    is a GEMM.
+    """
+    around = {place: region for region in forward.regions for place in range(region.first, region.last + 1)}
+    kinds: dict[str, str] = {}
+    sizes: dict[str, tuple[int, int]] = {}
+    regions: list[Region] = []
+    for place, number in sorted(index.items()):
+        recipe, site = chain_recipe(plans[number]), site_call(forward, place).site
+        kind = "plain" if not recipe.fp8 and place in around else ""
+        kind = "known" if recipe.known else "fp8" if recipe.turned or recipe.keeps_wgrad else kind
+        if kind and fits(plans[number]):
+            kinds[site] = kind
+            sizes[site] = (plans[number].site.k, plans[number].site.n)
+            regions.append(around.get(place, Region(site, place, place, ("linear",))))
+
+    def same(site: str, other: str) -> bool:
+        return kinds[site] == kinds[other]
+
+    while True:
+        chains = find_chains(forward, regions, KNOWN, same, lambda site: kinds[site] != "plain", sizes)
+        made = [_planned(forward, chain, index, plans) for chain in chains]
+        lacking = {site for planned in made for site in _without_operands(planned)}
+        if not lacking:
+            return {planned.chain.first: planned for planned in made if planned.shape.worthwhile}
+        regions = [region for region in regions if region.site not in lacking]
+
+
+def chain_recipe(plan: SitePlan) -> SiteRecipe:
+    """The recipe of a site as a part of a chain.
+
+    A site that needs no dgrad and keeps wgrad says nothing of transposed copies: its dgrad, which never runs, is
+    written as the others of a chain are.
+    """
+    recipe = site_recipe(plan)
+    if recipe.known:
+        return without_maxima(recipe)
+    if recipe.fprop is None or recipe.wgrad is not None or any(gemm.gemm is Gemm.DGRAD for gemm in plan.gemms):
+        return recipe
+    rows, weight = recipe.fprop.operands
+    return replace(recipe, dgrad=replace(recipe.fprop, operands=(rows, replace(weight, turned=True))))
+
+
+def _planned(
+    forward: ForwardIR, chain: LinearChain, index: Mapping[int, int], plans: Sequence[SitePlan]
+) -> PlannedChain:
+    sites = tuple(index[stage.linear] for stage in chain.stages)
+    biases = [site_call(forward, stage.linear).bias is not None for stage in chain.stages]
+    own = [plans[number] for number in sites]
+    sums, others = _sums_of(forward, chain)
+    shape = chain_shape(chain, own, biases, [chain_recipe(plan) for plan in own], sums, [name for name, _ in others])
+    missing = _missing_columns(forward, chain, shape)
+    if missing:
+        first, *rest = shape.stages
+        shape = replace(shape, stages=(replace(first, given=first.k - missing), *rest))
+    return PlannedChain(chain, shape, sites, tuple(ref for _, ref in others))
+
+
+def _missing_columns(forward: ForwardIR, chain: LinearChain, shape: ChainShape) -> int:
+    """The zero columns behind the first linear's operands that its kernels write themselves, in place of torch."""
+    bare = unpadded(site_call(forward, chain.stages[0].linear))
+    takes = shape.fp8 and not shape.known and shape.stages[0].k <= LARGEST_HELD
+    return bare.columns if bare is not None and takes else 0
+
+
+def _without_operands(planned: PlannedChain) -> set[str]:
+    """The sites that keep wgrad, and whose operands the chain does not have in the model's dtype."""
+    stages = planned.shape.stages
+    return {
+        stage.site
+        for number, stage in enumerate(planned.chain.stages)
+        if stages[number].keeps_wgrad and (len(stages) == 1 or not planned.shape.has_operands(number))
+    }
+
+
+def _sums_of(forward: ForwardIR, chain: LinearChain) -> tuple[list[StageSums], list[tuple[str, Ref]]]:
+    """What each stage multiplies by and adds, and the arguments that are passed for that, by their names."""
+    inner = [residual_stage(forward, chain, stage) for stage in chain.stages]
+    outer: dict[Ref, None] = {}
+    x = chain_input(forward, chain)
+    for stage, number in zip(chain.stages, inner, strict=True):
+        refs = (stage.times, stage.residual if number is None else None)
+        outer.update({ref: None for ref in refs if ref is not None and ref.text != x})
+    names = {ref: "other" if len(outer) == 1 else f"other_{place}" for place, ref in enumerate(outer)}
+
+    def name(ref: Ref | None) -> str | None:
+        return None if ref is None else names.get(ref, "x")
+
+    sums = [
+        StageSums(name(stage.times), name(stage.residual) if number is None else number)
+        for stage, number in zip(chain.stages, inner, strict=True)
+    ]
+    return sums, [(names[ref], ref) for ref in outer]
+
+
+def site_call(forward: ForwardIR, place: int) -> SiteCall:
+    """The GEMM that a statement is."""
+    found = forward.statements[place].call
+    if found is None:
+        raise LokaError(f"statement {place} is no GEMM. This is a fault in LoKA: please report it.")
+    return found
+
+
+def chain_arguments(
+    forward: ForwardIR, planned: PlannedChain, scope: statement_text.NameScope, frozen: bool
+) -> list[str]:
+    """What a chain's function is called with; with `frozen` weights they come from the module's buffers."""
+    chain, shape = planned.chain, planned.shape
+    arguments: list[str] = []
+    for stage, number in zip(chain.stages, planned.sites, strict=True):
+        operands = forward.statements[stage.linear].operands
+        # A local that is not known here is the chain's own: the input of a linear, which no argument below reads.
+        known = [ref.kind is RefKind.ATTRIBUTE or ref.text in scope.local for ref in operands]
+        texts = [_text(ref, scope) if there else "_" for ref, there in zip(operands, known, strict=True)]
+        call = site_call(forward, stage.linear)
+        bare = unpadded(call) if shape.stages[0].given and not arguments else None
+        if bare is not None:
+            call = replace(call, x=bare.x, weight=bare.weight)
+        parts = statement_text.linear_call(call, texts)
+        if not arguments:
+            x = parts.x if stage.before is None else _text(forward.statements[chain.first].operands[0], scope)
+            arguments += [x, *(_text(ref, scope) for ref in planned.others), *_norm_texts(stage.before, scope)]
+        kept = frozen and shape.fp8
+        arguments += [f"self.loka_weight_{number}", f"self.loka_scale_{number}"] if kept else [parts.weight]
+        arguments += [parts.bias] if parts.bias is not None else []
+        arguments += _norm_texts(stage.after, scope)
+        arguments += known_arguments(number, frozen) if shape.known else []
+    ticks = planned.sites if shape.fp8 else ()
+    return [*arguments, *(f"self.loka.counter_id({number})" for number in ticks)]
+
+
+def _text(ref: Ref, scope: statement_text.NameScope) -> str:
+    return scope.read(ref.text) if ref.kind is RefKind.LOCAL else ref.text
+
+
+def _norm_texts(norm: ChainNorm | None, scope: statement_text.NameScope) -> list[str]:
+    refs = () if norm is None else (norm.weight, norm.bias)
+    return [_text(ref, scope) for ref in refs if ref is not None]

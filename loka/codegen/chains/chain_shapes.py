@@ -1,0 +1,291 @@
+"""What a chain is without the names of its module: operations, sizes, recipes, and the kernels that it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from loka.codegen.modules.gemm_calls import GemmRecipe
+from loka.codegen.modules.linear_recipes import SiteRecipe
+from loka.errors import LokaError
+from loka.graph.patterns.linear_chain import LinearChain, StaticOperands
+from loka.graph.patterns.norm import ChainNorm
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, BLOCK, GATES, NORMS, NormBackward, NormForward
+from loka.kernels.fused.norm.norm_widths import LARGEST_HELD, LARGEST_WIDTH
+from loka.plan.plan import SitePlan
+from loka.policy.cascade.settings import OperandRecipe
+
+KNOWN = StaticOperands(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
+_NO_EPS = 1e-05  # in the specs of kernels without a norm, so that equal kernels have equal specs
+_LONGEST = 48  # characters of a name, without its sizes
+
+
+@dataclass(frozen=True, slots=True)
+class NormShape:
+    """A norm over the last dimension, or over blocks of it."""
+
+    kind: str
+    weight: bool
+    bias: bool
+    eps: float
+    block: int = BLOCK  # of a block_norm
+
+
+@dataclass(frozen=True, slots=True)
+class StageShape:
+    """[norm] linear [* matrix] [+ matrix] [norm] [activation] for x (M, k) and a weight (n, k).
+
+    `before` is there in the first stage alone. `times` and `residual` name an argument of the chain, "x" among them;
+    where `residual` is a number, it is the result of that stage.
+    """
+
+    k: int
+    n: int
+    bias: bool
+    recipe: SiteRecipe
+    before: NormShape | None = None
+    after: NormShape | None = None
+    activation: str | None = None
+    times: str | None = None
+    residual: str | int | None = None
+    given: int = 0  # columns that x and the weight have, where a first stage's kernels write zeros behind them up to k
+
+    @property
+    def summed(self) -> bool:
+        """Whether the product is multiplied by a matrix, or one is added to it."""
+        return self.times is not None or self.residual is not None
+
+    @property
+    def keeps_wgrad(self) -> bool:
+        """Whether wgrad alone runs in the model's dtype."""
+        return self.recipe.keeps_wgrad
+
+    @property
+    def x(self) -> OperandRecipe:
+        """How its input becomes FP8."""
+        return _operand(self.recipe.fprop, 0)
+
+    @property
+    def weight(self) -> OperandRecipe:
+        """How its weight becomes FP8."""
+        return _operand(self.recipe.fprop, 1)
+
+    @property
+    def dy(self) -> OperandRecipe:
+        """How its output gradient becomes FP8."""
+        return _operand(self.recipe.dgrad, 0)
+
+    @property
+    def bent(self) -> bool:
+        """Whether a norm or an activation follows."""
+        return self.after is not None or self.activation is not None
+
+    @property
+    def followed(self) -> bool:
+        """Whether a kernel works on the product, and takes the linear's bias along."""
+        return self.bent or self.summed
+
+
+@dataclass(frozen=True, slots=True)
+class ChainShape:
+    """Everything that a chain's text depends on: chains of one shape share their function."""
+
+    stages: tuple[StageShape, ...]
+    others: tuple[str, ...] = ()  # arguments beside x that stages multiply by or add
+
+    @property
+    def fp8(self) -> bool:
+        """Whether the GEMMs run in FP8, all of them, or in the model's dtype, all of them."""
+        return self.stages[0].recipe.fp8
+
+    @property
+    def known(self) -> bool:
+        """Whether inputs and output gradients have known scales, all of them."""
+        return self.stages[0].recipe.known
+
+    @property
+    def worthwhile(self) -> bool:
+        """Whether there is a kernel for anything in it: in the model's dtype a linear alone is best left to torch."""
+        return self.fp8 or any(stage.before is not None or stage.followed for stage in self.stages)
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """The operations in order: ("layer_norm", "linear", "layer_norm", "silu")."""
+        found: list[str] = []
+        for stage in self.stages:
+            found += [stage.before.kind] if stage.before is not None else []
+            found.append("linear")
+            found += ["times"] if stage.times is not None else []
+            found += ["residual"] if stage.residual is not None else []
+            found += [stage.after.kind] if stage.after is not None else []
+            found += [stage.activation] if stage.activation is not None else []
+        return tuple(found)
+
+    @property
+    def name(self) -> str:
+        """layer_norm_linear_silu_e4m3_512x2048; a long one says where it begins and ends."""
+        name = "_".join(self.ops)
+        if len(name) > _LONGEST:
+            name = f"{self.ops[0]}_to_{self.ops[-1]}_{len(self.stages)}_linears"
+        sizes = "x".join(str(size) for size in (self.stages[0].k, *(stage.n for stage in self.stages)))
+        return f"{name}{'_e4m3' if self.fp8 else ''}{'_known' if self.known else ''}_{sizes}"
+
+    def reader(self, index: int) -> int | None:
+        """The stage whose residual is what a stage ends with."""
+        return next((number for number, stage in enumerate(self.stages) if stage.residual == index), None)
+
+    def keeps(self, index: int, frozen: bool) -> bool:
+        """Whether a stage's kernel also writes the sum that it makes: for a residual, or for the backward of a norm."""
+        stage, following = self.stages[index], self.stages[index + 1 : index + 2]
+        backward = stage.bent or any(other.keeps_wgrad for other in following)
+        return self.reader(index) is not None or (stage.summed and backward and not frozen)
+
+    def leaves_sum(self, index: int) -> bool:
+        """Whether the gradient of a stage's sum stays as the two matrices that it comes from, which live on anyway.
+
+        It is then added up where it is used: by the kernels of the arguments' gradients, and by no stage before.
+        """
+        stage, reader = self.stages[index], self.reader(index)
+        within = stage.bent or isinstance(stage.residual, int)
+        return reader is not None and not within and self.stages[reader].times is not None
+
+    def has_operands(self, index: int) -> bool:
+        """Whether a stage's input and output gradient are there in the model's dtype, for a wgrad in it."""
+        stage, before = self.stages[index], self.stages[index - 1]
+        if stage.followed or stage.bias:
+            return False
+        if index == 0:
+            return stage.before is None
+        return not before.bent and (before.summed or not before.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class StageSums:
+    """The names of what one stage multiplies by and adds, as `StageShape` has them."""
+
+    times: str | None
+    residual: str | int | None
+
+
+def chain_shape(
+    chain: LinearChain,
+    plans: Sequence[SitePlan],
+    biases: Sequence[bool],
+    recipes: Sequence[SiteRecipe],
+    sums: Sequence[StageSums],
+    others: Sequence[str],
+) -> ChainShape:
+    """The shape of a found chain; `plans`, `biases`, `recipes` and `sums` are those of its stages.
+
+    Raises LokaError where a norm is not as wide as the linear beside it.
+    """
+    stages = []
+    for stage, plan, bias, recipe, more in zip(chain.stages, plans, biases, recipes, sums, strict=True):
+        for norm, width in ((stage.before, plan.site.k), (stage.after, plan.site.n)):
+            if norm is not None and (width % norm.width if norm.kind == "block_norm" else norm.width != width):
+                raise LokaError(
+                    f"{stage.site}: a norm over {norm.width} elements stands beside a linear of {width}. This is a "
+                    "fault in LoKA: please report it."
+                )
+        before, after = _norm_shape(stage.before), _norm_shape(stage.after)
+        around = (before, after, stage.activation, more.times, more.residual)
+        stages.append(StageShape(plan.site.k, plan.site.n, bias, recipe, *around))
+    return ChainShape(tuple(stages), tuple(others))
+
+
+def _norm_shape(norm: ChainNorm | None) -> NormShape | None:
+    if norm is None:
+        return None
+    block = norm.width if norm.kind == "block_norm" else BLOCK
+    return NormShape(norm.kind, norm.weight is not None, norm.bias is not None, norm.eps, block)
+
+
+def _operand(gemm: GemmRecipe | None, place: int) -> OperandRecipe:
+    if gemm is None:
+        raise LokaError("a chain's GEMM has no recipe. This is a fault in LoKA: please report it.")
+    return gemm.operands[place]
+
+
+def fits(plan: SitePlan) -> bool:
+    """Whether the kernels are wide enough for a site's input and output."""
+    return max(plan.site.k, plan.site.n) <= LARGEST_WIDTH
+
+
+def quantiser(width: int, given: int = 0) -> NormForward:
+    """The kernel that makes e4m3 rows of a matrix; of one that has fewer columns, `given`, with zeros behind these."""
+    plain = NormForward(width, None, False, False, _NO_EPS, None, add=False, quantise=True, save=False)
+    return replace(plain, width=given, aligned=width) if given else plain
+
+
+def forward_before(stage: StageShape, quantise: bool, save: bool) -> NormForward:
+    """The kernel that makes a first linear's input from x."""
+    norm = stage.before
+    if norm is None:
+        return quantiser(stage.k, stage.given)
+    affine = (norm.weight, norm.bias)
+    return NormForward(stage.k, norm.kind, *affine, norm.eps, None, False, quantise, save, block=norm.block)
+
+
+def forward_after(stage: StageShape, quantise: bool, save: bool, keep: bool = False) -> NormForward:
+    """The kernel that makes a stage's result, or the next linear's input, from the product."""
+    norm = stage.after
+    around = (stage.activation, stage.bias, quantise)
+    if norm is None:
+        return NormForward(stage.n, None, False, False, _NO_EPS, *around, False, *_sums(stage), keep=keep)
+    affine = (norm.kind, norm.weight, norm.bias, norm.eps)
+    return NormForward(stage.n, *affine, *around, save, *_sums(stage), keep=keep, block=norm.block)
+
+
+def _sums(stage: StageShape) -> tuple[bool, bool]:
+    return stage.times is not None, stage.residual is not None
+
+
+def backward_before(stage: StageShape, carried: bool = False) -> NormBackward:
+    """The kernel that makes x's gradient from that of a first linear's input; `carried` if x has another gradient."""
+    norm = stage.before
+    if norm is None:
+        raise LokaError("no norm stands before the linear. This is a fault in LoKA: please report it.")
+    affine = (norm.weight, norm.bias, norm.eps)
+    return NormBackward(stage.k, norm.kind, *affine, None, False, False, carried=carried, block=norm.block)
+
+
+def backward_after(
+    stage: StageShape, quantise: bool, carried: bool = False, carry: bool = True
+) -> NormBackward | NormForward | None:
+    """The kernel that makes the product's gradient from that of the stage's result; None where they are the same.
+
+    `carried` says whether the result has a gradient from a residual too, `carry` whether a sum of both is wanted.
+    """
+    if stage.summed or carried:
+        return _backward_of_sum(stage, quantise, carried, carry)
+    norm = stage.after
+    if norm is not None:
+        affine = (norm.weight, norm.bias)
+        return NormBackward(
+            stage.n, norm.kind, *affine, norm.eps, stage.activation, stage.bias, quantise, block=norm.block
+        )
+    if stage.activation is not None or (quantise and stage.bias):
+        return NormBackward(stage.n, None, False, False, _NO_EPS, stage.activation, stage.bias, quantise)
+    return quantiser(stage.n) if quantise else None
+
+
+def _backward_of_sum(stage: StageShape, quantise: bool, carried: bool, carry: bool) -> NormBackward | NormForward:
+    """`backward_after` of a stage with a product or a residual."""
+    if not (stage.bent or stage.bias or stage.times is not None or carried):
+        return quantiser(stage.n)
+    norm = stage.after
+    return NormBackward(
+        stage.n,
+        None if norm is None else norm.kind,
+        norm is not None and norm.weight,
+        norm is not None and norm.bias,
+        _NO_EPS if norm is None else norm.eps,
+        stage.activation,
+        stage.bias,
+        quantise,
+        times=stage.times is not None,
+        summed=stage.bent and stage.summed,
+        carried=carried,
+        carry=carry and stage.summed and (stage.bent or carried),
+        block=BLOCK if norm is None else norm.block,
+    )

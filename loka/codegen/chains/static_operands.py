@@ -1,0 +1,120 @@
+"""Chains under known scales: what their kernels are told, and what their modules keep.
+
+An input or an output gradient whose maximum is known has one scale, so that the kernel that makes it writes e4m3 in one
+pass and transposing it changes no value. Each such operand of a site comes with two buffers of its module: the scale,
+and a record of what the scale did not hold (`kernels.fused.quantisation`), which the kernels add to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from loka.codegen.chains.chain_shapes import ChainShape, backward_after, forward_after, forward_before
+from loka.codegen.modules.gemm_calls import GemmRecipe
+from loka.codegen.modules.linear_recipes import SiteRecipe
+from loka.errors import LokaError
+from loka.kernels.fused.cast_transpose.fused_cast_transpose import FusedCastTranspose, fits
+from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.kernels.fused.quantisation import ROWWISE, Quantisation
+from loka.numerics.enums import Operand, Range
+from loka.numerics.quantize import static_scale
+from loka.policy.cascade.settings import OperandRecipe
+
+
+@dataclass(frozen=True, slots=True)
+class StaticOperand:
+    """One operand of a module whose scale is known: a `dispatch.StaticScale` of its class."""
+
+    site: int  # its number in the binding
+    operand: Operand
+    amax: float  # the known maximum
+    scale: float  # what follows from it
+
+
+def quantisation(recipe: OperandRecipe) -> Quantisation:
+    """How the kernel that makes an operand of a chain quantises it."""
+    if recipe.range is Range.STATIC:
+        return Quantisation("known", recipe.format, recipe.power_of_two, record=True)
+    return ROWWISE
+
+
+_Norm = TypeVar("_Norm", NormForward, NormBackward)
+
+
+def under(spec: _Norm, recipe: OperandRecipe) -> _Norm:
+    """The kernel `spec` for an operand of that recipe, if it quantises at all."""
+    return replace(spec, how=quantisation(recipe)) if spec.quantise else spec
+
+
+def both_copies(recipe: OperandRecipe) -> CastTranspose:
+    """The kernel that makes an operand that no other kernel makes, as it is and transposed."""
+    if recipe.range is Range.STATIC:
+        return CastTranspose(quantisation(recipe))
+    return CastTranspose(Quantisation("tensorwise", recipe.format, recipe.power_of_two))
+
+
+def input_kernel(shape: ChainShape, index: int) -> NormForward | FusedCastTranspose | CastTranspose:
+    """The kernel that makes a stage's input in training; with its transposed copy, if it can and wgrad reads one."""
+    stage = shape.stages[index]
+    if index:
+        spec = forward_after(shape.stages[index - 1], True, save=True, keep=shape.keeps(index - 1, frozen=False))
+    elif stage.before is None and not stage.keeps_wgrad:
+        return both_copies(stage.x)
+    else:
+        spec = forward_before(stage, quantise=True, save=True)
+    spec = under(spec, stage.x)
+    return FusedCastTranspose(spec) if fits(spec) and not stage.keeps_wgrad else spec
+
+
+def gradient_kernel(shape: ChainShape, index: int) -> NormBackward | FusedCastTranspose | CastTranspose:
+    """The kernel that makes a stage's output gradient for dgrad, and for a wgrad in FP8 transposed too, if it can."""
+    stage = shape.stages[index]
+    spec = backward_after(stage, True, carried=shape.reader(index) is not None, carry=not shape.leaves_sum(index))
+    if not isinstance(spec, NormBackward):
+        return both_copies(stage.dy)
+    spec = under(spec, stage.dy)
+    return FusedCastTranspose(spec) if fits(spec) else spec
+
+
+def maximum(width: int) -> NormForward:
+    """The kernel that finds the largest magnitude of a matrix."""
+    how = Quantisation("maximum")
+    return NormForward(width, None, False, False, 1e-05, None, add=False, quantise=True, save=False, how=how)
+
+
+def without_maxima(recipe: SiteRecipe) -> SiteRecipe:
+    """The recipe without the numbers that are known: a chain is given the scales, so that one text serves all."""
+
+    def plain(gemm: GemmRecipe | None) -> GemmRecipe | None:
+        if gemm is None:
+            return None
+        first, second = (replace(operand, amax=None) for operand in gemm.operands)
+        return replace(gemm, operands=(first, second))
+
+    return SiteRecipe(plain(recipe.fprop), plain(recipe.dgrad), plain(recipe.wgrad))
+
+
+def buffers(site: int, operand: Operand) -> tuple[str, str]:
+    """The names of the scale and of the record, as `loka.dispatch.static_scales` has them."""
+    return f"loka_{operand.value}_scale_{site}", f"loka_{operand.value}_record_{site}"
+
+
+def operands(frozen: bool) -> tuple[Operand, ...]:
+    """The operands of a stage that have known scales; with frozen weights there is no backward."""
+    return (Operand.INPUT,) if frozen else (Operand.INPUT, Operand.GRAD_OUTPUT)
+
+
+def arguments(site: int, frozen: bool) -> list[str]:
+    """What a stage of a chain is called with: scale and record of the input, and of the output gradient."""
+    return [f"self.{name}" for operand in operands(frozen) for name in buffers(site, operand)]
+
+
+def static_operand(site: int, operand: Operand, recipe: SiteRecipe) -> StaticOperand:
+    """An operand of a chain under known scales, with the numbers that follow from the plan."""
+    gemm = recipe.fprop if operand is Operand.INPUT else recipe.dgrad
+    found = None if gemm is None else gemm.operands[0]
+    if found is None or found.amax is None:
+        raise LokaError("the plan has a static scale without its amax. This is a fault in LoKA: please report it.")
+    return StaticOperand(site, operand, found.amax, static_scale(found.amax, found.format, found.power_of_two))

@@ -1,0 +1,372 @@
+"""The body of one straight-line forward: FP8 linears and outlined regions in place of its planned GEMMs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from loka.codegen.chains.chain_calls import PlannedChain, chain_arguments, planned_chains, site_call
+from loka.codegen.chains.chain_functions import Chains
+from loka.codegen.chains.interaction_calls import (
+    InteractionCalls,
+    concat_norm_arguments,
+    concat_norm_shape,
+    cross_arguments,
+    cross_shape,
+    fm_arguments,
+    fm_shape,
+    passing,
+)
+from loka.codegen.chains.static_operands import operands
+from loka.codegen.modules import statement_text
+from loka.codegen.modules.linear_recipes import SiteRecipe, site_recipe
+from loka.codegen.modules.region_functions import Linear, Regions
+from loka.codegen.modules.signature import parse_argument
+from loka.codegen.text.comments import shown, wrapped
+from loka.codegen.text.layout import Code, call, code_of, lay_out, parse
+from loka.errors import LokaError
+from loka.graph.ir import DTYPE, ConcatNorm, Cross, FmInteraction, ForwardIR, RefKind, Region, SiteCall
+from loka.numerics.enums import Operand
+from loka.plan.plan import SitePlan
+
+INDENT = 8
+
+
+class Writer(Protocol):
+    """What a body asks of the package that it is written into."""
+
+    @property
+    def kernels(self) -> str:
+        """The name under which the module of kernels is imported."""
+
+    @property
+    def regions(self) -> Regions:
+        """The package's outlined functions."""
+
+    @property
+    def chains(self) -> Chains:
+        """The package's chains."""
+
+    @property
+    def mixes(self) -> InteractionCalls:
+        """The package's mixing layers, joins and cross layers."""
+
+    def kernel_name(self, recipe: SiteRecipe, has_bias: bool, frozen: bool) -> str:
+        """The wrapper in kernels.py for one more call, without the module."""
+
+
+class ForwardBody:
+    """The body of one straight-line forward, for training or frozen."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        forward: ForwardIR,
+        sites: Sequence[str],
+        plans: Sequence[SitePlan],
+        frozen: bool,
+    ) -> None:
+        self._writer = writer
+        self._forward = forward
+        self._plans = plans
+        self._frozen = frozen
+        self.arguments = [parse_argument(text) for text in forward.arguments]
+        for argument in self.arguments:
+            if argument.name in ("self", "torch", writer.kernels):
+                raise LokaError(
+                    f"{forward.owner_type}: a forward with an argument called {argument.name!r} cannot be generated: "
+                    "rename the argument, or keep this module by a rule"
+                )
+        self._scope = statement_text.NameScope(argument.name for argument in self.arguments if argument.name)
+        self._used = statement_text.used_later(forward.statements, forward.result)
+        self._index = _site_indices(forward, sites)
+        self._chains = planned_chains(forward, self._index, plans)
+        taken = self._taken()
+        self._mixes = [mix for mix in forward.mixes if taken.isdisjoint(mix.places)]
+        joins = [join for join in forward.joins if taken.isdisjoint(join.places)]
+        self._joins = [join for join in joins if concat_norm_shape(join, forward) is not None]
+        self._crosses = [cross for cross in forward.crosses if taken.isdisjoint(cross.places)]
+        # The GEMMs whose bias a cross layer adds.
+        self._unbiased = {cross.linear for cross in self._crosses if cross.bias is not None} - taken
+        self.known: dict[tuple[int, Operand], None] = {}  # sites' operands whose scales the module keeps
+        self._handed: dict[str, str] = {}  # locals that a mixing layer handed on, under their new names
+        self._handed_factors: dict[str, str] = {}  # those that a cross layer handed on
+        self.frozen_weights: list[tuple[SitePlan, str | None]] = [(plan, None) for plan in plans]
+        self.imports: set[str] = set()
+        self.lines: list[str] = []
+        self._note = ""
+        self._write()
+        for argument in self.arguments:
+            self.imports |= statement_text.globals_of(argument.default) if argument.default is not None else set()
+
+    def _write(self) -> None:
+        statements, position = self._forward.statements, 0
+        regions = {region.first: region for region in self._forward.regions}
+        joins = {join.norm: join for join in self._joins}
+        crosses = {cross.sum: cross for cross in self._crosses}
+        absorbed = {place for mix in self._mixes for place in mix.places}
+        absorbed |= {place for join in self._joins for place in join.skipped}
+        absorbed |= {place for cross in self._crosses for place in cross.skipped}
+        while position < len(statements):
+            region = regions.get(position)
+            for mix in self._mixes:
+                if mix.first == position:
+                    self._mix(mix)
+            if position in absorbed:
+                position += 1
+            elif position in joins:
+                self._join(joins[position])
+                position += 1
+            elif position in crosses:
+                self._cross(crosses[position])
+                position += 1
+            elif position in self._chains:
+                self._chain(self._chains[position])
+                position = self._chains[position].chain.last + 1
+            elif statements[position].op == DTYPE:
+                self._dtype(position)
+                position += 1
+            elif region is not None and self._outlined(region):
+                self._region(region)
+                position = region.last + 1
+            else:
+                self._statement(position)
+                position += 1
+        if statements and self._is_result(len(statements) - 1):
+            return
+        result = statement_text.renamed(self._forward.result, self._scope)
+        self._import(result)
+        self.lines += lay_out("return ", result, "", INDENT).split("\n")
+
+    @property
+    def fuses(self) -> bool:
+        """Whether kernels take along what stands around a GEMM in the model's dtype."""
+        return bool(self._mixes or self._joins or self._crosses) or any(
+            not planned.shape.fp8 for planned in self._chains.values()
+        )
+
+    def _taken(self) -> set[int]:
+        """The statements that chains take, and regions that become functions of their own."""
+        taken = {place for planned in self._chains.values() for place in planned.places}
+        spans = {region: range(region.first, region.last + 1) for region in self._forward.regions}
+        apart = [region for region, span in spans.items() if taken.isdisjoint(span)]
+        return taken.union(*(spans[region] for region in apart if self._outlined(region)))
+
+    def _dtype(self, position: int) -> None:
+        """A statement that computes a dtype, also of what is nowhere in the text as a kernel computes it on its way."""
+        statement = self._forward.statements[position]
+        template, texts = statement.template, []
+        for number, ref in enumerate(statement.operands):
+            if ref.text in self._scope.local:
+                texts.append(self._scope.read(ref.text))
+            else:
+                template = template.replace(f"{{{number}}}.dtype", f"{{{number}}}")
+                texts.append(self._dtype_of(ref.text))
+        self._assign(position, statement_text.checked(template.format(*texts), texts))
+
+    def _dtype_of(self, name: str) -> str:
+        """The dtype of a local by those that it is computed from, where the text does not have it."""
+        if name in self._scope.local:
+            return f"{self._scope.read(name)}.dtype"
+        made = next(step for step in self._forward.statements if step.target == name)
+        read = [ref.text for ref in made.operands if ref.kind is RefKind.LOCAL]
+        if made.call is not None:
+            known = read[0] in self._scope.local
+            return f"dispatch.output_dtype({self._scope.read(read[0])})" if known else self._dtype_of(read[0])
+        found = self._dtype_of(read[0])
+        for other in read[1:]:
+            found = f"torch.promote_types({found}, {self._dtype_of(other)})"
+        return found
+
+    def _mix(self, mix: FmInteraction) -> None:
+        """Compute a mixing layer's results where the first of its statements stands."""
+        shape, statements = fm_shape(mix, self._joins), self._forward.statements
+        name = f"{self._writer.kernels}.{self._writer.mixes.function(shape)}"
+        code = call(name, map(Code, fm_arguments(mix, self._forward, self._scope)))
+        made = [self._target(statements[place].target) or "_" for place in mix.made]
+        if shape.passes:
+            self._handed[mix.x] = self._scope.names.unique(f"{mix.x}_passed")
+            made.append(self._handed[mix.x])
+        self.lines += statement_text.assignment(", ".join(made), code, INDENT, self._scope)
+
+    def _join(self, join: ConcatNorm) -> None:
+        shape = concat_norm_shape(join, self._forward)
+        if shape is None:
+            raise LokaError(f"no kernel joins for statement {join.norm}. This is a fault in LoKA: please report it.")
+        handed = self._handed if passing(join, self._mixes) is not None else {}
+        arguments = concat_norm_arguments(join, self._forward, self._scope, handed)
+        name = f"{self._writer.kernels}.{self._writer.mixes.function(shape)}"
+        self._comment_notes(range(join.norm, join.norm + 1))
+        self._assign(join.norm, call(name, map(Code, arguments)))
+
+    def _cross(self, cross: Cross) -> None:
+        biased = cross.linear in self._unbiased
+        later = self._crosses[self._crosses.index(cross) + 1 :]
+        shape = cross_shape(cross, later, biased)
+        name = f"{self._writer.kernels}.{self._writer.mixes.function(shape)}"
+        code = call(name, map(Code, cross_arguments(cross, biased, self._scope, self._handed_factors)))
+        self._comment_notes(range(cross.sum, cross.sum + 1))
+        if not shape.passes:
+            self._assign(cross.sum, code)
+            return
+        made = self._target(self._forward.statements[cross.sum].target) or "_"
+        handed = self._scope.names.unique(f"{cross.factor.text}_passed")
+        self._handed_factors[cross.factor.text] = handed
+        self.lines += statement_text.assignment(f"{made}, {handed}", code, INDENT, self._scope)
+
+    def _chain(self, planned: PlannedChain) -> None:
+        chain, shape = planned.chain, planned.shape
+        linears = [stage.linear for stage in chain.stages]
+        frozen = self._frozen and (not shape.fp8 or self._freeze_all(linears))
+        arguments = chain_arguments(self._forward, planned, self._scope, frozen)
+        if shape.known:
+            self.known |= {(number, operand): None for number in planned.sites for operand in operands(frozen)}
+        name = f"{self._writer.kernels}.{self._writer.chains.function(shape, frozen)}"
+        code = call(name, [code_of(parse(argument)) for argument in arguments])
+        self._import(code)
+        self._comment_notes(range(chain.first, chain.last + 1))
+        self._assign_product(chain.last, code, self._call_at(linears[-1]).out)
+
+    def _runs_fp8(self, position: int) -> bool:
+        """Whether the statement is a GEMM of which something runs in FP8 here."""
+        if position not in self._index:
+            return False
+        recipe = site_recipe(self._plans[self._index[position]])
+        return recipe.fprop is not None if self._frozen else recipe.fp8
+
+    def _outlined(self, region: Region) -> bool:
+        """Whether a region becomes a function: its GEMM runs in FP8 and it holds more than that."""
+        calls = [n for n in range(region.first, region.last + 1) if self._forward.statements[n].call is not None]
+        if len(calls) != 1 or region.last >= len(self._forward.statements):
+            raise LokaError(
+                f"the region of {region.site!r} holds {len(calls)} GEMMs. Please report this fault in LoKA."
+            )
+        return self._runs_fp8(calls[0]) and region.last > region.first
+
+    def _region(self, region: Region) -> None:
+        numbers = range(region.first, region.last + 1)
+        statements = [self._forward.statements[number] for number in numbers]
+        position = next(number for number in numbers if self._forward.statements[number].call is not None)
+        index, gemm = self._index[position], self._call_at(position)
+        recipe = site_recipe(self._plans[index])
+        frozen = self._freeze(position)
+        function = self._writer.kernel_name(recipe, gemm.bias is not None, frozen)
+        linear = Linear(function, frozen, function.replace("_", " "))
+        name, reads = self._writer.regions.function(region, statements, linear)
+        operands = [self._scope.read(ref.text) if ref.kind is RefKind.LOCAL else ref.text for ref in reads]
+        weight = [f"self.loka_weight_{index}", f"self.loka_scale_{index}"] if frozen else []
+        arguments = [*operands, *weight, f"self.loka.counter_id({index})"]
+        code = call(f"{self._writer.kernels}.{name}", [code_of(parse(argument)) for argument in arguments])
+        self._comment_notes(numbers)
+        self._assign(region.last, code)
+
+    def _statement(self, position: int) -> None:
+        statement = self._forward.statements[position]
+        self._comment(shown(statement.note) if statement.note else "")
+        texts = statement_text.operand_texts(statement, self._scope, {})
+        if not self._runs_fp8(position):
+            code = self._kept(position, texts)
+            self._import(code)
+            self._assign(position, code)
+            return
+        index, gemm = self._index[position], self._call_at(position)
+        frozen = self._freeze(position)
+        recipe = site_recipe(self._plans[index])
+        parts = statement_text.linear_call(gemm, texts)
+        bias = None if position in self._unbiased else parts.bias
+        name = self._writer.kernel_name(recipe, bias is not None, frozen)
+        weight = [f"self.loka_weight_{index}", f"self.loka_scale_{index}"] if frozen else [parts.weight]
+        operands = [parts.x, *weight, bias or "None", f"self.loka.counter_id({index})"]
+        code = call(f"{self._writer.kernels}.{name}", [code_of(parse(operand)) for operand in operands])
+        self._import(code)
+        self._assign_product(position, code, parts.out)
+
+    def _kept(self, position: int, texts: Sequence[str]) -> Code:
+        """A statement as the model has it; a GEMM whose bias a cross layer adds is without it."""
+        if position not in self._unbiased:
+            return statement_text.expression(self._forward.statements[position], [*texts, "self"])
+        parts = statement_text.linear_call(self._call_at(position), texts)
+        return statement_text.checked(f"torch.nn.functional.linear({parts.x}, {parts.weight})", [*texts, "self"])
+
+    def _assign_product(self, position: int, code: Code, out: str) -> None:
+        """Give a GEMM's statement its value: the product, in the view that the model takes of it."""
+        if out == "{0}":
+            self._assign(position, code)
+            return
+        product = self._scope.names.unique("product")
+        self.lines += statement_text.assignment(product, code, INDENT, self._scope)
+        self._assign(position, statement_text.checked(out.format(product), [product]))
+
+    def _call_at(self, position: int) -> SiteCall:
+        return site_call(self._forward, position)
+
+    def _freeze(self, position: int) -> bool:
+        """Whether the weight of a GEMM is frozen here; a weight that the forward computes is quantised in each call."""
+        return self._frozen and self._freeze_all([position])
+
+    def _freeze_all(self, positions: Sequence[int]) -> bool:
+        """Freeze the weights of several GEMMs, or of none."""
+        weights = {position: self._frozen_weight(position) for position in positions}
+        for position, weight in weights.items():
+            if weight is None:
+                return False
+            index = self._index[position]
+            others = [other for p, other in weights.items() if self._index[p] == index]
+            if any(other != weight for other in (*others, self.frozen_weights[index][1] or weight)):
+                return False  # a site that is called twice, in two views
+        for position, weight in weights.items():
+            index = self._index[position]
+            self.frozen_weights[index] = (self._plans[index], weight)
+            self.imports |= statement_text.globals_of(weight) if weight is not None else set()
+        return True
+
+    def _frozen_weight(self, position: int) -> str | None:
+        """The expression for a weight that no call computes, None for one that the forward does."""
+        statement, gemm = self._forward.statements[position], self._call_at(position)
+        read = [ref for index, ref in enumerate(statement.operands) if f"{{{index}}}" in gemm.weight]
+        if any(ref.kind is RefKind.LOCAL for ref in read):
+            return None
+        return gemm.weight.format(*(ref.text for ref in statement.operands))
+
+    def _target(self, target: str) -> str | None:
+        return self._scope.define(target) if target in self._used else None
+
+    def _assign(self, position: int, code: Code) -> None:
+        """Give a statement's target its value, or return it where it is the result."""
+        if self._is_result(position):
+            self.lines += statement_text.returned(code, INDENT, self._scope)
+        else:
+            target = self._target(self._forward.statements[position].target)
+            self.lines += statement_text.assignment(target, code, INDENT, self._scope)
+
+    def _is_result(self, position: int) -> bool:
+        """Whether a statement is the last and what it sets is returned as it is."""
+        statements = self._forward.statements
+        return position == len(statements) - 1 and statements[position].target == self._forward.result
+
+    def _import(self, code: Code) -> None:
+        self.imports |= statement_text.globals_of(code.flat())
+
+    def _comment_notes(self, numbers: range) -> None:
+        notes = dict.fromkeys(self._forward.statements[number].note for number in numbers)
+        self._comment(", ".join(shown(note) for note in notes if note))
+
+    def _comment(self, notes: str) -> None:
+        """Say where statements come from when that changes."""
+        if notes and notes != self._note:
+            self.lines += (" " * INDENT + "# " + line for line in wrapped(f"from {notes}", 10).split("\n"))
+        self._note = notes
+
+
+def _site_indices(forward: ForwardIR, sites: Sequence[str]) -> dict[int, int]:
+    """For each statement that is a GEMM, by position, the number of its site in the binding."""
+    calls = [(n, statement.call.site) for n, statement in enumerate(forward.statements) if statement.call is not None]
+    if [site for _, site in calls] == list(sites):
+        return {position: index for index, (position, _) in enumerate(calls)}
+    numbers = {site: index for index, site in enumerate(sites)}
+    unknown = [site for _, site in calls if site not in numbers]
+    if unknown:
+        raise LokaError(
+            f"the forward calls a site that its binding lacks: {unknown[0]!r}. Please report this fault in LoKA."
+        )
+    return {position: numbers[site] for position, site in calls}

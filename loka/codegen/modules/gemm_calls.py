@@ -1,0 +1,74 @@
+"""The calls of FP8 GEMMs in generated code: which operator, and what it is given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loka.codegen.text.layout import Code, call, literal, quoted
+from loka.errors import LokaError
+from loka.kernels.gemm.catalogue import SCALED_MM, kernel_named
+from loka.kernels.gemm.m_buckets import table_text
+from loka.numerics.enums import Accumulation, Gemm
+from loka.policy.cascade.settings import OperandRecipe
+
+
+@dataclass(frozen=True, slots=True)
+class GemmRecipe:
+    """What one GEMM runs in, and on which kernel; None as a recipe stands for "as the model has it"."""
+
+    operands: tuple[OperandRecipe, OperandRecipe]
+    accumulation: Accumulation
+    kernel: str = SCALED_MM.name
+    by_rows: tuple[tuple[int, str], ...] = ()  # as in a GemmPlan
+
+
+def gemm_call(
+    gemm: Gemm, recipe: GemmRecipe, operands: Sequence[str], dtype: str, counter_id: str, bias: str | None = None
+) -> Code:
+    """`dispatch.scaled_mm(...)` or the planned kernel's own operator; `operands` are a, its scales, b, its scales."""
+    scalings = [quoted(operand.scaling.value) for operand in recipe.operands]
+    fast = repr(recipe.accumulation == Accumulation.FAST)
+    arguments = [Code(item) for item in (*operands, *scalings, dtype, fast, counter_id)]
+    arguments += _table(recipe.by_rows)
+    arguments += [Code(bias)] if bias is not None else []
+    return call(_function(gemm, recipe), arguments)
+
+
+def _function(gemm: Gemm, recipe: GemmRecipe) -> str:
+    """Operators of other libraries than torch are called as such: importing `loka.dispatch` registers them."""
+    if recipe.by_rows:
+        return "dispatch.mm_by_k_bucket" if gemm is Gemm.WGRAD else "dispatch.mm_by_m_bucket"
+    if recipe.kernel == SCALED_MM.name:
+        return "dispatch.scaled_mm"
+    return f"torch.ops.{_operator(recipe.kernel).replace('::', '.')}.default"
+
+
+def _table(by_rows: Sequence[tuple[int, str]]) -> list[Code]:
+    """The table of kernels by the batch's rows, for a GEMM that has one."""
+    for _, kernel in by_rows:
+        _operator(kernel)
+    return [literal(table_text(by_rows))] if by_rows else []
+
+
+def _operator(kernel: str) -> str:
+    operator = kernel_named(kernel).operator
+    if operator is None:
+        raise LokaError(f"a plan runs {kernel!r}, which has no operator. This is a fault in LoKA: please report it.")
+    return operator
+
+
+def kernel_suffix(recipe: GemmRecipe) -> str:
+    """What a kernel adds to a function's name: "_on_fbgemm_rowwise", "_by_rows"; torch's adds nothing."""
+    if recipe.by_rows:
+        return "_by_rows"
+    return "" if recipe.kernel == SCALED_MM.name else "_on_" + re.sub(r"\W", "_", recipe.kernel)
+
+
+def kernel_label(recipe: GemmRecipe) -> str:
+    """The same as prose: " on fbgemm.rowwise", " on fbgemm.rowwise up to 2048 rows, then torch.scaled_mm"."""
+    if not recipe.by_rows:
+        return "" if recipe.kernel == SCALED_MM.name else f" on {recipe.kernel}"
+    steps = [f"{kernel} up to {limit} rows" for limit, kernel in recipe.by_rows[:-1]]
+    return " on " + ", then ".join([*steps, recipe.by_rows[-1][1]])

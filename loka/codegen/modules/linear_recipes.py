@@ -1,0 +1,376 @@
+"""What generated kernels are made of: a quantiser for each operand recipe, a linear for each recipe of three GEMMs.
+
+Everything is named after what it does: `e4m3_rowwise`, `linear_e4m3_rowwise`, `linear_e4m3_rowwise_wgrad_as_is`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from loka.codegen.modules.gemm_calls import GemmRecipe, gemm_call, kernel_label, kernel_suffix
+from loka.codegen.modules.recipe_views import FrozenView, LinearView, QuantiserView
+from loka.codegen.text.comments import wrapped
+from loka.codegen.text.identifiers import Names
+from loka.codegen.text.layout import Code, call, lay_out
+from loka.errors import LokaError
+from loka.numerics.enums import OPERANDS, Accumulation, Format, Gemm, Operand, Range, Scaling
+from loka.numerics.formats import FORMATS
+from loka.numerics.quantize import static_scale
+from loka.plan.plan import GemmPlan, SitePlan
+from loka.policy.cascade.settings import OperandRecipe
+
+_SCALING = {
+    Scaling.TENSORWISE: "tensorwise",
+    Scaling.ROWWISE: "rowwise",
+    Scaling.BLOCKWISE_1X128: "1x128",
+    Scaling.BLOCKWISE_128X128: "128x128",
+}
+_DTYPE = {Format.E4M3: "torch.float8_e4m3fn", Format.E5M2: "torch.float8_e5m2"}
+_VARIABLE = {Operand.INPUT: "x", Operand.WEIGHT: "weight", Operand.GRAD_OUTPUT: "dy"}
+# Each operand as a GEMM reads it, along the dimension that it contracts (docs/architecture.md).
+_VIEW = {
+    (Gemm.FPROP, Operand.INPUT): "x",
+    (Gemm.FPROP, Operand.WEIGHT): "weight",
+    (Gemm.DGRAD, Operand.GRAD_OUTPUT): "dy",
+    (Gemm.DGRAD, Operand.WEIGHT): "weight.t()",
+    (Gemm.WGRAD, Operand.GRAD_OUTPUT): "dy.t()",
+    (Gemm.WGRAD, Operand.INPUT): "x.t()",
+}
+_LONGEST = 76  # characters of a linear's name; a recipe that needs more is told by its docstring
+
+
+@dataclass(frozen=True, slots=True)
+class SiteRecipe:
+    """What the three GEMMs of a site run in."""
+
+    fprop: GemmRecipe | None
+    dgrad: GemmRecipe | None
+    wgrad: GemmRecipe | None
+
+    def items(self) -> tuple[tuple[Gemm, GemmRecipe | None], ...]:
+        """The GEMMs in the order in which they are counted."""
+        return (Gemm.FPROP, self.fprop), (Gemm.DGRAD, self.dgrad), (Gemm.WGRAD, self.wgrad)
+
+    @property
+    def fp8(self) -> bool:
+        """Whether any GEMM runs in FP8."""
+        return any(recipe is not None for _, recipe in self.items())
+
+    @property
+    def turned(self) -> bool:
+        """Whether the recipe is that of a chain of kernels (`loka.codegen.chains.chain_functions`).
+
+        fprop and dgrad take e4m3 with measured power-of-two scales for each row; dgrad's weight and both operands of
+        wgrad are the transposed copies of what the others quantised.
+        """
+        if self.wgrad is None or not self._turns_the_weight:
+            return False
+        first, second = self.wgrad.operands
+        return (
+            all(operand.turned and operand.format is Format.E4M3 for operand in self.wgrad.operands)
+            and first.scaling is second.scaling
+            and first.scaling in (Scaling.ROWWISE, Scaling.TENSORWISE)
+        )
+
+    @property
+    def keeps_wgrad(self) -> bool:
+        """Whether it is that of a chain but for wgrad, which stays in the model's dtype."""
+        return self.wgrad is None and (self._turns_the_weight or self.known)
+
+    @property
+    def known(self) -> bool:
+        """Whether the recipe is that of a chain under known scales (`loka.codegen.chains.static_operands`).
+
+        Inputs and output gradients are e4m3 under one known scale each, and weights under one that is measured, so that
+        the transposed copies are the same values; wgrad may stay in the model's dtype.
+        """
+        if self.fprop is None or self.dgrad is None:
+            return False
+        (x, weight), (dy, turned) = self.fprop.operands, self.dgrad.operands
+        same = turned == weight and (self.wgrad is None or self.wgrad.operands == (dy, x))
+        return same and all(map(_is_known, (x, dy))) and _is_e4m3(weight, Scaling.TENSORWISE, Range.DYNAMIC)
+
+    @property
+    def _turns_the_weight(self) -> bool:
+        """Whether fprop and dgrad are those of a chain."""
+        if self.fprop is None or self.dgrad is None:
+            return False
+        weight = self.dgrad.operands[1]
+        rows = (*self.fprop.operands, self.dgrad.operands[0])
+        return (
+            all(_is_e4m3_rows(operand) for operand in rows)
+            and weight.turned
+            and weight.format is Format.E4M3
+            and weight.scaling is Scaling.ROWWISE
+        )
+
+
+def _is_e4m3_rows(operand: OperandRecipe) -> bool:
+    """Whether an operand is quantised as the kernels of a chain do it."""
+    return _is_e4m3(operand, Scaling.ROWWISE, Range.DYNAMIC) and operand.power_of_two
+
+
+def _is_known(operand: OperandRecipe) -> bool:
+    """Whether an operand is quantised under one known scale."""
+    return _is_e4m3(operand, Scaling.TENSORWISE, Range.STATIC)
+
+
+def _is_e4m3(operand: OperandRecipe, scaling: Scaling, range_: Range) -> bool:
+    form = (operand.format, operand.scaling, operand.range, operand.turned)
+    return form == (Format.E4M3, scaling, range_, False)
+
+
+def site_recipe(plan: SitePlan) -> SiteRecipe:
+    """The recipe of a planned site.
+
+    A site whose input needs no gradient has no dgrad in its plan, and never runs one. So that such a site shares its
+    linear with its neighbours, its dgrad is written as fprop and wgrad have its operands; where wgrad's are turned,
+    with fprop's recipe for the output gradient, and the weight turned.
+    """
+    found = {gemm.gemm: _gemm_recipe(gemm) for gemm in plan.gemms}
+    fprop, wgrad = found.get(Gemm.FPROP), found.get(Gemm.WGRAD)
+    dgrad = found.get(Gemm.DGRAD)
+    turned = wgrad is not None and wgrad.operands[0].turned
+    alike_sums = fprop is not None and wgrad is not None and fprop.accumulation == wgrad.accumulation
+    if Gemm.DGRAD not in found and fprop is not None and wgrad is not None and (turned or alike_sums):
+        operands = (wgrad.operands[0], fprop.operands[1])
+        if wgrad.operands[0].turned:
+            operands = (fprop.operands[1], replace(wgrad.operands[0], scaling=fprop.operands[1].scaling))
+        alike = (fprop.kernel, fprop.by_rows) == (wgrad.kernel, wgrad.by_rows)
+        dgrad = replace(fprop, operands=operands) if alike else GemmRecipe(operands, fprop.accumulation)
+    return SiteRecipe(fprop, dgrad, wgrad)
+
+
+def _gemm_recipe(plan: GemmPlan) -> GemmRecipe | None:
+    if plan.operands is None:
+        return None
+    return GemmRecipe(plan.operands, plan.accumulation or Accumulation.PRECISE, plan.kernel, plan.by_rows)
+
+
+def describe(plan: SitePlan) -> str:
+    """What each planned GEMM runs in: "fprop, dgrad in e4m3 rowwise; wgrad in the model's dtype"."""
+    return recipe_label((gemm.gemm, _gemm_recipe(gemm)) for gemm in plan.gemms)
+
+
+def recipe_label(gemms: Iterable[tuple[Gemm, GemmRecipe | None]]) -> str:
+    groups: dict[str, list[str]] = {}
+    for gemm, recipe in gemms:
+        recipe_label = "the model's dtype" if recipe is None else _recipe_said(recipe)
+        groups.setdefault(recipe_label, []).append(gemm.value)
+    return "; ".join(f"{', '.join(names)} in {recipe_label}" for recipe_label, names in groups.items())
+
+
+def _recipe_said(recipe: GemmRecipe) -> str:
+    """The name as prose: "e5m2 by e4m3 rowwise with fast accumulation"; `turned` is said of transposed copies."""
+    first, second = recipe.operands
+    if first.turned and second.turned:
+        return f"turned copies, {_SCALING[first.scaling]}" + _run_said(recipe)
+    if second.turned:
+        rows = GemmRecipe((first, first), recipe.accumulation)
+        return f"{_recipe_said(rows)} by a turned copy{kernel_label(recipe)}"
+    recipe_label = _operands_name(recipe).replace("_", " ").replace(" pow2", " with power-of-two scales")
+    for operand in recipe.operands:
+        if operand.amax is not None:
+            recipe_label = recipe_label.replace(
+                f"amax {_number_name(_amax(operand))}", f"for |x| up to {_amax(operand)!r}"
+            )
+    return recipe_label + _run_said(recipe)
+
+
+def _run_said(recipe: GemmRecipe) -> str:
+    fast = " with fast accumulation" if recipe.accumulation == Accumulation.FAST else ""
+    return fast + kernel_label(recipe)
+
+
+def operand_name(recipe: OperandRecipe) -> str:
+    """The quantiser's name: e4m3_rowwise, e4m3_1x128_pow2, e5m2_tensorwise_amax_3p5."""
+    return f"{recipe.format}_{_suffix(recipe)}"
+
+
+def _suffix(recipe: OperandRecipe) -> str:
+    amax = "" if recipe.amax is None else f"_amax_{_number_name(recipe.amax)}"
+    amax = "_known" if recipe.range is Range.STATIC and not amax else amax  # one text for all maxima
+    turned = "_turned" if recipe.turned else ""
+    return _SCALING[recipe.scaling] + amax + ("_pow2" if recipe.power_of_two else "") + turned
+
+
+def _amax(recipe: OperandRecipe) -> float:
+    if recipe.amax is None:
+        raise LokaError("the plan has a static scale without its amax. This is a fault in LoKA: please report it.")
+    return float(recipe.amax)
+
+
+def _static_scale(recipe: OperandRecipe) -> float:
+    return static_scale(_amax(recipe), recipe.format, recipe.power_of_two)
+
+
+def _number_name(value: float) -> str:
+    """3.5 as 3p5, 448.0 as 448, 1e-05 as 1em05."""
+    text = repr(value)
+    return text.removesuffix(".0").replace(".", "p").replace("-", "m").replace("+", "")
+
+
+def _gemm_name(recipe: GemmRecipe | None) -> str:
+    """e4m3_rowwise, e4m3_rowwise_fast_on_fbgemm_rowwise, as_is; precise and torch's kernel are not said."""
+    if recipe is None:
+        return "as_is"
+    fast = "_fast" if recipe.accumulation == Accumulation.FAST else ""
+    return _operands_name(recipe) + fast + kernel_suffix(recipe)
+
+
+def _operands_name(recipe: GemmRecipe) -> str:
+    """e4m3_rowwise, e5m2_by_e4m3_rowwise, e4m3_1x128_by_128x128."""
+    a, b = recipe.operands
+    if a == b:
+        return operand_name(a)
+    if _suffix(a) == _suffix(b):
+        return f"{a.format}_by_{b.format}_{_suffix(a)}"
+    if a.format == b.format:
+        return f"{a.format}_{_suffix(a)}_by_{_suffix(b)}"
+    return f"{operand_name(a)}_by_{operand_name(b)}"
+
+
+def linear_name(recipe: SiteRecipe) -> str:
+    """linear_e4m3_rowwise where all three agree, else linear_fprop_dgrad_e4m3_rowwise_wgrad_as_is and the like."""
+    groups: dict[str, list[str]] = {}
+    for gemm, gemm_recipe in recipe.items():
+        groups.setdefault(_gemm_name(gemm_recipe), []).append(gemm.value)
+    if len(groups) == 1:
+        return f"linear_{next(iter(groups))}"
+    name = "linear_" + "_".join(f"{'_'.join(gemms)}_{name}" for name, gemms in groups.items())
+    return name if len(name) <= _LONGEST else "linear_mixed"
+
+
+def _class_of(function: str) -> str:
+    """linear_e4m3_1x128 as LinearE4m3Block1x128."""
+    return "".join(
+        f"Block{part}" if part in ("1x128", "128x128") else part[0].upper() + part[1:] for part in function.split("_")
+    )
+
+
+class Recipes:
+    """The quantisers and linears that one package needs, each once, in the order in which they are first used."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._linears: dict[SiteRecipe, tuple[str, str]] = {}
+        self._frozen: dict[GemmRecipe, str] = {}
+        self._quantisers: dict[OperandRecipe, str] = {}
+        self._bias: dict[str, set[bool]] = {}
+        self.turn: str | None = None  # the name of the function that makes transposed copies, where one is needed
+
+    def linear(self, recipe: SiteRecipe, has_bias: bool) -> str:
+        """The wrapper's name for one more call."""
+        if recipe not in self._linears:
+            name = self._names.unique(linear_name(recipe))
+            self._linears[recipe] = (name, self._names.unique(_class_of(name)))
+        name = self._linears[recipe][0]
+        self._bias.setdefault(name, set()).add(has_bias)
+        return name
+
+    def frozen(self, recipe: GemmRecipe, has_bias: bool) -> str:
+        """The wrapper's name for one more call with a frozen weight."""
+        if recipe not in self._frozen:
+            self._frozen[recipe] = self._names.unique(f"linear_{_gemm_name(recipe)}_frozen")
+        name = self._frozen[recipe]
+        self._bias.setdefault(name, set()).add(has_bias)
+        return name
+
+    def quantiser(self, recipe: OperandRecipe) -> str:
+        """The quantiser's name."""
+        if recipe not in self._quantisers:
+            self._quantisers[recipe] = self._names.unique(operand_name(recipe))
+        return self._quantisers[recipe]
+
+    def linears(self) -> tuple[LinearView, ...]:
+        """Every linear that was asked for."""
+        return tuple(
+            LinearView(
+                function,
+                _header(name, ("weight",), self._bias_of(name)),
+                wrapped(
+                    f"y = x @ weight.T for x (M, K) and weight (N, K): {recipe_label(recipe.items())}.", 4, first=6
+                ),
+                self._lines(Gemm.FPROP, recipe.fprop, "return ", "dtype", "counter_id", 8),
+                self._lines(Gemm.DGRAD, recipe.dgrad, "dx = ", "x.dtype", "ctx.counter_id + 1", 12),
+                self._lines(Gemm.WGRAD, recipe.wgrad, "dw = ", "weight.dtype", "ctx.counter_id + 2", 12),
+                self._bias_of(name),
+            )
+            for recipe, (name, function) in self._linears.items()
+        )
+
+    def frozens(self) -> tuple[FrozenView, ...]:
+        """Every linear with a frozen weight that was asked for."""
+        return tuple(
+            FrozenView(
+                _header(name, ("weight", "scale"), self._bias_of(name)), self._frozen_lines(recipe), self._bias_of(name)
+            )
+            for recipe, name in self._frozen.items()
+        )
+
+    def quantisers(self) -> tuple[QuantiserView, ...]:
+        """Every quantiser that the linears above use; ask last."""
+        return tuple(
+            QuantiserView(
+                name,
+                recipe.format.value,
+                _DTYPE[recipe.format],
+                f"{recipe.format.value.upper()}_MAX",
+                _SCALING[recipe.scaling],
+                recipe.power_of_two,
+                repr(_amax(recipe)) if recipe.range == Range.STATIC else None,
+                repr(_static_scale(recipe)) if recipe.range == Range.STATIC else None,
+            )
+            for recipe, name in self._quantisers.items()
+        )
+
+    def formats(self) -> tuple[tuple[str, str], ...]:
+        """The constants for the formats in use: ("E4M3_MAX", "448.0")."""
+        used = {recipe.format for recipe in self._quantisers}
+        return tuple((f"{format.value.upper()}_MAX", repr(FORMATS[format].max)) for format in Format if format in used)
+
+    def _lines(
+        self, gemm: Gemm, recipe: GemmRecipe | None, result: str, dtype: str, counter_id: str, indent: int
+    ) -> tuple[str, ...]:
+        """Quantise both operands, multiply."""
+        if recipe is None:
+            return ()
+        lines: list[str] = []
+        operands: list[str] = []
+        for operand, operand_recipe in zip(OPERANDS[gemm], recipe.operands, strict=True):
+            values, scale = f"{_VARIABLE[operand]}_fp8", f"{_VARIABLE[operand]}_scale"
+            quantised = self._quantised(operand_recipe, _VIEW[gemm, operand])
+            lines += lay_out(f"{values}, {scale} = ", quantised, "", indent).split("\n")
+            one = operand_recipe.turned and operand_recipe.scaling is Scaling.TENSORWISE
+            operands += values, f"{scale}[:1]" if one else scale
+        return (*lines, *lay_out(result, gemm_call(gemm, recipe, operands, dtype, counter_id), "", indent).split("\n"))
+
+    def _quantised(self, recipe: OperandRecipe, view: str) -> Code:
+        """A call that quantises an operand; a turned one along its rows, before it is transposed."""
+        if not recipe.turned:
+            return call(self.quantiser(recipe), [Code(view)])
+        rows = OperandRecipe(recipe.format, Scaling.ROWWISE, recipe.range, recipe.amax, recipe.power_of_two)
+        if self.turn is None:
+            self.turn = self._names.unique("turned")
+        return call(self.turn, [Code("*" + call(self.quantiser(rows), [Code(view.removesuffix(".t()"))]).flat())])
+
+    def _frozen_lines(self, recipe: GemmRecipe) -> tuple[str, ...]:
+        """Quantise x, multiply it with the frozen weight."""
+        quantised = call(self.quantiser(recipe.operands[0]), [Code("x.reshape(-1, x.shape[-1])")])
+        operands = ["x_fp8", "x_scale", "weight", "scale"]
+        product = gemm_call(Gemm.FPROP, recipe, operands, "dtype", "counter_id")
+        return (
+            *lay_out("x_fp8, x_scale = ", quantised, "", 4).split("\n"),
+            *lay_out("y = ", product, "", 4).split("\n"),
+        )
+
+    def _bias_of(self, name: str) -> str:
+        seen = self._bias[name]
+        return "sometimes" if len(seen) == 2 else "always" if True in seen else "never"
+
+
+def _header(name: str, weight: tuple[str, ...], bias: str) -> str:
+    kind = {"always": "Tensor", "never": "None", "sometimes": "Tensor | None"}[bias]
+    items = ["x: Tensor", *(f"{part}: Tensor" for part in weight), f"bias: {kind}", "counter_id: int"]
+    return lay_out("def ", call(name, [Code(item) for item in items]), " -> Tensor:", 0)

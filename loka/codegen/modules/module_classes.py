@@ -1,0 +1,204 @@
+"""One module class for each binding, and its frozen sibling for inference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from loka.codegen.chains.chain_functions import Chains
+from loka.codegen.chains.chain_shapes import ChainShape, StageShape, fits
+from loka.codegen.chains.interaction_calls import InteractionCalls
+from loka.codegen.chains.static_operands import StaticOperand, operands, static_operand, without_maxima
+from loka.codegen.chains.static_operands import arguments as known_arguments
+from loka.codegen.modules.forward_body import INDENT, ForwardBody
+from loka.codegen.modules.linear_recipes import Recipes, SiteRecipe, describe, site_recipe
+from loka.codegen.modules.region_functions import Regions
+from loka.codegen.modules.signature import forward_header
+from loka.codegen.text.comments import listed, shown, wrapped
+from loka.codegen.text.identifiers import Names, class_name
+from loka.codegen.text.layout import Code, call, code_of, lay_out, literal, parse
+from loka.errors import LokaError
+from loka.kernels.gemm.catalogue import SCALED_MM
+from loka.plan.plan import BindingKind, PlannedBinding, SitePlan
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleView:
+    """One generated class, as templates/modules.py.j2 reads it."""
+
+    name: str
+    docstring: str
+    header: str  # def forward(...) -> ...:
+    body: tuple[str, ...]
+    quantize: tuple[str, ...] = ()  # the lines of quantize; () in a class for training
+    known: tuple[str, ...] = ()  # the lines that name the operands with known scales
+
+
+@dataclass(frozen=True, slots=True)
+class BoundView:
+    """The two classes of one binding and what its sites run in FP8."""
+
+    binding: PlannedBinding
+    train: ModuleView
+    infer: ModuleView | None  # None where no fprop is in FP8 and no kernel takes anything along; `train` under mods
+    gemms: tuple[tuple[str, ...], ...]
+    kernels: tuple[tuple[tuple[str, ...], ...], ...] = ()  # of each of `gemms`; () where all are torch.scaled_mm
+
+
+@dataclass(slots=True)
+class ModuleWriter:
+    """Writes the classes of one package, and collects the kernels and regions that they call."""
+
+    sites: Mapping[str, SitePlan]
+    batch_size: int
+    kernels: str  # the name under which the module of kernels is imported
+    recipes: Recipes
+    regions: Regions
+    chains: Chains
+    mixes: InteractionCalls
+    class_names: Names = field(default_factory=Names)
+    imports: set[str] = field(default_factory=set)
+
+    def bound(self, binding: PlannedBinding) -> BoundView:
+        """The classes for one binding. Raises LokaError where the plan contradicts itself."""
+        name = self.class_names.unique(class_name(binding.modules, binding.module_type, binding.name), ("Frozen",))
+        plans = self._site_plans(binding)
+        gemms = tuple(tuple(gemm.gemm.value for gemm in plan.gemms if gemm.fp8) for plan in plans)
+        write = self._linear if binding.kind is BindingKind.LINEAR else self._forward
+        train, fuses = write(binding, name, plans, False)
+        frozen = fuses or any("fprop" in names for names in gemms)
+        rewritten = binding.forward is not None and bool(binding.forward.rewritten)
+        infer = write(binding, f"{name}Frozen", plans, True)[0] if frozen else train if rewritten else None
+        kernels = tuple(tuple(gemm.kernels for gemm in plan.gemms if gemm.fp8) for plan in plans)
+        usual = all(each == (SCALED_MM.name,) for site in kernels for each in site)
+        return BoundView(binding, train, infer, gemms, () if usual else kernels)
+
+    def _site_plans(self, binding: PlannedBinding) -> tuple[SitePlan, ...]:
+        """The plans of the first module's sites; every other module's must run the same."""
+        found: list[tuple[SitePlan, ...]] = []
+        for names in binding.sites:
+            missing = [name for name in names if name not in self.sites]
+            if missing:
+                raise LokaError(
+                    f"the plan binds a site that it lacks: {missing[0]!r}. Please report this fault in LoKA."
+                )
+            found.append(tuple(self.sites[name] for name in names))
+        if not found or len(found) != len(binding.modules):
+            raise LokaError(
+                f"the binding {binding.name!r} lists no sites for a module. Please report this fault in LoKA."
+            )
+        seen = {tuple(plan.gemms for plan in plans): plans for plans in found}
+        recipes = {tuple(_decisions(plan) for plan in plans) for plans in seen.values()}
+        if len(recipes) > 1:
+            raise LokaError(f"the binding {binding.name!r} mixes recipes. This is a fault in LoKA: please report it.")
+        return found[0]
+
+    def _linear(
+        self, binding: PlannedBinding, name: str, plans: tuple[SitePlan, ...], frozen: bool
+    ) -> tuple[ModuleView, bool]:
+        """The class of a plain linear; it takes nothing along."""
+        (plan,) = plans
+        recipe = site_recipe(plan)
+        bias = "self.bias" if any(path == "bias" for path, _ in binding.shapes) else None
+        biases: tuple[str, ...]
+        weight = ("self.loka_weight_0", "self.loka_scale_0") if frozen else ("self.weight",)
+        known = recipe.known and recipe.wgrad is not None and fits(plan)
+        if known or (recipe.turned and fits(plan)):
+            plain = without_maxima(recipe) if known else recipe
+            shape = ChainShape((StageShape(plan.site.k, plan.site.n, bias is not None, plain),))
+            kernel = f"{self.kernels}.{self.chains.function(shape, frozen)}"
+            biases = (*([bias] if bias else []), *(known_arguments(0, frozen) if known else ()))
+        else:
+            kernel, biases = self._kernel(recipe, bias is not None, frozen), (bias or "None",)
+        product = call(kernel, [Code(operand) for operand in ("x", *weight, *biases, "self.loka.counter_id(0)")])
+        view = ModuleView(
+            name,
+            self._docstring(binding, plans, frozen),
+            "def forward(self, x: Tensor) -> Tensor:",
+            tuple(lay_out("return ", product, "", INDENT).split("\n")),
+            self._quantize_lines(((plan, "self.weight"),)) if frozen else (),
+            _known_lines([static_operand(0, operand, recipe) for operand in operands(frozen)] if known else ()),
+        )
+        return view, False
+
+    def _forward(
+        self, binding: PlannedBinding, name: str, plans: tuple[SitePlan, ...], frozen: bool
+    ) -> tuple[ModuleView, bool]:
+        """The class of a straight-line forward, and whether kernels take anything along in the model's dtype."""
+        if binding.forward is None:
+            raise LokaError(f"the binding {binding.name!r} has no forward. This is a fault in LoKA: please report it.")
+        body = ForwardBody(self, binding.forward, binding.sites[0], plans, frozen)
+        self.imports |= body.imports
+        view = ModuleView(
+            name,
+            self._docstring(binding, plans, frozen),
+            forward_header(binding.forward, body.arguments),
+            tuple(body.lines),
+            self._quantize_lines(body.frozen_weights) if frozen else (),
+            _known_lines([static_operand(*place, site_recipe(plans[place[0]])) for place in body.known]),
+        )
+        return view, body.fuses
+
+    def kernel_name(self, recipe: SiteRecipe, has_bias: bool, frozen: bool) -> str:
+        """The wrapper in kernels.py for one more call, without the module."""
+        if frozen and recipe.fprop is not None:
+            return self.recipes.frozen(recipe.fprop, has_bias)
+        return self.recipes.linear(recipe, has_bias)
+
+    def _kernel(self, recipe: SiteRecipe, has_bias: bool, frozen: bool) -> str:
+        return f"{self.kernels}.{self.kernel_name(recipe, has_bias, frozen)}"
+
+    def _quantize_lines(self, weights: Sequence[tuple[SitePlan, str | None]]) -> tuple[str, ...]:
+        """`return (kernels.e4m3_rowwise(self.weight), None, ...)`: one for each site."""
+        items = []
+        for plan, weight in weights:
+            recipe = site_recipe(plan).fprop
+            if weight is None or recipe is None:
+                items.append(Code("None"))
+            else:
+                quantiser = f"{self.kernels}.{self.recipes.quantiser(recipe.operands[1])}"
+                items.append(call(quantiser, [code_of(parse(weight))]))
+        code = Code("(", tuple(items), ")", comma=len(items) == 1)
+        return tuple(lay_out("return ", code, "", INDENT).split("\n"))
+
+    def _docstring(self, binding: PlannedBinding, plans: tuple[SitePlan, ...], frozen: bool) -> str:
+        """Which modules, their sizes, and what each GEMM runs in."""
+        modules = f"{listed(binding.modules)}: {shown(binding.module_type)}" + (
+            ", its weights frozen" if frozen else ""
+        )
+        lines = [wrapped(modules + ".", 4, first=6), ""]
+        if binding.forward is not None and binding.forward.inlined:
+            lines += ["    " + wrapped(f"With the forward of {listed(binding.forward.inlined, most=8)}.", 4), ""]
+        if binding.forward is not None and binding.forward.rewritten:
+            lines += [f"    Rewritten by {listed(binding.forward.rewritten)}: the same function to rounding.", ""]
+        for index, plan in enumerate(plans):
+            runs = describe(_only_fprop(plan)) if frozen else describe(plan)
+            name = "" if binding.kind is BindingKind.LINEAR else f"{shown(plan.site.name)}: "
+            text = f"{name}{self._sizes(binding, index)}; {runs}."
+            lines.append("    " + wrapped(text, 4, hanging=4))
+        return "\n".join(lines if plans else lines[:-1])
+
+    def _sizes(self, binding: PlannedBinding, index: int) -> str:
+        """M, K and N of one site: "M = 4096 (B), K = 512, N = 2048"."""
+        sites = [self.sites[names[index]].site for names in binding.sites]
+        rows = dict.fromkeys((str(site.rows), site.rows.at(self.batch_size)) for site in sites)
+        m = " or ".join(f"{size} ({text})" for text, size in rows)
+        return f"M = {m}, K = {sites[0].k}, N = {sites[0].n}"
+
+
+def _known_lines(found: Sequence[StaticOperand]) -> tuple[str, ...]:
+    """`loka_known = (dispatch.StaticScale(0, "input", 3.5, 0.015625), ...)`: the scales that a module keeps."""
+    if not found:
+        return ()
+    each = [(one.site, one.operand.value, one.amax, one.scale) for one in found]
+    made = tuple(call("dispatch.StaticScale", [literal(item) for item in items]) for items in each)
+    code = Code("(", made, ")", comma=len(made) == 1)
+    return tuple(lay_out("loka_known = ", code, "", INDENT // 2).split("\n"))
+
+
+def _decisions(plan: SitePlan) -> tuple[object, ...]:
+    return tuple((gemm.gemm, gemm.operands, gemm.accumulation, gemm.kernel, gemm.by_rows) for gemm in plan.gemms)
+
+
+def _only_fprop(plan: SitePlan) -> SitePlan:
+    return SitePlan(plan.site, tuple(gemm for gemm in plan.gemms if gemm.gemm == "fprop"), {})

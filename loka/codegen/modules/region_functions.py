@@ -1,0 +1,175 @@
+"""Regions as functions of their own: what is read from outside becomes parameters, the GEMM becomes the FP8 linear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from loka.codegen.modules import statement_text
+from loka.codegen.text.comments import wrapped
+from loka.codegen.text.identifiers import Names, is_plain_variable, variable_name
+from loka.codegen.text.layout import Code, call, lay_out
+from loka.errors import LokaError
+from loka.graph.ir import Ref, RefKind, Region, Statement
+
+_INDENT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RegionView:
+    """One outlined function, as templates/region.py.j2 reads it."""
+
+    header: str
+    docstring: str
+    body: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """What the region's GEMM becomes: the wrapper, whether its weight is frozen, and how prose calls it."""
+
+    function: str
+    frozen: bool
+    said: str
+
+
+class Regions:
+    """The outlined functions of one package: regions with the same body share one."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._functions: dict[tuple[str, ...], str] = {}
+        self.views: list[RegionView] = []
+        self.imports: set[str] = set()
+
+    def function(self, region: Region, statements: Sequence[Statement], linear: Linear) -> tuple[str, tuple[Ref, ...]]:
+        """The function for a region's statements, and what to pass for it, before weight, scale and counter_id."""
+        reads = outside_reads(statements, linear.frozen)
+        neutral = _Outline(statements, reads, linear, lambda ref, number: f"p{number}", lambda number: f"v{number}")
+        key = tuple(neutral.body)
+        if key not in self._functions:
+            outline = _Outline(statements, reads, linear, _parameter_name, lambda number: statements[number].target)
+            name = self._names.unique(_function_name(region) + ("_frozen" if linear.frozen else ""))
+            self._functions[key] = name
+            self.imports |= outline.imports
+            said = " -> ".join(linear.said if op is None else op for op in _said_ops(region, statements))
+            docstring = wrapped(said + ".", _INDENT, first=6)
+            self.views.append(RegionView(_header(name, outline.parameters), docstring, tuple(outline.body)))
+        return self._functions[key], reads
+
+
+def outside_reads(statements: Sequence[Statement], frozen: bool) -> tuple[Ref, ...]:
+    """What the statements read that they do not set, each once, in order; without the weight where it is frozen."""
+    inside: set[str] = set()
+    reads: dict[Ref, None] = {}
+    for statement in statements:
+        for index, ref in enumerate(statement.operands):
+            if ref.kind is RefKind.LOCAL and ref.text in inside:
+                continue
+            if frozen and statement.call is not None and not _needs(statement, index):
+                continue
+            reads.setdefault(ref)
+        inside.add(statement.target)
+    return tuple(reads)
+
+
+def _needs(statement: Statement, index: int) -> bool:
+    """Whether the site's input or bias reads an operand."""
+    site_call = statement.call
+    return site_call is not None and f"{{{index}}}" in site_call.x + (site_call.bias or "")
+
+
+def _function_name(region: Region) -> str:
+    """layer_norm_linear_silu; a long one says where it begins and ends."""
+    name = variable_name("_".join(region.ops), "region")
+    if len("_".join(region.ops)) > 50:
+        name = variable_name(f"{region.ops[0]}_to_{region.ops[-1]}", "region")
+    return name if len(region.ops) > 1 else f"{name}_region"
+
+
+def _parameter_name(ref: Ref, number: int) -> str:
+    if ref.kind is RefKind.LOCAL and is_plain_variable(ref.text):
+        return ref.text
+    return variable_name(ref.text, "value")
+
+
+def _said_ops(region: Region, statements: Sequence[Statement]) -> list[str | None]:
+    """The region's operations, None for its GEMM."""
+    return [None if statement.call is not None else variable_name(statement.op, "op") for statement in statements]
+
+
+def _header(name: str, parameters: Sequence[str]) -> str:
+    typed = [f"{parameter}: {'int' if parameter == 'counter_id' else 'Tensor'}" for parameter in parameters]
+    return lay_out("def ", call(name, [Code(parameter) for parameter in typed]), " -> Tensor:", 0)
+
+
+class _Outline:
+    """One region's parameters and body, under the names that the two callables give."""
+
+    def __init__(
+        self,
+        statements: Sequence[Statement],
+        reads: Sequence[Ref],
+        linear: Linear,
+        parameter: Callable[[Ref, int], str],
+        target: Callable[[int], str],
+    ) -> None:
+        self._scope = statement_text.NameScope(("weight", "scale", "counter_id") if linear.frozen else ("counter_id",))
+        self._attributes: dict[str, str] = {}
+        self._linear = linear
+        self.parameters: list[str] = []
+        for number, ref in enumerate(reads):
+            name = self._scope.names.unique(parameter(ref, number))
+            self.parameters.append(name)
+            (self._scope.local if ref.kind is RefKind.LOCAL else self._attributes)[ref.text] = name
+        self.parameters += ["weight", "scale", "counter_id"] if linear.frozen else ["counter_id"]
+        self.body: list[str] = []
+        self.imports: set[str] = set()
+        for number, statement in enumerate(statements):
+            self._add(statement, target(number), last=number == len(statements) - 1)
+
+    def _add(self, statement: Statement, target: str, last: bool) -> None:
+        scope, site_call = self._scope, statement.call
+        if site_call is not None:
+            lines = self._linear_lines(statement, target, last)
+        else:
+            texts = statement_text.operand_texts(statement, scope, self._attributes)
+            code = statement_text.expression(statement, texts)
+            self.imports |= statement_text.globals_of(code.flat()) - {"torch"}
+            name = None if last else self._define(statement, target)
+            lines = (
+                statement_text.returned(code, _INDENT, scope)
+                if name is None
+                else statement_text.assignment(name, code, _INDENT, scope)
+            )
+        self.body += lines
+
+    def _define(self, statement: Statement, target: str) -> str:
+        """The target's name; a target that is set a second time keeps its own."""
+        scope = self._scope
+        if statement.target not in scope.local:
+            scope.local[statement.target] = scope.names.unique(
+                target if is_plain_variable(target) else variable_name(target, "value")
+            )
+        return scope.local[statement.target]
+
+    def _linear_lines(self, statement: Statement, target: str, last: bool) -> list[str]:
+        scope, linear, site_call = self._scope, self._linear, statement.call
+        if site_call is None:
+            raise LokaError("a region without a GEMM. This is a fault in LoKA: please report it.")
+        # An operand that only the frozen weight reads is no parameter; the templates below do not use it then.
+        texts = [
+            self._attributes.get(ref.text, ref.text) if ref.kind is RefKind.ATTRIBUTE else scope.local.get(ref.text, "")
+            for ref in statement.operands
+        ]
+        parts = statement_text.linear_call(site_call, texts)
+        weight = ["weight", "scale"] if linear.frozen else [parts.weight]
+        operands = [parts.x, *weight, parts.bias or "None", "counter_id"]
+        if last and parts.out == "{0}":
+            product = call(
+                linear.function, [statement_text.renamed(operand, statement_text.NameScope()) for operand in operands]
+            )
+            return statement_text.returned(product, _INDENT, scope)
+        name = scope.names.unique("result") if last else self._define(statement, target)
+        lines = statement_text.linear_statements(name, linear.function, operands, parts.out, _INDENT, scope)
+        return [*lines, f"    return {name}"] if last else lines

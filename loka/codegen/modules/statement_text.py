@@ -1,0 +1,195 @@
+"""Straight-line statements as text: renamed locals, FP8 linears in place of GEMMs, long expressions taken apart."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from loka.codegen.text.identifiers import Names, is_plain_variable, variable_name
+from loka.codegen.text.layout import WIDTH, Code, call, code_of, lay_out, parse
+from loka.errors import LokaError
+from loka.graph.ir import RefKind, SiteCall, Statement
+
+# What a printed statement may read besides its operands: modules, the one that every generated file has, and builtins.
+_GLOBALS = frozenset({"torch", "math", "operator"})
+_DISPATCH = "dispatch"
+_BUILTINS = frozenset({"abs", "bool", "complex", "float", "getattr", "int", "len", "max", "min", "slice", "tuple"})
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCall:
+    """A GEMM as a call: the operands' expressions, and the product's further way."""
+
+    x: str
+    weight: str
+    bias: str | None
+    out: str  # a template over the product
+
+
+class NameScope:
+    """The names of one function: what the traced text calls its locals, and what the generated text calls them."""
+
+    def __init__(self, arguments: Iterable[str] = ()) -> None:
+        arguments = tuple(arguments)
+        self.names = Names(arguments)
+        self.local: dict[str, str] = {name: name for name in arguments}
+
+    def define(self, target: str) -> str:
+        """The generated name of a target; a name that is ours, or no plain variable, becomes another."""
+        if target not in self.local:
+            plain = is_plain_variable(target)
+            self.local[target] = self.names.unique(target if plain else variable_name(target, "value"))
+        return self.local[target]
+
+    def read(self, name: str) -> str:
+        """The generated name of a local that was defined before."""
+        if name not in self.local:
+            raise LokaError(
+                f"a traced forward reads {name!r} before it is set. This is a fault in LoKA: please report it."
+            )
+        return self.local[name]
+
+
+def used_later(statements: Sequence[Statement], result: str) -> set[str]:
+    """The targets that any later statement or the result reads."""
+    used = {node.id for node in ast.walk(parse(result)) if isinstance(node, ast.Name)}
+    for statement in statements:
+        used |= {ref.text for ref in statement.operands if ref.kind is RefKind.LOCAL}
+    return used
+
+
+def operand_texts(statement: Statement, scope: NameScope, attributes: Mapping[str, str]) -> list[str]:
+    """The statement's operands as the generated function names them.
+
+    `attributes` maps expressions on self to parameters where a function is outlined; elsewhere it is empty and they
+    stay as they are.
+    """
+    return [
+        scope.read(ref.text) if ref.kind is RefKind.LOCAL else attributes.get(ref.text, ref.text)
+        for ref in statement.operands
+    ]
+
+
+def expression(statement: Statement, texts: Sequence[str]) -> Code:
+    """What the statement computes, as the model has it."""
+    return checked(statement.template.format(*texts), texts)
+
+
+def linear_call(site_call: SiteCall, texts: Sequence[str]) -> LinearCall:
+    """A site's operands, each between its changes of view."""
+    bias = None if site_call.bias is None else site_call.bias.format(*texts)
+    return LinearCall(site_call.x.format(*texts), site_call.weight.format(*texts), bias, site_call.out)
+
+
+def checked(text: str, operands: Iterable[str] = ()) -> Code:
+    """`text` parsed and laid out. Raises LokaError where it reads any name but its operands', modules' and builtins."""
+    node = parse(text)
+    allowed = _GLOBALS | _BUILTINS | {_DISPATCH} | {part.id for op in operands for part in _names(parse(op))}
+    for name in _names(node):
+        if name.id not in allowed:
+            raise LokaError(
+                f"cannot render {text[:200]!r}: {name.id!r} is unknown. This is a fault in LoKA: please report it."
+            )
+    return code_of(node)
+
+
+def globals_of(text: str) -> set[str]:
+    """The modules, of those that a statement may read, that `text` reads."""
+    return {name.id for name in _names(parse(text))} & _GLOBALS
+
+
+def renamed(text: str, scope: NameScope) -> Code:
+    """An expression over locals, such as a forward's result, in generated names."""
+    node = parse(text)
+    for name in _names(node):
+        if name.id in scope.local:
+            name.id = scope.local[name.id]
+    return code_of(node)
+
+
+def _names(node: ast.expr) -> list[ast.Name]:
+    return [part for part in ast.walk(node) if isinstance(part, ast.Name)]
+
+
+def assignment(target: str | None, code: Code, indent: int, scope: NameScope) -> list[str]:
+    """`target = code`, or, for a target that nobody reads, the expression for what it does.
+
+    What is too long for a line and cannot be opened at a bracket is taken apart into several statements.
+    """
+    before = f"{target} = " if target is not None else "" if code.close == ")" and code.text[0].isalpha() else "_ = "
+    lines: list[str] = []
+    if len(before) + len(code.flat()) + indent > WIDTH and not _opens_well(code):
+        lines, code = _taken_apart(code, indent, scope)
+    return [*lines, *lay_out(before, code, "", indent).split("\n")]
+
+
+def returned(code: Code, indent: int, scope: NameScope) -> list[str]:
+    """`return code`, taken apart like an assignment."""
+    lines = assignment("result", code, indent, scope)
+    margin = " " * indent
+    if not lines[0].startswith(f"{margin}result = "):
+        return [*lines, f"{margin}return result"]
+    if len(lines) == 1:
+        return lay_out("return ", code, "", indent).split("\n")
+    return [f"{margin}return " + lines[0].removeprefix(f"{margin}result = "), *lines[1:]]
+
+
+def _opens_well(code: Code) -> bool:
+    """Whether the bracket at the end is the only one, so that opening it is what ruff would do."""
+    return bool(code.items) and not any(bracket in code.text[:-1] for bracket in "([")
+
+
+def _taken_apart(code: Code, indent: int, scope: NameScope) -> tuple[list[str], Code]:
+    """The outermost parts of an expression as statements of their own, in order of evaluation."""
+    node = parse(code.flat())
+    lines: list[str] = []
+
+    def part(inner: ast.expr) -> ast.expr:
+        if isinstance(inner, ast.Name | ast.Constant):
+            return inner
+        name = scope.names.unique("part")
+        lines.extend(assignment(name, code_of(inner), indent, scope))
+        return ast.Name(name, ast.Load())
+
+    _replace_parts(node, part)
+    return lines, code_of(node)
+
+
+def _replace_parts(node: ast.expr, part: Callable[[ast.expr], ast.expr]) -> None:
+    match node:
+        case ast.BinOp():
+            node.left, node.right = part(node.left), part(node.right)
+        case ast.UnaryOp():
+            node.operand = part(node.operand)
+        case ast.IfExp():
+            node.test = part(node.test)
+        case ast.Compare():
+            node.left, node.comparators = part(node.left), [part(right) for right in node.comparators]
+        case ast.Call(func=ast.Attribute() as method) if not _is_path(method):
+            method.value = part(method.value)
+        case ast.Attribute() | ast.Subscript() if not _is_path(node):
+            node.value = part(node.value)
+
+
+def _is_path(node: ast.expr) -> bool:
+    """A dotted name, possibly with constant indices: nothing to compute."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant):
+            return False
+        node = node.value
+    return isinstance(node, ast.Name)
+
+
+def linear_statements(
+    target: str | None, function: str, operands: Sequence[str], out: str, indent: int, scope: NameScope
+) -> list[str]:
+    """`target = function(operands)`, and a second statement for a change of the product's view."""
+    product = call(function, [code_of(parse(operand)) for operand in operands])
+    if out == "{0}":
+        return assignment(target, product, indent, scope)
+    name = scope.names.unique("product")
+    return [
+        *assignment(name, product, indent, scope),
+        *assignment(target, checked(out.format(name), [name]), indent, scope),
+    ]

@@ -1,0 +1,187 @@
+"""A plan in, the files of its package out: the same bytes on any machine, formatted, and stamped as one generation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection
+from pathlib import PurePath, PurePosixPath
+
+import loka
+from loka.codegen.chains.chain_functions import Chains
+from loka.codegen.chains.interaction_calls import InteractionCalls
+from loka.codegen.modules.adaptation_text import adaptation_text
+from loka.codegen.modules.binding_text import binding_text
+from loka.codegen.modules.linear_recipes import Recipes
+from loka.codegen.modules.module_classes import BoundView, ModuleWriter
+from loka.codegen.modules.region_functions import Regions
+from loka.codegen.modules.signature import outside_names
+from loka.codegen.package.template_folder import Templates, load_templates
+from loka.codegen.text.comments import shown
+from loka.codegen.text.identifiers import RESERVED, Names
+from loka.codegen.text.layout import WIDTH, quoted
+from loka.errors import InputError
+from loka.kernels.fused.rendering import KERNELS_FILE, load_kernel_templates, render, render_files
+from loka.plan.plan import Plan
+from loka.plan.serialize import to_json
+
+MANIFEST = "manifest.json"
+PLAN = "plan.json"
+_UNSTAMPED = "0" * 64
+
+
+def render_package(plan: Plan, plan_json: str | None = None) -> dict[str, str]:
+    """The package's files, by name, ending with manifest.json.
+
+    `plan_json` is the text of plan.json where it is at hand; else the plan is serialised here. Raises InputError where
+    the plan's name cannot be a package's, LokaError where a plan contradicts itself.
+    """
+    if not plan.name.isidentifier() or not plan.name.isascii() or plan.name in RESERVED - {"self", "apply"}:
+        raise InputError(
+            f"a package cannot be called {plan.name!r}: give the policy a name that is a Python identifier"
+        )
+    templates = load_templates()
+    text = to_json(plan) if plan_json is None else plan_json
+    files = _render_code(plan, templates)
+    inputs = _inputs(plan, text, templates, KERNELS_FILE in files)
+    # Over the inputs and what came of them, so that two generations with one stamp have the same files.
+    stamp = _sha256(json.dumps([inputs, files], sort_keys=True))
+    stamped = {name: code.replace(_UNSTAMPED, stamp, 1) for name, code in files.items()}
+    stamped[PLAN] = text
+    stamped[MANIFEST] = _manifest(plan, stamp, inputs, stamped)
+    return stamped
+
+
+def _render_code(plan: Plan, templates: Templates) -> dict[str, str]:
+    kernel_names = Names()
+    arguments = outside_names(plan.bindings)
+    writer = ModuleWriter(
+        sites={site.site.name: site for site in plan.sites},
+        batch_size=plan.batch_size,
+        kernels="fp8_kernels" if "kernels" in arguments else "kernels",
+        recipes=Recipes(kernel_names),
+        regions=Regions(kernel_names),
+        chains=Chains(kernel_names),
+        mixes=InteractionCalls(kernel_names),
+    )
+    views = [writer.bound(binding) for binding in plan.bindings]
+    common = {"name": plan.name, "policy": shown(policy_name(plan)), "stamp": _UNSTAMPED, "target": quoted(plan.target)}
+    fused = _fused_files(writer, common["policy"])
+    files = {
+        **fused,
+        "kernels.py": _kernels(templates, writer, common),
+        "modules.py": _modules(templates, writer, views, common),
+        "__init__.py": templates.render(
+            "init.py.j2",
+            {
+                "bindings": [binding_text(view) for view in views],
+                "adaptations": [adaptation_text(adaptation) for adaptation in plan.adaptations],
+                "fused": bool(fused),
+                **common,
+            },
+        ),
+    }
+    return {name: _with_exemptions(code, arguments if name == "modules.py" else ()) for name, code in files.items()}
+
+
+def _fused_files(writer: ModuleWriter, policy: str) -> dict[str, str]:
+    """The files of Triton kernels and of their operators, none where nothing calls any."""
+    templates = load_kernel_templates()
+    specs = dict.fromkeys((*writer.chains.specs(), *writer.mixes.specs()))
+    kernels = [render(spec, templates) for spec in specs]
+    return render_files(kernels, templates, policy, _UNSTAMPED) if kernels else {}
+
+
+def _kernels(templates: Templates, writer: ModuleWriter, common: dict[str, str]) -> str:
+    linears, frozens = writer.recipes.linears(), writer.recipes.frozens()
+    return templates.render(
+        "kernels.py.j2",
+        {
+            "linears": linears,
+            "frozens": frozens,
+            "quantisers": writer.recipes.quantisers(),
+            "formats": writer.recipes.formats(),
+            "turn": writer.recipes.turn,
+            "chains": writer.chains.views(),
+            "frozen_chains": writer.chains.frozen_views(),
+            "functions": writer.mixes.views(),
+            "regions": writer.regions.views,
+            "known": writer.chains.known,
+            "imports": sorted(writer.regions.imports),
+            **common,
+        },
+    )
+
+
+def _modules(templates: Templates, writer: ModuleWriter, views: list[BoundView], common: dict[str, str]) -> str:
+    made = ((bound.train, None if bound.infer is bound.train else bound.infer) for bound in views)
+    classes = [view for pair in made for view in pair if view is not None]
+    typed = "\n".join([view.header for view in classes])
+    return templates.render(
+        "modules.py.j2",
+        {
+            "classes": classes,
+            "kernels": writer.kernels,
+            "uses_kernels": any(
+                f"{writer.kernels}." in line for view in classes for line in (*view.body, *view.quantize)
+            ),
+            "imports": sorted(writer.imports),
+            "uses_any": "Any" in typed,
+            "uses_tensor": "Tensor" in typed or any(view.quantize for view in classes),
+            **common,
+        },
+    )
+
+
+def _with_exemptions(code: str, arguments: Collection[str] = ()) -> str:
+    """`code`, with a line that excuses what its names force: a name too long for a line, arguments in upper case."""
+    rules = []
+    if any(len(line) > WIDTH and " " in line.strip() for line in code.split("\n")):
+        rules.append("E501")
+    if any(re.fullmatch("[lIO]", argument) for argument in arguments):
+        rules.append("E741")
+    if any(argument.lower() != argument for argument in arguments):
+        rules.append("N803")
+    return f"# ruff: noqa: {', '.join(rules)}\n{code}" if rules else code
+
+
+def policy_name(plan: Plan) -> str:
+    """The policy's file as the user named it; of an absolute path the last part, which is the same on any machine."""
+    file = plan.policy_files[0][0] if plan.policy_files else plan.name
+    return _portable(file)
+
+
+def _portable(file: str) -> str:
+    path = PurePath(file)
+    return path.name if path.is_absolute() else PurePosixPath(*path.parts).as_posix()
+
+
+def _inputs(plan: Plan, plan_json: str, templates: Templates, has_kernels: bool) -> dict[str, str]:
+    """What the package was made from: sha256 by name."""
+    inputs = {f"policy {_portable(file)}": digest for file, digest in plan.policy_files}
+    if plan.profile is not None:
+        inputs[f"profile {_portable(plan.profile[0])}"] = plan.profile[1]
+    if plan.measurements is not None:
+        inputs[f"measurements {_portable(plan.measurements[0])}"] = plan.measurements[1]
+    inputs |= {f"template {name}": digest for name, digest in templates.hashes().items()}
+    if has_kernels:
+        inputs |= {f"template {name}": digest for name, digest in load_kernel_templates().hashes().items()}
+    return {**inputs, PLAN: _sha256(plan_json), "loka": loka.__version__}
+
+
+def _manifest(plan: Plan, stamp: str, inputs: dict[str, str], files: dict[str, str]) -> str:
+    manifest = {
+        "format": "loka.package",
+        "version": 1,
+        "name": plan.name,
+        "policy": policy_name(plan),
+        "stamp": stamp,
+        "inputs": inputs,
+        "outputs": {name: _sha256(text) for name, text in files.items()},
+    }
+    return json.dumps(manifest, indent=2, sort_keys=True) + "\n"
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

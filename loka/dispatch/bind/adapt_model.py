@@ -1,0 +1,124 @@
+"""What mods change in a live model before kernels are bound: carried out once, or taken back where binding fails."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from loka.dispatch.bind.bound import is_bound, unsharded_class
+from loka.dispatch.bind.wrappers import ClosedWrapperError, unwrap
+from loka.dispatch.dispatch_errors import BindError, NewModelWarning
+from loka.mods.adapt import AdaptError, is_adapted
+from loka.mods.adapt import adapt as carry_out
+from loka.mods.adaptation import Adaptation
+from loka.mods.registry import MODEL_MODS
+from loka.mods.unwrap import unwrapped
+
+
+def adapt(model: nn.Module, package: str, adaptations: Sequence[Adaptation]) -> None:
+    """Change the modules of a model as the mods of its plan do, in place; nothing where that was done already.
+
+    Comes before the optimiser, DDP, FSDP and torch.compile, which hold what goes. Warns (NewModelWarning) that what
+    comes out has to be trained. Raises BindError with every reason why this is not the model that was planned, and
+    where it is wrapped, compiled, sharded or bound; it is then unchanged.
+    """
+    if not isinstance(model, nn.Module):
+        raise BindError(f"{package}: adapt takes the model, an nn.Module, not {type(model).__name__}")
+    with adapting(model, package, adaptations, stacklevel=5):
+        pass
+
+
+@contextmanager
+def adapting(model: nn.Module, package: str, adaptations: Sequence[Adaptation], stacklevel: int) -> Iterator[None]:
+    """As `adapt`, taken back where what runs inside raises; the warning comes after it."""
+    if not adaptations or _is_done(model, package, adaptations):
+        yield
+        return
+    problems = _problems(model)
+    if problems:
+        raise BindError(f"{package} cannot adapt this model, which is left as it was:", problems)
+    held = [part for module in model.modules() for part in (module._modules, module._parameters)]
+    saved: list[tuple[dict[str, Any], dict[str, Any]]] = [(part, dict(part)) for part in held]
+    try:
+        carry_out(model, adaptations)
+        yield
+    except AdaptError as error:
+        _restore(saved)
+        raise _refused(package, error) from error
+    except BaseException:  # whatever stopped it, an interrupt too: nothing may stay half changed
+        _restore(saved)
+        raise
+    if not all(MODEL_MODS[adaptation.mod].exact for adaptation in adaptations):
+        warnings.warn(_said(package, adaptations), NewModelWarning, stacklevel=stacklevel)
+
+
+def _is_done(model: nn.Module, package: str, adaptations: Sequence[Adaptation]) -> bool:
+    """Whether a model is adapted, wrappers passed over."""
+    try:
+        with unwrapped(unwrap(model), _inside) as root:
+            return is_adapted(root, adaptations)
+    except ClosedWrapperError as error:
+        raise BindError(f"{package}: the model is wrapped in {error}: adapt before wrapping") from error
+    except AdaptError as error:
+        closed = next((name for module in model.modules() if (name := _closed(module)) is not None), None)
+        if closed is not None:
+            raise BindError(f"{package}: a part of the model is wrapped in {closed}: adapt before wrapping") from error
+        raise _refused(package, error) from error
+
+
+def _inside(module: nn.Module) -> nn.Module:
+    """What a wrapper holds that can be opened; any other module as it is."""
+    return module if _closed(module) is not None else unwrap(module)
+
+
+def _closed(module: nn.Module) -> str | None:
+    """The name of the wrapper that a module lies in and that cannot be opened; None where there is none."""
+    try:
+        unwrap(module)
+    except ClosedWrapperError as error:
+        return str(error)
+    return None
+
+
+def _problems(model: nn.Module) -> list[str]:
+    """Why modules of a model cannot be changed now."""
+    found: dict[str, None] = {}
+    for module in model.modules():
+        if _closed(module) is not None or unwrap(module) is not module:
+            found[f"it is wrapped in {type(module).__name__}, or a part of it is: adapt before wrapping"] = None
+        elif module._compiled_call_impl is not None:
+            found["it, or a part of it, is compiled: adapt before compiling"] = None
+        elif unsharded_class(type(module)) is not type(module):
+            found["it is sharded by fully_shard: adapt before sharding"] = None
+        elif is_bound(module):
+            found["kernels are bound to it: take them off first (patch.remove()), or adapt a model of its own"] = None
+    return list(found)
+
+
+def _refused(package: str, error: AdaptError) -> BindError:
+    headline = str(error).splitlines()[0]
+    return BindError(f"{package}: {headline}", error.problems)
+
+
+def _restore(saved: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    for held, copy in saved:
+        held.clear()
+        held.update(copy)
+
+
+def _said(package: str, adaptations: Sequence[Adaptation]) -> str:
+    """What was changed, and what follows."""
+    counts: Counter[str] = Counter()
+    for adaptation in adaptations:
+        counts[adaptation.mod] += len(adaptation.modules)
+    changed = ", ".join(f"{mod} {count} module{'s' if count != 1 else ''}" for mod, count in counts.items())
+    return (
+        f"{package} changed the model ({changed}): it is another model now, and has to be trained. Make its optimizer "
+        f"after this. A checkpoint of the model as it was goes through {package}.convert(state_dict) before it is "
+        "loaded"
+    )

@@ -1,0 +1,111 @@
+"""Binding a generated package to a live model: all of it, or nothing."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from loka.dispatch.bind.adapt_model import adapting
+from loka.dispatch.bind.binding import Binding
+from loka.dispatch.bind.bound import Bound, CallCounters, Frozen, derive, is_frozen_class, quantize, set_frozen
+from loka.dispatch.bind.check_libraries import library_problems
+from loka.dispatch.bind.check_model import ModuleMatch, match_modules
+from loka.dispatch.bind.device_warning import warn_of_devices
+from loka.dispatch.bind.wrappers import ClosedWrapperError, unwrap
+from loka.dispatch.dispatch_errors import BindError
+from loka.dispatch.patch.patch import BoundModule, Patch, refresh_after_load, unbind
+from loka.dispatch.static_scales import keep_from_ddp, names_in, set_static_scales
+from loka.mods.adaptation import Adaptation
+
+MODES = ("train", "infer")
+
+
+def apply(
+    model: nn.Module,
+    package: str,
+    bindings: Sequence[Binding],
+    target: str,
+    mode: str = "train",
+    adaptations: Sequence[Adaptation] = (),
+) -> Patch:
+    """Give the modules that `bindings` name their generated forwards, in place.
+
+    What mods change in the model (`adaptations`) comes first, where `adapt` was not called before.
+
+    `package` is the generated package's name, for messages; `target` the device of its plan ("h100", "h200",
+    "reference"). Mode "train" quantises weights in every forward; "infer" quantises them once, into buffers that are
+    no part of the state_dict. Wrappers (DDP, torch.compile) around the model are passed over.
+
+    Raises BindError with every reason why the package does not fit the model (other children, order, types, constants
+    or shapes than its forwards were made from) or a planned kernel cannot run on the
+    model's device (its library is missing, for one); the model is then unchanged. Warns
+    (LokaWarning) where the model's device has no FP8 or is not `target`, and as `adapt` does.
+    """
+    root = _root(model, package)
+    if mode not in MODES:
+        close = difflib.get_close_matches(str(mode), MODES, n=1, cutoff=0.3)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise BindError(f"{package}: mode must be 'train' or 'infer', not {mode!r}{hint}")
+    with adapting(model, package, adaptations, stacklevel=5):
+        bound = _bound(root, package, bindings, mode)
+    # Said of the line that called the generated package's apply.
+    warn_of_devices(package, target, (part.module for part in bound), stacklevel=3)
+    return Patch(root, package, bound)
+
+
+def _bound(root: nn.Module, package: str, bindings: Sequence[Binding], mode: str) -> tuple[BoundModule, ...]:
+    """The modules of the bindings, bound; all or none of them."""
+    matches, problems = match_modules(root, bindings, mode)
+    if problems:
+        raise BindError(f"{package} does not fit this model, which is left as it was:", problems)
+    problems = library_problems(matches, mode)
+    if problems:
+        raise BindError(f"{package} cannot run on this machine; the model is left as it was:", problems)
+    # What can fail is made before the first module changes.
+    prepared = [(match, derive(match.generated, type(match.module)), _quantized(match)) for match in matches]
+    bound = []
+    try:
+        for match, derived, frozen in prepared:
+            bound.append(BoundModule(match.name, match.module, _bind(match, derived, frozen, mode)))
+    except BaseException:  # whatever stopped it, an interrupt too: nothing may stay half bound
+        for match in matches:
+            unbind(match.module)
+        raise
+    keep_from_ddp(root, [name for match in matches for name in names_in(match.name, match.generated.loka_known)])
+    return tuple(bound)
+
+
+def _root(model: Any, package: str) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise BindError(f"{package}: apply takes the model, an nn.Module, not {type(model).__name__}")
+    try:
+        return unwrap(model)
+    except ClosedWrapperError as error:
+        raise BindError(f"{package}: the model is wrapped in {error}: apply before wrapping") from None
+
+
+def _quantized(match: ModuleMatch) -> Frozen:
+    return quantize(match.generated, match.module) if is_frozen_class(match.generated) else ()
+
+
+def _bind(match: ModuleMatch, derived: type[Bound], frozen: Frozen, mode: str) -> CallCounters:
+    binding = match.binding
+    planned = binding.in_mode(mode)
+    counters = CallCounters(
+        match.sites,
+        tuple(tuple(site) for site in planned),
+        binding.inlined,
+        tuple(tuple(site.values()) for site in planned) if binding.kernels else (),
+        binding,
+    )
+    module: Any = match.module
+    module.__class__ = derived
+    module.loka = counters
+    set_static_scales(module, match.generated.loka_known)
+    if frozen:
+        set_frozen(module, frozen)
+        module.register_load_state_dict_post_hook(refresh_after_load)
+    return counters

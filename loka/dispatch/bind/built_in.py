@@ -1,0 +1,170 @@
+"""Compares what a generated forward has built in with the live model: modules, their order, values, shapes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from loka.dispatch.bind.binding import Binding
+from loka.dispatch.bind.bound import plain_class, type_name
+from loka.graph.reads import (
+    LIVE,
+    PRESENT,
+    SOURCE,
+    NoValue,
+    Reads,
+    attribute_of,
+    held_by,
+    method_text,
+    outside_values,
+    value_text,
+)
+from loka.graph.value_text import ValueTexts, tensor_text
+
+AGAIN = "run loka generate again"
+BACK = "change it back, or remove the patch and run loka generate again"
+_SHOWN = 6  # names of items in one message
+
+
+def built_in_problems(module: nn.Module, binding: Binding, after: bool = False) -> list[str]:
+    """Every difference between a module and the one that its forward was generated for, with names and what to do.
+
+    `after`: the module is bound by now. Children that the generated forward calls may be anything that is there.
+    """
+    advice = BACK if after else AGAIN
+    found = list(_changed(module, binding, after))
+    if not found and all(below(module, path) is not None for path in binding.inlined):
+        found = list(_changed_outside(module, binding))
+    return [f"{problem}: {advice}" for problem in found]
+
+
+def _changed(module: nn.Module, binding: Binding, after: bool) -> Iterator[str]:
+    texts = ValueTexts(module)
+    for reads in binding.reads:
+        for path in reads.modules:
+            child = below(module, path)
+            if child is not None:
+                yield from (_whose(path) + what for what in _differences(child, path, reads, texts, after))
+            elif path not in binding.inlined:  # those are missed by `check.child_problems`
+                yield f"has no child {path!r}, planned was a {reads.type}"
+    for path in binding.called:
+        if below(module, path) is None:
+            yield f"has no child {path!r}, which the generated forward calls"
+
+
+def _changed_outside(module: nn.Module, binding: Binding) -> Iterator[str]:
+    if not binding.constants:
+        return
+    values, texts = outside_values(_unbound(module), binding.inlined, binding.reads), ValueTexts(module)
+    for name, planned in binding.constants:
+        found = texts.text(values[name]) if name in values else NoValue.ABSENT.value
+        if found != planned:
+            yield f"its forward reads {name} = {found}, planned was {planned}"
+
+
+def lost_parameters(module: nn.Module, binding: Binding) -> Iterator[str]:
+    """The planned parameters that a bound module no longer has, or has in another shape."""
+    children: dict[str, nn.Module | None] = {}
+    for name, shape in binding.shapes:
+        path, _, own = name.rpartition(".")
+        child = children[path] if path in children else children.setdefault(path, below(module, path))
+        if child is None:
+            continue  # said by `check.child_problems`
+        found = child._parameters.get(own)
+        if found is None:  # that of a parametrisation is computed, as in the generated forward
+            found = getattr(child, own, None)
+        if not isinstance(found, torch.Tensor):
+            yield f"has no parameter {name!r}, planned with shape {shape}: {BACK}"
+        elif tuple(found.shape) != shape and not _is_flat(found):
+            yield f"{name} has shape {tuple(found.shape)}, planned was {shape}: {BACK}"
+    if not binding.source_hash and "bias" not in dict(binding.shapes) and getattr(module, "bias", None) is not None:
+        yield f"has a bias that the generated forward does not add: {BACK}"
+
+
+def below(module: nn.Module, path: str) -> nn.Module | None:
+    """The child of a dotted path, "" for the module itself; None where there is none."""
+    found: nn.Module | None = module
+    for part in path.split(".") if path else ():
+        found = found._modules.get(part) if found is not None else None
+    return found
+
+
+def same_type(cls: type, planned: str) -> bool:
+    """Whether a class is the planned one; a script's own classes live in __main__ and were planned under its name."""
+    if type_name(cls) == planned:
+        return True
+    if cls.__module__ != "__main__":
+        return False
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    stem = Path(getattr(main, "__file__", None) or "").stem
+    return planned == f"{spec.name if spec is not None else stem}.{cls.__qualname__}"
+
+
+def _unbound(module: nn.Module) -> nn.Module:
+    """A view of a module as its own class, whose forward is the one that was traced."""
+    view: nn.Module = object.__new__(plain_class(type(module)))
+    view.__dict__ = vars(module)
+    return view
+
+
+def _differences(child: nn.Module, path: str, reads: Reads, texts: ValueTexts, after: bool) -> Iterator[str]:
+    cls = type(child)
+    if path and type_name(cls) != reads.type and not same_type(cls := plain_class(cls), reads.type):
+        yield f"is a {type_name(cls)}, planned was a {reads.type}"
+        return
+    if reads.holds is not None and (held := held_by(child)) != reads.holds:
+        yield _other_items(held, reads.holds)
+    for name, planned in reads.values:
+        if planned.startswith(SOURCE):
+            if not after and method_text(child, name) != planned:
+                yield f"has another method {name} than planned"
+            continue
+        value = attribute_of(child, name)
+        if not _is_planned(value, planned, after) and (found := value_text(value, texts)) != planned:
+            yield f"has {name} = {found}, planned was {_meant(planned)}"
+
+
+def _is_planned(value: object, planned: str, after: bool) -> bool:
+    """True where a value is as planned and that shows without its text."""
+    if planned == LIVE:  # the hash of the forward's source knows floats alone; once bound, any number is read
+        return isinstance(value, float) or (after and type(value) is int)
+    if planned == PRESENT:
+        return isinstance(value, nn.Module)
+    if isinstance(value, torch.Tensor) and planned.startswith(_A_TENSOR):
+        return tensor_text(value) == planned or _is_flat(value)
+    return False
+
+
+_A_TENSOR = tensor_text(torch.empty(())).partition("(")[0]
+
+
+def _is_flat(tensor: torch.Tensor) -> bool:
+    """True for a tensor that FullyShardedDataParallel keeps as a piece of a flat one between forwards."""
+    return getattr(tensor, "_fsdp_flattened", False)
+
+
+def _whose(path: str) -> str:
+    return f"its child {path!r} " if path else ""
+
+
+def _other_items(held: int | tuple[str, ...], planned: int | tuple[str, ...]) -> str:
+    """The difference between what a container holds and what was planned."""
+    if isinstance(held, int) and isinstance(planned, int):
+        return f"holds {held} item{'' if held == 1 else 's'}, planned {'was' if planned == 1 else 'were'} {planned}"
+    now, then = (tuple(map(str, range(each))) if isinstance(each, int) else each for each in (held, planned))
+    new, gone = ([name for name in one if name not in other] for one, other in ((now, then), (then, now)))
+    said = [f"{word} {_listed(names)}" for word, names in (("also holds", new), ("lacks", gone)) if names]
+    return " and ".join(said) or f"holds {_listed(now)} in this order, planned was {_listed(then)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:_SHOWN])) + (", ..." if len(names) > _SHOWN else "")
+
+
+def _meant(planned: str) -> str:
+    return "a float, read in each call" if planned == LIVE else planned

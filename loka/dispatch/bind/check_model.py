@@ -1,0 +1,165 @@
+"""Whether a package fits a live model: every reason against it, found before anything changes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from loka.dispatch.bind.binding import Binding
+from loka.dispatch.bind.bound import Bound, is_bound, type_name, unsharded_class
+from loka.dispatch.bind.built_in import below, built_in_problems, lost_parameters, same_type
+from loka.dispatch.bind.check_source import source_problems
+from loka.dispatch.bind.wrappers import ClosedWrapperError, find_module, plain_name
+
+_HOOKS = {
+    "_forward_hooks": "forward hooks",
+    "_forward_pre_hooks": "forward pre-hooks",
+    "_backward_hooks": "backward hooks",
+    "_backward_pre_hooks": "backward pre-hooks",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleMatch:
+    """One module of the live model and what it becomes."""
+
+    name: str
+    module: nn.Module
+    binding: Binding
+    sites: tuple[str, ...]
+    generated: type[Bound]
+
+
+def match_modules(root: nn.Module, bindings: Sequence[Binding], mode: str) -> tuple[list[ModuleMatch], list[str]]:
+    """Every module that the bindings name, and every reason why one cannot be bound; `root` is left as it is."""
+    matches: list[ModuleMatch] = []
+    problems: list[str] = []
+    seen: dict[int, str] = {}
+    names: list[str] = []
+    for binding in bindings:
+        generated = binding.generated(mode)
+        if generated is None:
+            continue
+        for name, sites in zip(binding.modules, binding.sites, strict=True):
+            try:
+                module = find_module(root, name)
+            except ClosedWrapperError as error:
+                problems.append(f"{shown(name)}: lies in {error}, which changes what it holds: apply before wrapping")
+                continue
+            if module is None:
+                names = names or [plain_name(known) for known, _ in root.named_modules() if known]
+                problems.append(f"{shown(name)}: the model has no such module{_nearest(name, names)}")
+                continue
+            if id(module) in seen:
+                problems.append(f"{shown(name)}: is the same module as {shown(seen[id(module)])}")
+                continue
+            seen[id(module)] = name
+            found = list(_problems(module, binding, mode))
+            problems += [f"{shown(name)}: {problem}" for problem in found]
+            if not found:
+                matches.append(ModuleMatch(name, module, binding, sites, generated))
+    for match in matches:
+        for child in match.binding.inlined:
+            if (bound := seen.get(id(match.module.get_submodule(child)))) is not None:
+                problems.append(f"{shown(bound)}: is inlined into {shown(match.name)}, so it cannot be bound too")
+    return matches, problems
+
+
+def child_problems(module: nn.Module, inlined: Sequence[str]) -> Iterator[str]:
+    """What a module's inlined children have that would no longer happen, since their own forward is not called."""
+    for name in inlined:
+        child = below(module, name)
+        if child is None:
+            yield f"has no child {name!r}, whose forward is part of the generated one"
+            continue
+        for attribute, kind in _HOOKS.items():
+            if getattr(child, attribute, None):
+                yield f"its child {name!r} has {kind}, which would not fire: its forward is part of the generated one"
+        if "parametrizations" in child._modules:
+            yield f"its child {name!r} is parametrised: remove the parametrisation, or keep its sites in the policy"
+        if unsharded_class(type(child)) is not type(child):
+            yield f"its child {name!r} is an FSDP unit of its own: shard the module around it instead"
+        if "forward" in vars(child):
+            yield f"its child {name!r} has a forward of its own on the instance"
+        if is_bound(child):
+            yield f"its child {name!r} is bound already"
+
+
+def changes_since(module: nn.Module, inlined: Sequence[str], binding: Binding | None) -> Iterator[str]:
+    """What has changed in a module since it was bound, of what its generated forward was made from."""
+    if binding is not None:
+        yield from built_in_problems(module, binding, after=True)
+        yield from lost_parameters(module, binding)
+    yield from child_problems(module, inlined)
+
+
+def _problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[str]:
+    """Why one module cannot be bound."""
+    if is_bound(module):
+        yield "is bound already: remove the first patch (patch.remove())"
+        return
+    if torch.nn.utils.parametrize.is_parametrized(module):
+        yield "is parametrised: remove the parametrisation, or keep its sites in the policy"
+        return
+    cls = unsharded_class(type(module))
+    if not same_type(cls, binding.replaces):
+        yield f"is a {type_name(cls)}, planned was {binding.replaces}: run loka generate again"
+        return
+    if "forward" in vars(module):
+        yield "has a forward of its own on the instance, which would win over the generated one: remove it first"
+    found = [*built_in_problems(module, binding), *child_problems(module, binding.inlined)]
+    yield from found
+    yield from _shape_problems(module, binding, mode)
+    yield from _unplanned(module, binding)
+    if binding.source_hash and not found:
+        yield from source_problems(module, binding.inlined, binding.source_hash)
+    if hasattr(module, "loka"):
+        yield "has an attribute 'loka', which a bound module needs for itself"
+
+
+def _shape_problems(module: nn.Module, binding: Binding, mode: str) -> Iterator[str]:
+    for name, shape in binding.shapes:
+        try:
+            parameter = module.get_parameter(name)
+        except AttributeError:
+            yield f"has no parameter {name!r}, planned with shape {shape}"
+            continue
+        if tuple(parameter.shape) != shape:
+            yield f"{name} has shape {tuple(parameter.shape)}, planned was {shape}: run loka generate again"
+        if not parameter.dtype.is_floating_point:
+            yield f"{name} is {parameter.dtype}, which is no floating-point type"
+        if mode == "infer" and _is_sharded(parameter):
+            yield f"{name} is sharded: apply mode='infer' to the whole model, before fully_shard"
+
+
+def _unplanned(module: nn.Module, binding: Binding) -> Iterator[str]:
+    """Parameters that the generated forward would leave out: a bias that was added since, for one."""
+    planned = {name for name, _ in binding.shapes}
+    for child in ("", *binding.inlined):
+        try:
+            parameters = module.get_submodule(child).named_parameters(recurse=False)
+        except AttributeError:
+            continue  # said by child_problems
+        for own, _ in parameters:
+            name = f"{child}.{own}" if child else own
+            if name not in planned:
+                yield f"has a parameter {name!r} that the plan does not know: run loka generate again"
+
+
+def _is_sharded(parameter: nn.Parameter) -> bool:
+    """Whether a parameter is a DTensor, of which this process has but a part."""
+    return type(parameter.data).__name__ == "DTensor"
+
+
+def shown(name: str) -> str:
+    """A module's name, for messages."""
+    return f"'{name}'" if name else "the model itself"
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=2)
+    return f" (nearest: {', '.join(close)})" if close else ""

@@ -1,0 +1,40 @@
+"""Whether a forward that a generated one was traced from is still the same, by the hash in the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from loka.dispatch.bind.bound import unsharded_class
+from loka.graph.source import forward_source_hash
+
+# Attributes that data parallelism leaves on modules. The hash covers a module's plain attributes.
+_PARALLEL = ("_fsdp", "_is_fsdp", "_ddp")
+
+
+def source_problems(module: nn.Module, inlined: tuple[str, ...], planned: str) -> Iterator[str]:
+    """Why the forward of `module`, or that of a child in `inlined`, is not what the hash `planned` was made from."""
+    view = _unparallel(module)
+    try:
+        found = forward_source_hash(view, inlined)
+    except OSError as error:
+        yield f"the source of its forward cannot be read, so that it cannot be compared with the plan: {error}"
+        return
+    if found == planned:
+        return
+    if type(view).__module__ == "__main__":
+        yield "its class is defined in the script that runs (__main__): import it from a module of its own"
+    else:
+        what = "the source of its forward, or of an inlined child's, or an int, bool or str attribute that it may read,"
+        yield f"{what} has changed since: run loka generate again"
+
+
+def _unparallel(module: nn.Module) -> nn.Module:
+    """A look at a module and its children as they were before DDP or FSDP2: their own classes and attributes."""
+    view: nn.Module = object.__new__(unsharded_class(type(module)))
+    view.__dict__ = {name: value for name, value in vars(module).items() if not name.startswith(_PARALLEL)}
+    view.__dict__["_modules"] = {
+        name: None if child is None else _unparallel(child) for name, child in module._modules.items()
+    }
+    return view

@@ -1,0 +1,36 @@
+"""Telling the user, once, when a model runs on another device than its plan was made for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from loka.dispatch.dispatch_errors import LokaWarning
+from loka.kernels.gemm.gpu_here import has_fp8
+
+
+def warn_of_devices(package: str, target: str, modules: Iterable[nn.Module], stacklevel: int) -> None:
+    """Warn where `modules` lie on a CPU, a GPU without FP8 or a GPU that is not `target`; silent for "reference"."""
+    if target == "reference":
+        return
+    devices = {parameter.device for module in modules for parameter in module.parameters()}
+    notes = [note for device in sorted(devices, key=str) if (note := _note(device, target))]
+    if notes:
+        warnings.warn(f"{package}: {'; '.join(notes)}", LokaWarning, stacklevel=stacklevel + 1)
+
+
+def _note(device: torch.device, target: str) -> str:
+    slow = f"its FP8 GEMMs run on the torch reference path, slow and right (the plan is for {target})"
+    if device.type == "meta":
+        return ""
+    if device.type != "cuda":
+        return f"the model is on {device.type}: {slow}"
+    name = torch.cuda.get_device_name(device)
+    if not has_fp8(device.index):
+        return f"{device} ({name}) has no FP8 that LoKA can use: {slow}"
+    if target.upper() not in name.upper():
+        return f"{device} is {name}, and the plan was decided for {target}: it runs, but other choices may be faster"
+    return ""

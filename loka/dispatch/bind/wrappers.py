@@ -1,0 +1,59 @@
+"""Finding a module by the name that the plan gives it, through the wrappers that training puts around modules."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from loka.dispatch.bind.bound import type_name
+
+# Wrapper classes and the attribute under which each keeps the module: the plan was made without them.
+_INSIDE = {
+    "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
+    "torch.nn.parallel.distributed.DistributedDataParallel": "module",
+    "torch.nn.parallel.data_parallel.DataParallel": "module",
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper": "_checkpoint_wrapped_module",
+}
+# These flatten or move the parameters of what they hold.
+_CLOSED = {
+    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": "FullyShardedDataParallel",
+    "torch.jit._script.RecursiveScriptModule": "torch.jit.script",
+}
+
+
+class ClosedWrapperError(Exception):
+    """A module lies in a wrapper that cannot be opened; `str` names the wrapper."""
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The module inside torch.compile, DDP, DataParallel and activation-checkpoint wrappers, however many.
+
+    Raises ClosedWrapperError at a wrapper whose inside has changed.
+    """
+    while True:
+        names = [type_name(base) for base in type(module).__mro__]
+        closed = next((_CLOSED[name] for name in names if name in _CLOSED), None)
+        if closed is not None:
+            raise ClosedWrapperError(closed)
+        attribute = next((_INSIDE[name] for name in names if name in _INSIDE), None)
+        if attribute is None:
+            return module
+        module = getattr(module, attribute)
+
+
+def find_module(root: nn.Module, name: str) -> nn.Module | None:
+    """The module of a qualified name ("" is `root`), wrappers passed over on the way; None where there is none.
+
+    Raises ClosedWrapperError as `unwrap` does.
+    """
+    module = unwrap(root)
+    for part in name.split(".") if name else ():
+        child = module._modules.get(part)
+        if child is None:
+            return None
+        module = unwrap(child)
+    return module
+
+
+def plain_name(name: str) -> str:
+    """A qualified name without the parts that wrappers add."""
+    return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "_checkpoint_wrapped_module"))

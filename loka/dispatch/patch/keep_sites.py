@@ -1,0 +1,55 @@
+"""Which modules of a patch go back to their own forward when sites are named."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from loka.dispatch.dispatch_errors import BindError
+
+_SHOWN = 3  # names in a hint
+
+
+def chosen_modules(
+    package: str, patterns: Sequence[str], modules: Sequence[tuple[str, ...]], known: Sequence[str]
+) -> list[int]:
+    """The numbers of the modules all of whose sites the patterns name; `modules` holds each one's sites.
+
+    `known` are all site names of the patch, those that were sent back before too. A pattern is a site's name, or a glob
+    whose `*` crosses dots. Raises BindError for a pattern that matches nothing, and for one that names some of the
+    sites of a module but not all: they share its forward, so that one cannot go back without the others.
+    """
+    if not patterns:
+        raise BindError(f"{package}: keep takes the names of sites, or globs over them")
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise BindError(
+                f"{package}: keep takes names, each as an argument of its own, and {pattern!r} is none; write "
+                "patch.keep(*names) for several in a list"
+            )
+    for pattern in patterns:
+        if not any(fnmatchcase(site, pattern) for site in known):
+            raise BindError(f"{package}: no site of this patch matches {pattern!r} ({_hint(pattern, known)})")
+    found, problems = [], []
+    for number, sites in enumerate(modules):
+        named = [site for site in sites if any(fnmatchcase(site, pattern) for pattern in patterns)]
+        others = [site for site in sites if site not in named]
+        if named and others:
+            problems.append(
+                f"{', '.join(named)}: shares one generated forward with {', '.join(others)}: name these too, or write "
+                "`compute: keep` for it in the policy and run loka generate"
+            )
+        elif named:
+            found.append(number)
+    if problems:
+        raise BindError(f"{package}: not all of these sites can go back alone; nothing was changed:", problems)
+    return found
+
+
+def _hint(pattern: str, known: Sequence[str]) -> str:
+    """What may have been meant; a site that mods made of several is called after these, with a plus."""
+    close = difflib.get_close_matches(pattern, known, n=2, cutoff=0.4)
+    hint = f"nearest: {', '.join(close)}" if close else f"there are {len(known)}: see patch.sites"
+    merged = [site for site in known if "+" in site and site not in close]
+    return hint + (f"; mods made one of several linears: {', '.join(merged[:_SHOWN])}" if merged else "")

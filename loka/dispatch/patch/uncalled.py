@@ -1,0 +1,31 @@
+"""Linears that torch's attention layers read without calling, so that no patched forward of theirs runs."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from loka.dispatch.bind.wrappers import find_module
+from loka.graph.train_eval_diff import is_fused
+
+
+def uncalled_reason(root: nn.Module, name: str) -> str | None:
+    """Why the layer that holds the module `name` of `root` may read its weight without calling it, and what to do.
+
+    An nn.MultiheadAttention never calls what it holds. An nn.TransformerEncoderLayer in evaluation does not while
+    torch's fused path is enabled; that also wants no gradients, no autocast and a batch, which cannot be told
+    afterwards. None where no such layer is around the module.
+    """
+    parts = name.split(".")
+    for length in range(len(parts) - 1, -1, -1):
+        around = ".".join(parts[:length])
+        layer, shown = find_module(root, around), f" {around!r}" if around else ""
+        if isinstance(layer, nn.MultiheadAttention) and type(layer).forward is nn.MultiheadAttention.forward:
+            return f"nn.MultiheadAttention{shown} reads its weight and never calls it: keep it (compute: keep)"
+        if layer is not None and not layer.training and is_fused(layer) and torch.backends.mha.get_fastpath_enabled():
+            return (
+                f"in evaluation without gradients torch runs nn.TransformerEncoderLayer{shown} as one fused kernel, "
+                "which reads this weight and does not call its module: turn that off by "
+                "torch.backends.mha.set_fastpath_enabled(False), or keep this site (compute: keep, or patch.keep)"
+            )
+    return None

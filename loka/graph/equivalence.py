@@ -1,0 +1,351 @@
+"""The identity gate: the printed forward, with nothing replaced, must be the same function as the original.
+
+Both run side by side on copies that start equal, through training and evaluation, every example, with and without
+autocast to bfloat16. Compared, bit for bit: outputs, gradients of inputs and Parameters, inputs that were written into,
+buffers, Parameters, the random state, and Python attributes. Then each site's call is written as a linear between its
+views, and must give the same up to rounding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from loka.graph.ir import ForwardIR, Statement
+from loka.graph.loop_guards import counted
+from loka.graph.refused import CannotTraceError
+from loka.graph.trace.examples import ExampleCall, Examples, copy_tree
+
+_INTERNAL = frozenset(vars(nn.Module()))
+_ROUNDING = 1e-4  # of the largest value, for a GEMM summed in another order; more for Parameters in bfloat16
+_CANCELLED = (
+    4  # roundings of the largest of all gradients: what is left of one that is a sum of zero, as of a key's bias
+)
+
+
+def difference(
+    module: nn.Module, forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]
+) -> str | None:
+    """What tells the printed forward from the module's own, in a sentence; None where nothing does.
+
+    `copied` makes a copy of the module. The module's mode and torch's and Python's random states are left alone.
+    """
+    flags = [(child, child.training) for child in module.modules()]
+    try:
+        with torch.random.fork_rng(devices=[]), _python_random():
+            return _compare_all(forward, examples, copied)
+    finally:
+        for child, flag in flags:
+            child.training = flag
+
+
+def rounding_difference(
+    module: nn.Module, forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]
+) -> str | None:
+    """What tells a rewritten forward from the module's own beyond rounding, in a sentence; None where nothing does.
+
+    Outputs, gradients and the random state, in training and evaluation, without autocast.
+    """
+    flags = [(child, child.training) for child in module.modules()]
+    try:
+        with torch.random.fork_rng(devices=[]), _python_random():
+            for training in (True, False):
+                ours, theirs = copied().train(training), with_forward(copied(), forward).train(training)
+                found = _up_to_rounding(ours, theirs, examples)
+                if found is not None:
+                    return f"rewritten, it {found[0]} {_when(training, False, found[1])}"
+            return None
+    finally:
+        for child, flag in flags:
+            child.training = flag
+
+
+def source(forward: ForwardIR, rewritten: bool = False) -> str:
+    """The forward as Python; `rewritten`: with each site's call as torch.nn.functional.linear between its views."""
+    lines = [f"def forward({', '.join(('self', *forward.arguments))}):"]
+    for statement in forward.statements:
+        text = statement.text()
+        if rewritten and statement.call is not None:
+            text = f"{statement.target} = {linear_text(statement)}"
+        lines.append(f"    {text}")
+    return "\n".join([*lines, f"    return {forward.result}", ""])
+
+
+def linear_text(statement: Statement, function: str = "torch.nn.functional.linear") -> str:
+    """A site's call as `function(x, weight, bias)` between its changes of view."""
+    if statement.call is None:
+        raise ValueError(f"{statement.target} is no site's call")
+    operands = [ref.text for ref in statement.operands]
+    call = statement.call
+    parts = [part.format(*operands) for part in (call.x, call.weight, call.bias) if part is not None]
+    return call.out.format(f"{function}({', '.join(parts)})")
+
+
+def with_forward(module: nn.Module, forward: ForwardIR, rewritten: bool = False) -> nn.Module:
+    """The module, its class changed to one whose forward is the printed text."""
+    scope: dict[str, Any] = {"torch": torch, "dispatch": SimpleNamespace(counted=counted)}
+    exec(compile(source(forward, rewritten), f"<forward of {forward.owner!r}>", "exec"), scope)  # noqa: S102 - own text
+    kind = type(module)
+    module.__class__ = type(kind.__name__, (kind,), {"forward": scope["forward"]})
+    return module
+
+
+def _compare_all(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]) -> str | None:
+    ours, theirs = copied(), with_forward(copied(), forward)
+    for training in (True, False):
+        ours.train(training)
+        theirs.train(training)
+        for autocast in (False, True):
+            for call in examples.calls:
+                a, b = (_run(m, call, autocast) for m in (ours, theirs))
+                if a.error is not None and not autocast:
+                    return f"the module cannot be run on its examples ({a.error})"
+                found = _compare(a, b) or _compare_state(ours, theirs)
+                if found is not None:
+                    return f"traced, it {found} {_when(training, autocast, call)}"
+    rewritten = with_forward(copied(), forward, rewritten=True).eval()
+    different = _up_to_rounding(copied().eval(), rewritten, examples)
+    if different is not None:
+        return f"with its GEMMs written as linears, it {different[0]} {_when(False, False, different[1])}"
+    return None
+
+
+def _up_to_rounding(ours: nn.Module, theirs: nn.Module, examples: Examples) -> tuple[str, ExampleCall] | None:
+    """What tells two modules apart beyond rounding, and in which call."""
+    coarsest = max((torch.finfo(p.dtype).eps for p in ours.parameters() if p.is_floating_point()), default=0.0)
+    for call in examples.calls:
+        a, b = (_run(m, call, autocast=False) for m in (ours, theirs))
+        found = _compare(a, b, rounding=max(_ROUNDING, 8 * coarsest))
+        if found is not None:
+            return found, call
+    return None
+
+
+def _when(training: bool, autocast: bool, call: ExampleCall) -> str:
+    mode = "training" if training else "evaluation"
+    return f"in {mode} at batch {call.batch}" + (" under bfloat16 autocast" if autocast else "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    outputs: tuple[object, ...] = ()
+    inputs: tuple[object, ...] = ()
+    gradients: tuple[tuple[str, torch.Tensor | None], ...] = ()
+    random: tuple[torch.Tensor, object] | None = None
+    error: str | None = None
+
+
+def _run(module: nn.Module, call: ExampleCall, autocast: bool) -> _Outcome:
+    torch.manual_seed(0)
+    random.seed(0)
+    leaves: list[torch.Tensor] = []
+    args, kwargs = _with_leaves(copy_tree(call.args), leaves), _with_leaves(copy_tree(call.kwargs), leaves)
+    named = [(f"input {i}", leaf) for i, leaf in enumerate(leaves)]
+    named += [(f"'{name}'", p) for name, p in module.named_parameters() if p.requires_grad]
+    context = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
+    try:
+        with torch.enable_grad():
+            with context:
+                output = module(*args, **kwargs)
+            state = torch.get_rng_state(), random.getstate()
+            outputs = tuple(_leaves(output))
+            gradients = _gradients(outputs, [tensor for _, tensor in named])
+    except Exception as error:  # noqa: BLE001 - the user's forward can raise anything; both sides must raise the same
+        return _Outcome(error=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+    names = [name for name, _ in named]
+    return _Outcome(outputs, tuple(_leaves((args, kwargs))), tuple(zip(names, gradients, strict=True)), state)
+
+
+def _with_leaves(value: Any, leaves: list[torch.Tensor]) -> Any:
+    """The same tree with float tensors that need a gradient but are no leaves, so that they may be written into."""
+    if isinstance(value, torch.Tensor):
+        if not value.is_floating_point():
+            return value
+        leaves.append(value.requires_grad_())
+        return value.clone()
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_with_leaves(item, leaves) for item in value))
+    if type(value) in (tuple, list):
+        return type(value)(_with_leaves(item, leaves) for item in value)
+    if type(value) is dict:
+        return {key: _with_leaves(item, leaves) for key, item in value.items()}
+    return value
+
+
+def _gradients(outputs: tuple[object, ...], tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    floats = [x for x in outputs if isinstance(x, torch.Tensor) and x.requires_grad]
+    if not floats or not tensors:
+        return [None] * len(tensors)
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(x.shape, generator=generator, dtype=torch.float32).to(x.dtype) for x in floats]
+    return list(torch.autograd.grad(floats, tensors, weights, allow_unused=True))
+
+
+def _leaves(value: object) -> Iterator[object]:
+    """The tensors and plain values of an output, and the types of its containers."""
+    if isinstance(value, tuple | list):
+        yield type(value).__qualname__, len(value)
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, dict):
+        yield type(value).__qualname__, tuple(map(repr, value))
+        for item in value.values():
+            yield from _leaves(item)
+    elif isinstance(value, torch.Tensor | bool | int | float | str | torch.dtype | torch.device | None):
+        yield value
+    elif hasattr(value, "__dict__"):
+        yield type(value).__qualname__, tuple(vars(value))
+        for item in vars(value).values():
+            yield from _leaves(item)
+    else:
+        raise CannotTraceError(f"returns a {type(value).__qualname__}, which cannot be compared")
+
+
+def _compare(a: _Outcome, b: _Outcome, rounding: float = 0.0) -> str | None:
+    if a.error is not None or b.error is not None:
+        return None if a.error == b.error else f"raises {b.error}" if b.error else f"does not raise {a.error}"
+    found = _compare_leaves(a.outputs, b.outputs, rounding)
+    if found is not None:
+        return f"gives other outputs ({found})"
+    found = _compare_leaves(a.inputs, b.inputs, rounding)
+    if found is not None:
+        return f"leaves its inputs otherwise ({found})"
+    largest = max((_largest(x) for _, x in a.gradients if x is not None), default=0.0) if rounding else 0.0
+    for (name, x), (_, y) in zip(a.gradients, b.gradients, strict=True):
+        found = _compare_leaves((x,), (y,), rounding, largest)
+        if found is not None:
+            return f"gives another gradient for {name} ({found})"
+    if a.random is not None and b.random is not None and not _same_random(a.random, b.random):
+        return "draws other random numbers"
+    return None
+
+
+def _same_random(a: tuple[torch.Tensor, object], b: tuple[torch.Tensor, object]) -> bool:
+    return torch.equal(a[0], b[0]) and a[1] == b[1]
+
+
+def _compare_leaves(a: tuple[object, ...], b: tuple[object, ...], rounding: float, beside: float = 0.0) -> str | None:
+    """`beside` is the largest value whose rounding may be left in any of these."""
+    if len(a) != len(b):
+        return f"{len(b)} values instead of {len(a)}"
+    for x, y in zip(a, b, strict=True):
+        if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
+            found = _compare_tensors(x, y, rounding, beside)
+            if found is not None:
+                return found
+        elif type(x) is not type(y) or (x != y and repr(x) != repr(y)):
+            return f"{_shown(y)} instead of {_shown(x)}"
+    return None
+
+
+def _shown(value: object) -> str:
+    return "a tensor" if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _compare_tensors(x: torch.Tensor, y: torch.Tensor, rounding: float, beside: float = 0.0) -> str | None:
+    if (x.dtype, x.shape) != (y.dtype, y.shape):
+        return f"{_kind(y)} instead of {_kind(x)}"
+    if x.requires_grad != y.requires_grad:
+        return "with a gradient instead of without" if y.requires_grad else "without a gradient instead of with"
+    if not rounding and x.stride() != y.stride():
+        return f"strides {tuple(y.stride())} instead of {tuple(x.stride())}"
+    if x.layout != torch.strided or torch.equal(x, y):
+        return None
+    exact = torch.promote_types(x.dtype, torch.float32)
+    gap = (x.detach().to(exact) - y.detach().to(exact)).abs()
+    gap = torch.where(torch.isnan(x) & torch.isnan(y) | (x == y), torch.zeros_like(gap), gap)
+    largest = float("inf") if bool(gap.isnan().any()) else gap.max().item()
+    allowed = rounding * max(_largest(x), 1e-6)
+    if beside and x.is_floating_point():
+        allowed = max(allowed, _CANCELLED * torch.finfo(x.dtype).eps * beside)
+    return None if largest <= allowed else f"largest difference {largest:.3g}"
+
+
+def _largest(x: torch.Tensor) -> float:
+    """The largest magnitude of a tensor's finite values; 0 where there is none."""
+    if x.layout != torch.strided or not x.numel():
+        return 0.0
+    exact = torch.promote_types(x.dtype, torch.float32)
+    return x.detach().to(exact).nan_to_num(0.0, 0.0, 0.0).abs().max().item()
+
+
+def _kind(x: torch.Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} of {tuple(x.shape)}"
+
+
+def _compare_state(a: nn.Module, b: nn.Module) -> str | None:
+    theirs = dict(b.named_modules())
+    for path, module in a.named_modules():
+        other = theirs.get(path)
+        if other is None:
+            return f"loses the child '{path}'"
+        if other is module:
+            continue
+        for kind, mine, others in (
+            ("buffer", module._buffers, other._buffers),
+            ("Parameter", module._parameters, other._parameters),
+            ("attribute", _attributes(module), _attributes(other)),
+        ):
+            found = _compare_named(mine, others)
+            if found is not None:
+                return f"leaves the {kind} '{f'{path}.{found[0]}'.lstrip('.')}' otherwise ({found[1]})"
+    return None
+
+
+def _attributes(module: nn.Module) -> dict[str, object]:
+    return {name: value for name, value in vars(module).items() if name not in _INTERNAL}
+
+
+def _compare_named(a: Any, b: Any) -> tuple[str, str] | None:
+    for name in [*a, *(name for name in b if name not in a)]:
+        if name not in a or name not in b:
+            return name, "it is there in one of the two only"
+        found = _compare_values(a[name], b[name], 0)
+        if found is not None:
+            return name, found
+    return None
+
+
+def _compare_values(x: object, y: object, depth: int) -> str | None:
+    """Attributes: tensors and plain values by value, containers and objects by what they hold, the rest by type."""
+    if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
+        return _compare_tensors(x, y, 0.0)
+    if type(x) is not type(y):
+        return f"{_shown(y)} instead of {_shown(x)}"
+    if isinstance(x, bool | int | float | str | bytes | None) and x != y and repr(x) != repr(y):
+        return f"{_shown(y)} instead of {_shown(x)}"
+    if depth > 4 or isinstance(x, nn.Module | type):
+        return None
+    if isinstance(x, dict) and isinstance(y, dict):
+        found = _compare_named(x, y) if depth == 0 else _first(x.values(), y.values(), depth)
+        return None if found is None else found if isinstance(found, str) else f"{found[0]!r}: {found[1]}"
+    if isinstance(x, tuple | list) and isinstance(y, tuple | list):
+        return _first(x, y, depth)
+    if isinstance(x, set | frozenset) and x != y:
+        return "other elements"
+    if hasattr(x, "__dict__") and hasattr(y, "__dict__") and not callable(x):
+        return _first(vars(x).values(), vars(y).values(), depth)
+    return None
+
+
+def _first(xs: Any, ys: Any, depth: int) -> str | None:
+    xs, ys = list(xs), list(ys)
+    if len(xs) != len(ys):
+        return f"{len(ys)} elements instead of {len(xs)}"
+    return next((found for x, y in zip(xs, ys, strict=True) if (found := _compare_values(x, y, depth + 1))), None)
+
+
+@contextlib.contextmanager
+def _python_random() -> Iterator[None]:
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)

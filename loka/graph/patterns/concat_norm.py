@@ -1,0 +1,110 @@
+"""Joins: a concatenation of rows, a residual and a norm, which one kernel can take together.
+
+joined = torch.cat([a, b], 1)      # (B, n_a, d), (B, n_b, d); or one tensor alone
+summed = joined + x                # need not be there after a concatenation
+out = layer_norm(summed, (d,), weight, bias)
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from loka.graph.ir import ConcatNorm, ForwardIR, Ref, RefKind, Statement
+from loka.graph.patterns.fm_interaction import changes_in_place
+from loka.graph.patterns.linear_chain import readers_of
+from loka.graph.patterns.norm import ChainNorm, NormRun, arguments, norm_ending_at
+from loka.graph.trace.observed_shapes import Shape
+
+_SUMS = ("{0} + {1}", "torch.add({0}, {1})", "{0}.add({1})")
+_CONCATENATIONS = ("torch.cat", "torch.concat", "torch.concatenate")
+
+
+def find_concat_norms(forward: ForwardIR, shapes: Mapping[str, Shape]) -> tuple[ConcatNorm, ...]:
+    """The joins of a forward, in the order of their norms; `shapes` are those of the targets and arguments.
+
+    A block_norm of one block, the whole row, is an rms_norm; its changes of view go with it.
+
+    What is computed on the way must be read by nobody else, and all tensors must be (B, n, d), B the batch. A forward
+    that changes a tensor in place has none: a join is computed where its norm stands.
+    """
+    return () if changes_in_place(forward.statements) else tuple(_found(forward, shapes))
+
+
+def _found(forward: ForwardIR, shapes: Mapping[str, Shape]) -> Iterator[ConcatNorm]:
+    statements, readers = forward.statements, readers_of(forward)
+    places = {statement.target: place for place, statement in enumerate(statements)}
+
+    def only_for(name: str, first: int, last: int | None = None) -> int | None:
+        """Where a local is computed that one statement alone reads, or the statements up to `last`."""
+        around = set(range(first, (first if last is None else last) + 1))
+        read = readers.get(name, set())
+        return places.get(name) if read and read <= around and places.get(name, first) < first else None
+
+    for place in range(len(statements)):
+        run = norm_ending_at(statements, place)
+        if run is None or statements[run.first].operands[0].kind is not RefKind.LOCAL or not _is_whole(run, shapes):
+            continue
+        inner = range(run.first, run.last)
+        before = only_for(run.source, run.first, run.last)
+        if before is None or not all(readers.get(statements[n].target, set()) <= {*inner, run.last} for n in inner):
+            continue
+        skipped, parts, residual = [before], _concatenated(statements[before]), None
+        if not parts and statements[before].template in _SUMS:
+            first, second = statements[before].operands
+            for joined, other in ((first, second), (second, first)):
+                inside = only_for(joined.text, before)
+                found = _concatenated(statements[inside]) if inside is not None else ()
+                if found and inside is not None:
+                    skipped, parts, residual = [inside, before], found, other
+                    break
+            else:
+                parts, residual = (first,), second
+        read = (*parts, residual) if residual is not None else parts
+        if parts and all(_is_rows(ref, shapes, run.norm.width) for ref in read) and _fits(parts, residual, shapes):
+            rows = tuple(shapes[part.text][1] or 0 for part in parts)
+            yield ConcatNorm(place, (*skipped, *inner), parts, residual, rows)
+
+
+def concatenated_norm(forward: ForwardIR, join: ConcatNorm) -> ChainNorm | None:
+    """The norm that a join ends with, as its kernels have it; None where its statement is none."""
+    run = norm_ending_at(forward.statements, join.norm)
+    if run is None or run.norm.kind != "block_norm":
+        return None if run is None else run.norm
+    return replace(run.norm, kind="rms_norm")
+
+
+def _is_whole(run: NormRun, shapes: Mapping[str, Shape]) -> bool:
+    """Whether a norm is over whole rows: a block_norm is where there is one block."""
+    return run.norm.kind != "block_norm" or shapes.get(run.source, ())[-1:] == (run.norm.width,)
+
+
+def _concatenated(statement: Statement) -> tuple[Ref, ...]:
+    """The parts that a statement concatenates along the rows of each sample; none where it does something else."""
+    call = arguments(statement)
+    if call is None or statement.call is not None or call[0] not in _CONCATENATIONS:
+        return ()
+    _, positional, named = call
+    given = {**dict(zip(("tensors", "dim"), positional, strict=False)), **named}
+    parts, dim = given.get("tensors"), given.get("dim")
+    if set(given) != {"tensors", "dim"} or not isinstance(parts, ast.List | ast.Tuple) or dim is None:
+        return ()
+    if ast.unparse(dim) not in ("1", "-2"):
+        return ()
+    names = [item.id for item in parts.elts if isinstance(item, ast.Name)]
+    if len(names) != len(parts.elts) or names != [f"operand_{number}" for number in range(len(statement.operands))]:
+        return ()
+    return statement.operands
+
+
+def _is_rows(ref: Ref, shapes: Mapping[str, Shape], width: int) -> bool:
+    shape = shapes.get(ref.text, ())
+    whole = len(shape) == 3 and shape[0] is None and shape[1] is not None
+    return ref.kind is RefKind.LOCAL and whole and shape[2] == width
+
+
+def _fits(parts: tuple[Ref, ...], residual: Ref | None, shapes: Mapping[str, Shape]) -> bool:
+    """Whether nothing is broadcast in the sum."""
+    rows = sum(shapes[part.text][1] or 0 for part in parts)
+    return residual is None or shapes[residual.text][1] == rows

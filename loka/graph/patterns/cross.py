@@ -1,0 +1,116 @@
+"""Cross layers of a DCNv2 (arXiv 2008.13535): a GEMM's product times a matrix plus another, which one kernel can take.
+
+u = linear(x, weight, bias)        # (B, ..., n); the bias may be added by a statement of its own
+out = x0 * u + x                   # x0 and x of that shape, x0 the same for all layers; x may be x0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from loka.graph.ir import Cross, ForwardIR, Ref, RefKind, Statement
+from loka.graph.patterns.fm_interaction import changes_in_place
+from loka.graph.patterns.linear_chain import readers_of
+from loka.graph.trace.observed_shapes import Shape
+
+_PRODUCTS = ("{0} * {1}", "torch.mul({0}, {1})", "{0}.mul({1})")
+_SUMS = ("{0} + {1}", "torch.add({0}, {1})", "{0}.add({1})")
+_BOTH = ("torch.addcmul({0}, {1}, {2})", "{0}.addcmul({1}, {2})")  # the first operand is the sum's
+
+
+def find_crosses(forward: ForwardIR, shapes: Mapping[str, Shape]) -> tuple[Cross, ...]:
+    """The cross layers of a forward, in the order of their sums; `shapes` are those of the targets and arguments.
+
+    One factor must be a GEMM's product, with or without a bias, that nobody else reads; all tensors must be of one
+    shape (B, ..., n), B the batch. A forward that changes a tensor in place has none: a cross layer is computed where
+    its sum stands.
+    """
+    return () if changes_in_place(forward.statements) else tuple(_found(forward, shapes))
+
+
+def _found(forward: ForwardIR, shapes: Mapping[str, Shape]) -> Iterator[Cross]:
+    statements, only_for = forward.statements, _Only(forward)
+    for end, statement in enumerate(statements):
+        shape = shapes.get(statement.target, ())
+        width = shape[-1] if len(shape) > 1 else None
+        if width is None or shape[0] is not None or statement.call is not None:
+            continue
+        for multiplied, factors, residual in _written_at(statements, end, only_for):
+            found = _cross(statements, (multiplied, end), factors, residual, only_for, width)
+            if found is not None and all(shapes.get(name) == shape for name in found.read):
+                yield found
+                break
+
+
+class _Only:
+    """Where locals are computed that one statement alone reads."""
+
+    def __init__(self, forward: ForwardIR) -> None:
+        self._readers = readers_of(forward)
+        self._places = {statement.target: place for place, statement in enumerate(forward.statements)}
+
+    def __call__(self, ref: Ref, reader: int) -> int | None:
+        place = self._places.get(ref.text)
+        if ref.kind is not RefKind.LOCAL or place is None or place >= reader:
+            return None
+        return place if self._readers.get(ref.text) == {reader} else None
+
+
+def _written_at(
+    statements: Sequence[Statement], end: int, only_for: _Only
+) -> Iterator[tuple[int, tuple[Ref, Ref], Ref]]:
+    """The ways to read a statement as a sum of a product: where the product stands, its two factors, the residual."""
+    statement = statements[end]
+    if statement.template in _BOTH:
+        residual, first, second = statement.operands
+        yield end, (first, second), residual
+    if statement.template in _SUMS:
+        left, right = statement.operands
+        for product, residual in ((left, right), (right, left)):
+            place = only_for(product, end)
+            if place is not None and statements[place].template in _PRODUCTS and statements[place].call is None:
+                first, second = statements[place].operands
+                yield place, (first, second), residual
+
+
+def _cross(
+    statements: Sequence[Statement],
+    places: tuple[int, int],
+    factors: tuple[Ref, Ref],
+    residual: Ref,
+    only_for: _Only,
+    width: int,
+) -> Cross | None:
+    """The cross layer with these factors, one of which is a GEMM's product; None where neither is."""
+    multiplied, end = places
+    for product, factor in (factors, factors[::-1]):
+        made = only_for(product, multiplied)
+        linear = made if made is None or statements[made].call is not None else _biased(statements, made, only_for)
+        if made is None or linear is None or {factor.kind, residual.kind} != {RefKind.LOCAL}:
+            continue
+        call = statements[linear].call
+        if call is None or call.out != "{0}":
+            continue
+        bias = _own_bias(statements[linear]) if made == linear else None
+        skipped = (multiplied,) if multiplied != end else ()
+        return Cross(end, skipped, linear, product.text, bias, factor, residual, width)
+    return None
+
+
+def _biased(statements: Sequence[Statement], place: int, only_for: _Only) -> int | None:
+    """The GEMM whose product a statement adds a Parameter to."""
+    statement = statements[place]
+    if statement.template not in _SUMS or RefKind.ATTRIBUTE not in [ref.kind for ref in statement.operands]:
+        return None
+    found = [only_for(ref, place) for ref in statement.operands]
+    return next((place for place in found if place is not None), None)
+
+
+def _own_bias(statement: Statement) -> Ref | None:
+    """The bias that a GEMM adds, where it is an attribute as it is."""
+    call = statement.call
+    index = "" if call is None or call.bias is None else call.bias.removeprefix("{").removesuffix("}")
+    if call is None or call.bias != f"{{{index}}}" or not index.isdecimal():
+        return None
+    ref = statement.operands[int(index)]
+    return ref if ref.kind is RefKind.ATTRIBUTE else None

@@ -1,0 +1,368 @@
+"""Chains: runs of regions, each [norm] linear [* matrix] [+ matrix] [norm] [activation], that one function can take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from loka.graph.ir import DTYPE, ForwardIR, Ref, RefKind, Region, SiteCall, Statement
+from loka.graph.patterns.norm import ChainNorm, NormRun, arguments, literal, norm_ending_at, norm_starting_at, operand
+from loka.graph.trace.printer import names_in
+
+_PAIRS = {
+    "mul": ("{0} * {1}", "torch.mul({0}, {1})", "{0}.mul({1})"),
+    "add": ("{0} + {1}", "torch.add({0}, {1})", "{0}.add({1})"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChainStage:
+    """One linear of a chain, with what stands around it.
+
+    `before` is there in a chain's first stage alone. The linear's input is what was computed just before it.
+    """
+
+    site: str
+    linear: int  # the GEMM's place in `StraightForward.statements`
+    before: ChainNorm | None = None
+    after: ChainNorm | None = None
+    activation: str | None = None  # "silu"; "gate_sigmoid": it multiplies what the norm `after` takes
+    times: Ref | None = None  # what the linear's result is multiplied by: a local from outside the chain
+    residual: Ref | None = None  # what is added then: a local from outside, or an earlier stage's result
+
+
+@dataclass(frozen=True, slots=True)
+class LinearChain:
+    """Consecutive statements, each of which but the last is read by the next alone, or by a later stage's residual too.
+
+    `first` and `last` index `StraightForward.statements`.
+    """
+
+    first: int
+    last: int
+    stages: tuple[ChainStage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StaticOperands:
+    """What the kernels of a chain can do around its linears."""
+
+    norms: frozenset[str]
+    activations: frozenset[str]
+    largest_block: int = 2**14  # of a block_norm
+
+
+def find_chains(
+    forward: ForwardIR,
+    regions: Sequence[Region],
+    known: StaticOperands,
+    alike: Callable[[str, str], bool] = lambda site, other: True,
+    sums: Callable[[str], bool] = lambda site: True,
+    sizes: Mapping[str, tuple[int, int]] | None = None,
+) -> tuple[LinearChain, ...]:
+    """The chains in a forward's regions, in the order of the statements.
+
+    `regions` are those that may be rendered so, in order; a region of one statement is a linear alone. A chain
+    takes the part of a region that has the form [norm] linear [* matrix] [+ matrix] [norm] [activation] with
+    operations in `known`; what follows in the region stays outside, and ends the chain. The matrices are locals of
+    the result's shape (`Statement.even`), and are taken after sites that `sums` agrees to; the second may be what
+    an earlier stage ended with, if that was a sum too and is read elsewhere by the next linear alone. A norm at a
+    region's end that its chain did not take goes before the next region's linear, if that alone reads it. A linear
+    whose weight or bias, or a norm whose weight or bias, is computed inside the chain ends the chain before it, and
+    so does a site that is not `alike` the one before, and one that reads a Parameter which the chain has read. A linear
+    whose operand is a view begins a chain, one whose product is permuted is a chain of one. `sizes` gives K and N of a
+    site: without them, a block_norm is taken only where its statements show that the blocks divide the width.
+    """
+    finder = _Finder(forward, regions, known, sums, sizes or {})
+    found = [chain for region in regions if (chain := finder.stage(region)) is not None]
+    return tuple(_joined(forward, found, alike))
+
+
+class _Finder:
+    """Chains of one stage, region by region."""
+
+    def __init__(
+        self,
+        forward: ForwardIR,
+        regions: Sequence[Region],
+        known: StaticOperands,
+        sums: Callable[[str], bool],
+        sizes: Mapping[str, tuple[int, int]],
+    ) -> None:
+        self._sizes = sizes
+        self._statements = forward.statements
+        self._readers = readers_of(forward)
+        self._known, self._sums = known, sums
+        self._wanted = {place for region in regions for place in range(region.first, region.last + 1)}
+        self._free = 0  # the first statement that no chain has taken
+
+    def stage(self, region: Region) -> LinearChain | None:
+        """A region as a chain of one; None where its GEMM is in another chain."""
+        statements = self._statements
+        places = [n for n in range(region.first, region.last + 1) if statements[n].call is not None]
+        if not places or places[0] < self._free:
+            return None
+        linear = places[0]
+        k, n = self._sizes.get(region.site, (0, 0))
+        before = self._norm_before(linear, k)
+        first, last = before.first if before else linear, linear
+        stage = ChainStage(region.site, linear, before.norm if before else None)
+        call = statements[linear].call
+        if call is not None and call.out == "{0}":
+            last, stage = self._follow(first, region.last, stage, n)
+        self._free = last + 1
+        return LinearChain(first, last, (stage,))
+
+    def _norm_before(self, linear: int, width: int) -> NormRun | None:
+        """The norm just before a linear, if it feeds that alone and may be taken."""
+        run = norm_ending_at(self._statements, linear - 1) if linear else None
+        if run is None or run.first < self._free or not self._takes(run, width):
+            return None
+        target = self._statements[run.last].target
+        if _input(self._statements[linear]) != target or self._readers.get(target) != {linear}:
+            return None
+        return run
+
+    def _follow(self, first: int, end: int, stage: ChainStage, width: int) -> tuple[int, ChainStage]:
+        """How far the chain goes on after its linear: the last statement, and the stage with what follows."""
+        last, after, activation = stage.linear, None, None
+        inside = {self._statements[n].target for n in range(first, last + 1)}
+        found: dict[str, Ref | None] = {"mul": None, "add": None}
+        for op in found if self._sums(stage.site) else ():
+            if last < end and self._goes_on(last, last + 1, inside):
+                found[op] = _other(self._statements[last + 1], op, self._statements[last].target)
+                if found[op] is not None:
+                    last += 1
+                    inside.add(self._statements[last].target)
+        run = norm_starting_at(self._statements, last + 1) if last < end else None
+        if run is not None and self._reads_again(first, last, run):
+            run = None
+        gate = self._gate(last, run, end, inside, width) if run is not None else None
+        if run is not None and gate is not None:
+            gated = replace(stage, after=run.norm, activation=gate, times=found["mul"], residual=found["add"])
+            return run.last + 2, gated
+        if run is not None and run.last <= end and self._takes(run, width) and self._goes_on(last, run.last, inside):
+            last, after = run.last, run.norm
+            inside.update(self._statements[place].target for place in range(run.first, run.last + 1))
+        if last < end and self._goes_on(last, last + 1, inside):
+            activation = self._activation(last + 1)
+            last += activation is not None
+        return last, replace(stage, after=after, activation=activation, times=found["mul"], residual=found["add"])
+
+    def _reads_again(self, first: int, last: int, run: NormRun) -> bool:
+        return bool(_parameters(self._statements, first, last) & _parameters(self._statements, run.first, run.last))
+
+    def _gate(self, last: int, run: NormRun, end: int, inside: Collection[str], width: int) -> str | None:
+        """The gate where an activation of a norm's result multiplies what the norm took, and nothing else reads these.
+
+        That is y * sigmoid(norm(y)), over the statements of the norm and the two after it.
+        """
+        if run.last + 2 > end or not self._takes(run, width) or not self._goes_on(last, run.last + 2, inside):
+            return None
+        act, product = self._statements[run.last + 1], self._statements[run.last + 2]
+        normed, taken = self._statements[run.last].target, self._statements[last].target
+        read = [self._readers.get(target) for target in (normed, act.target)]
+        alone = read == [{run.last + 1}, {run.last + 2}] and act.operands[0].text == normed
+        gate = f"gate_{act.op}"
+        if not alone or gate not in self._known.activations or not _is_plain_activation(act):
+            return None
+        factors = {ref.text for ref in product.operands}
+        plain = product.op == "mul" and product.template in _PAIRS["mul"]
+        return gate if plain and factors == {taken, act.target} else None
+
+    def _goes_on(self, last: int, end: int, inside: Collection[str]) -> bool:
+        """Whether only the statements after `last` up to `end` read it, and these read nothing else of the chain."""
+        span = range(last + 1, end + 1)
+        refs = (ref for place in span for ref in self._statements[place].operands if ref.kind is RefKind.LOCAL)
+        reads = [ref.text for ref in refs if ref.text in inside]
+        target = self._statements[last].target
+        once = reads == [target] or (end > last + 1 and set(reads) == {target})  # the views of a block_norm read it too
+        return once and self._readers.get(target, set()) <= set(span)
+
+    def _takes(self, run: NormRun, width: int) -> bool:
+        """Whether a kernel takes a norm over a dimension of `width` (0: unknown), and nothing else reads inside it."""
+        places = set(range(run.first, run.last + 1))
+        within = [self._statements[place].target for place in range(run.first, run.last)]
+        if run.norm.kind not in self._known.norms or not places <= self._wanted:
+            return False
+        if any(not self._readers.get(target, set()) <= places for target in within):
+            return False
+        block = run.norm.width
+        divides = width % block == 0 if width else run.divides
+        fits = block & (block - 1) == 0 and block <= self._known.largest_block
+        return run.norm.kind != "block_norm" or (divides and fits)
+
+    def _activation(self, place: int) -> str | None:
+        statement = self._statements[place]
+        return statement.op if statement.op in self._known.activations and _is_plain_activation(statement) else None
+
+
+def _joined(
+    forward: ForwardIR, chains: Sequence[LinearChain], alike: Callable[[str, str], bool]
+) -> Iterator[LinearChain]:
+    """Neighbouring chains as one where the first's result goes into the second's first linear, and no further.
+
+    A later residual of the same chain may read it as well.
+    """
+    readers = readers_of(forward)
+    run: list[LinearChain] = []
+    read = set[str]()
+    for chain in chains:
+        same = bool(run) and alike(run[-1].stages[-1].site, chain.stages[0].site)
+        own = _parameters(forward.statements, chain.first, chain.last)
+        if not (same and _follows(forward.statements, readers, run[-1], chain)) or own & read:
+            yield from _closed_runs(forward.statements, readers, run)
+            run, read = [], set()
+        run.append(chain)
+        read |= own
+    yield from _closed_runs(forward.statements, readers, run)
+
+
+def _parameters(statements: Sequence[Statement], first: int, last: int) -> set[str]:
+    """What statements read of the module. torch.compile takes no autograd function with one tensor in two places."""
+    refs = (ref for place in range(first, last + 1) for ref in statements[place].operands)
+    return {ref.text for ref in refs if ref.kind is RefKind.ATTRIBUTE}
+
+
+def _closed_runs(
+    statements: Sequence[Statement], readers: dict[str, set[int]], run: Sequence[LinearChain]
+) -> Iterator[LinearChain]:
+    """The longest chains that a run of neighbours makes, from its start on."""
+    start = 0
+    while start < len(run):
+        end = len(run)
+        while end > start + 1 and not _is_closed(statements, readers, run[start:end]):
+            end -= 1
+        stages = tuple(stage for chain in run[start:end] for stage in chain.stages)
+        yield LinearChain(run[start].first, run[end - 1].last, stages)
+        start = end
+
+
+def _follows(
+    statements: Sequence[Statement], readers: dict[str, set[int]], chain: LinearChain, following: LinearChain
+) -> bool:
+    """Whether the first linear of a chain multiplies what the chain before it ended with."""
+    if following.first != chain.last + 1 or following.stages[0].before is not None:
+        return False
+    target = statements[chain.last].target
+    call = statements[chain.stages[-1].linear].call
+    if following.first not in readers.get(target, set()) or call is None or call.out != "{0}":
+        return False
+    return _input(statements[following.first]) == target
+
+
+def _is_closed(statements: Sequence[Statement], readers: dict[str, set[int]], run: Sequence[LinearChain]) -> bool:
+    """Whether what a run of chains ended with is read by the next linear, and by one residual at most, of the run."""
+    ends = {statements[chain.last].target: index for index, chain in enumerate(run[:-1])}
+    inside = {statements[n].target for n in range(run[0].first, run[-1].last + 1)}
+    residuals = {place: ref for chain in run if (place := _residual_place(chain)) and (ref := chain.stages[0].residual)}
+    for index, chain in enumerate(run):
+        # What a chain reads of itself was looked at when it was found: a block_norm reads its sizes, too.
+        others = inside - {statements[n].target for n in range(chain.first, chain.last + 1)}
+        for place in range(chain.first, chain.last + 1):
+            reads = [ref.text for ref in statements[place].operands if ref.kind is RefKind.LOCAL and ref.text in others]
+            expected = [statements[place - 1].target] if place == chain.first and index else []
+            added = residuals.get(place)
+            if added is not None and added.text in inside:
+                if not _ends_with_a_sum(run, ends.get(added.text), index):
+                    return False
+                expected.append(added.text)
+            if sorted(reads) != sorted(expected):
+                return False
+    for target, index in ends.items():
+        further = readers.get(target, set()) - {run[index + 1].first}
+        if len(further) > 1 or any(place not in residuals or residuals[place].text != target for place in further):
+            return False
+    return True
+
+
+def _ends_with_a_sum(run: Sequence[LinearChain], index: int | None, reader: int) -> bool:
+    """Whether a chain of the run before the reader ends with the sum that a kernel keeps."""
+    if index is None or index >= reader:
+        return False
+    stage = run[index].stages[-1]
+    sums = stage.times is not None or stage.residual is not None
+    return sums and stage.after is None and stage.activation is None
+
+
+def _residual_place(chain: LinearChain) -> int | None:
+    """The statement that adds the residual of a chain of one."""
+    stage = chain.stages[0]
+    return None if stage.residual is None else stage.linear + 1 + (stage.times is not None)
+
+
+def chain_input(forward: ForwardIR, chain: LinearChain) -> str | None:
+    """The local that a chain takes as it is; None where it takes a view or an expression."""
+    if chain.stages[0].before is None:
+        return _input(forward.statements[chain.first])
+    ref = forward.statements[chain.first].operands[0]
+    return ref.text if ref.kind is RefKind.LOCAL else None
+
+
+def residual_stage(forward: ForwardIR, chain: LinearChain, stage: ChainStage) -> int | None:
+    """The number of the stage whose result a stage's residual is; None for one from outside the chain."""
+    if stage.residual is None:
+        return None
+    linears = [other.linear for other in chain.stages]
+    ends = [*(linear - 1 for linear in linears[1:]), chain.last]
+    targets = [forward.statements[end].target for end in ends[: linears.index(stage.linear)]]
+    return targets.index(stage.residual.text) if stage.residual.text in targets else None
+
+
+def _input(statement: Statement) -> str | None:
+    """The local that a linear multiplies as it is; None where the operand is a view or an expression."""
+    call = statement.call
+    index = None if call is None else _placeholder(call.x)
+    if index is None or index >= len(statement.operands):
+        return None
+    ref = statement.operands[index]
+    elsewhere = _others(call) if call is not None else ""
+    return ref.text if ref.kind is RefKind.LOCAL and f"{{{index}}}" not in elsewhere else None
+
+
+def _other(statement: Statement, op: str, target: str) -> Ref | None:
+    """The matrix that a sum or product takes beside `target`; None where it is another operation."""
+    if statement.op != op or not statement.even or statement.template not in _PAIRS[op]:
+        return None
+    others = [ref for ref in statement.operands if ref.text != target]
+    return others[0] if len(others) == 1 and others[0].kind is RefKind.LOCAL else None
+
+
+def _others(call: SiteCall) -> str:
+    return call.weight + (call.bias or "")
+
+
+def _placeholder(template: str) -> int | None:
+    """3 of "{3}"."""
+    inner = template.removeprefix("{").removesuffix("}")
+    return int(inner) if template == f"{{{inner}}}" and inner.isdecimal() else None
+
+
+def _is_plain_activation(statement: Statement) -> bool:
+    """Whether an activation is called with its operand alone; in place or not is one here, as nothing else reads it."""
+    parsed = arguments(statement)
+    if parsed is None or statement.call is not None or len(statement.operands) != 1:
+        return False
+    function, positional, named = parsed
+    if not function.startswith("torch."):  # a method: operand_0.relu()
+        return function == f"operand_0.{statement.op}" and not positional and not named
+    harmless = {"inplace": (False, True), "approximate": ("none",)}
+    plain = all(literal(value) in harmless.get(name, ()) for name, value in named.items())
+    return plain and [operand(statement, node) for node in positional] == [statement.operands[0]]
+
+
+def readers_of(forward: ForwardIR) -> dict[str, set[int]]:
+    """For each target, the statements that read it; the result counts as one past the last.
+
+    A target that is set twice has the readers of both, so that no chain runs over it. Who reads a dtype alone is no
+    reader: it is known without the tensor.
+    """
+    readers: dict[str, set[int]] = {}
+    for index, statement in enumerate(forward.statements):
+        for ref in statement.operands if statement.op != DTYPE else ():
+            if ref.kind is RefKind.LOCAL:
+                readers.setdefault(ref.text, set()).add(index)
+    targets = [statement.target for statement in forward.statements]
+    for target in names_in(forward.result, targets):
+        readers.setdefault(target, set()).add(len(targets))
+    return readers

@@ -1,0 +1,282 @@
+"""Regions: which statements around a site one kernel could take along, and which module must be rewritten for them."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, takewhile
+
+from torch import nn
+
+from loka.graph.ir import ForwardIR, RefKind, Region, Statement
+from loka.graph.patterns.linear_chain import readers_of
+from loka.graph.patterns.norm import norm_ending_at, norm_starting_at
+from loka.graph.source import functions_of, has_hooks, is_block_norm, is_swish_norm
+from loka.graph.source import names_in as names_in_code
+from loka.sites.site import GemmKind, Site
+
+NORMS = frozenset({"layer_norm", "rms_norm"})  # over the last dimension
+ACTIVATIONS = frozenset(
+    {
+        "relu", "relu6", "silu", "gelu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu", "elu",
+        "selu", "celu", "softplus", "softsign", "logsigmoid", "mish",
+    }
+)  # fmt: skip
+ELEMENTWISE = frozenset({"add", "sub", "mul"})
+_NORM_TYPES = (nn.LayerNorm, nn.RMSNorm)
+_INLINABLE = (
+    nn.LayerNorm, nn.RMSNorm, nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid,
+    nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Mish, nn.Identity,
+)  # fmt: skip
+
+_INTERNAL = frozenset(vars(nn.Module()))
+
+
+@dataclass(frozen=True, slots=True)
+class RegionScope:
+    """Which module's forward is rewritten for a group of sites, in the terms of `trace_forward`."""
+
+    owner: str  # qualified name; "" is the model
+    inline: tuple[str, ...]  # children, relative to the owner
+    sites: tuple[str, ...]  # relative to the owner
+
+
+def find_regions(forward: ForwardIR, wanted: Collection[str]) -> tuple[Region, ...]:
+    """The region around each call of the wanted sites (names relative to the owner), in the order of the statements.
+
+    A region grows over the statements that follow the site: norms over the last dimension, activations, and elementwise
+    products and sums with anything that was there before; and over a norm just before it, if the norm is in no other
+    region. It ends where everything but its last target is read inside it alone. A site whose product is permuted takes
+    nothing along; its region has one operation.
+    """
+    statements = forward.statements
+    readers = readers_of(forward)
+    regions: list[Region] = []
+    free = 0
+    for index, statement in enumerate(statements):
+        call = statement.call
+        if call is None or call.site not in wanted or index < free:
+            continue
+        first = last = index
+        before = index - 1
+        if before >= free and call.x == "{0}":
+            feeds = statement.operands[0].text == statements[before].target
+            if feeds and readers.get(statements[before].target) == {index}:
+                first = _norm_before(statements, index, free, readers)
+        if call.out == "{0}":
+            last = _end(statements, first, index, readers)
+        regions.append(Region(call.site, first, last, tuple(s.op for s in statements[first : last + 1])))
+        free = last + 1
+    return tuple(regions)
+
+
+def _norm_before(statements: Sequence[Statement], site: int, free: int, readers: dict[str, set[int]]) -> int:
+    """The first statement of the norm just before `site`, or `site`."""
+    if statements[site - 1].op in NORMS:
+        return site - 1
+    run = norm_ending_at(statements, site - 1)
+    if run is None or run.first < free:
+        return site
+    inside = set(range(run.first, run.last + 1))
+    read = (readers.get(statement.target, set()) for statement in statements[run.first : run.last])
+    return run.first if all(places <= inside for places in read) else site
+
+
+def _end(statements: Sequence[Statement], first: int, site: int, readers: dict[str, set[int]]) -> int:
+    """The last statement of the longest region from `first` over `site`."""
+    end, inside = site, {statements[site].target}
+    free = site + 1  # the statements before it are in the region
+    for index in range(site + 1, len(statements)):
+        statement = statements[index]
+        run = norm_starting_at(statements, index) if index >= free else None
+        if run is not None and run.last > index and run.source in inside:
+            inside.update(statement.target for statement in statements[run.first : run.last + 1])
+            free = run.last + 1
+        reads = {ref.text for ref in statement.operands if ref.kind is RefKind.LOCAL}
+        known = statement.op in NORMS | ACTIVATIONS | ELEMENTWISE and statement.call is None and statement.target != "_"
+        if index >= free and (not known or not reads & inside):
+            break
+        if statement.op in NORMS and statement.operands[0].text not in inside:
+            break
+        inside.add(statement.target)
+        if index + 1 < free:
+            continue
+        closed = (s.target for s in statements[first:index])
+        if all(readers.get(target, set()) <= set(range(first, index + 1)) for target in closed):
+            end = index
+    return end
+
+
+def inline_for(
+    model: nn.Module,
+    sites: Iterable[Site],
+    chained: Collection[str] = (),
+    joins: Callable[[str], bool] = lambda owner: False,
+    held: Mapping[str, str] | None = None,
+    also: Mapping[str, Collection[str]] | None = None,
+) -> tuple[RegionScope, ...]:
+    """Which modules' forwards must be rewritten so that the region around each site stands in one of them.
+
+    For a plain nn.Linear: the smallest enclosing module that also holds the norm before it (where `fed_by` starts
+    with one) and the norm or activation after it (where `followed_by` does). In an nn.Sequential these are its
+    siblings; at its ends, and for a module that only wraps one child, the search goes on in the parent, up to the
+    first hand-written forward. A linear without such neighbours within reach needs no owner, and has no scope. For a
+    Parameter: the module whose forward uses it. A linear that a mod rewrites is of another kind, and where nothing
+    stands around it, it is its own owner; a site that a mod merged stands for its members. Scopes whose owner would be
+    inlined into another's are merged into that one. A site in `chained` (names) is also wanted together with an
+    activation before it, so that a chain (`loka.graph.patterns.linear_chain`) can run over it; and together with the chained linear
+    that its result goes into, directly or through sums and products, where `joins` agrees to the module that holds
+    both. `held` gives a site's owner where that is known; `also` are owners that are wanted without a site, each with
+    further modules whose forwards are to be inlined in it. In the order of the model's modules.
+    """
+    modules, sites = dict(model.named_modules()), tuple(sites)
+    linears = [site for site in sites if site.name in chained and site.name in modules]
+    links = _links(linears, modules, joins)
+    owners: dict[str, list[str]] = {}
+    for site in sites:
+        wanted = (_owner_of(site, modules, site.name in chained), links.get(site.name), (held or {}).get(site.name))
+        owner = min((name for name in wanted if name is not None), key=len, default=None)
+        if owner is not None:
+            owners.setdefault(owner, []).extend(_weight_names(site, modules, owner))
+    inlined = {owner: list(names) for owner, names in (also or {}).items()}
+    owners.update({owner: [] for owner in inlined if owner not in owners})
+    scopes = {owner: scope_of(owner, names, modules, inlined.get(owner, ())) for owner, names in owners.items()}
+    for owner in sorted(scopes, key=len, reverse=True):
+        outer = next((o for o in parents(owner) if o in scopes and _relative(owner, o) in scopes[o].inline), None)
+        if outer is not None:
+            scopes.pop(owner)
+            own = owners.pop(owner)
+            owners[outer] += [owner] if isinstance(modules[owner], nn.Linear) else own
+            inlined.setdefault(outer, []).extend(inlined.get(owner, ()))
+            scopes[outer] = scope_of(outer, owners[outer], modules, inlined[outer])
+    return tuple(scopes[owner] for owner in modules if owner in scopes)
+
+
+def _links(sites: Sequence[Site], modules: dict[str, nn.Module], joins: Callable[[str], bool]) -> dict[str, str]:
+    """For linears whose result goes into the next one's, the smallest module with a forward that holds both."""
+    owners: dict[str, str] = {}
+    for site, following in pairwise(sites):
+        if not _feeds(site, following):
+            continue
+        parts = zip(site.name.split("."), following.name.split("."), strict=False)
+        common = ".".join(here for here, _ in takewhile(lambda pair: pair[0] == pair[1], parts))
+        while isinstance(modules[common], nn.ModuleList | nn.ModuleDict):
+            common = common.rpartition(".")[0]
+        for name in (site.name, following.name) if joins(common) else ():
+            owners[name] = min(owners.get(name, common), common, key=len)
+    return owners
+
+
+def _feeds(site: Site, following: Site) -> bool:
+    """Whether the next linear seems to multiply a site's result, or a sum or product of it."""
+    between = list(takewhile(lambda op: op in ELEMENTWISE, site.followed_by))
+    ends = len(between) < len(site.followed_by) and site.followed_by[len(between)] == "linear"
+    return ends and following.fed_by[:1] == (between[-1] if between else "linear",)
+
+
+def _weight_names(site: Site, modules: dict[str, nn.Module], owner: str) -> tuple[str, ...]:
+    """What a site is called in `trace_forward`: the linear, or the Parameter; several where a mod merged them."""
+    if site.members:
+        return site.members
+    return (site.name if site.name in modules and site.name != owner else site.weight or site.name,)
+
+
+def _owner_of(site: Site, modules: dict[str, nn.Module], chained: bool) -> str | None:
+    if site.name not in modules:
+        return site.owner
+    around = _owner_around(site, modules, chained)
+    return site.name if around is None and site.kind is not GemmKind.LINEAR else around
+
+
+def _owner_around(site: Site, modules: dict[str, nn.Module], chained: bool) -> str | None:
+    """For a plain nn.Linear, the smallest module with what stands around it."""
+    feeds, types = (NORMS | ACTIVATIONS, _INLINABLE) if chained else (NORMS, _NORM_TYPES)
+    before = bool(site.fed_by) and site.fed_by[0] in feeds
+    after = bool(site.followed_by) and site.followed_by[0] in NORMS | ACTIVATIONS | ELEMENTWISE
+    found, inside = None, site.name
+    for owner in parents(site.name):
+        if not (before or after):
+            break
+        parent = modules[owner]
+        if isinstance(parent, nn.ModuleList | nn.ModuleDict):
+            continue
+        if isinstance(parent, nn.Sequential):
+            names = list(parent._modules)
+            place = names.index(_relative(inside, owner).split(".")[0])
+            has_norm = before and place > 0 and _is_one(parent[place - 1], types)
+            has_next = after and place + 1 < len(names) and _is_one(parent[place + 1], _INLINABLE)
+            before, after = before and place == 0, after and place + 1 == len(names)
+        else:
+            adds = site.followed_by[:1] and site.followed_by[0] in ELEMENTWISE and has_operators(parent)
+            has_norm = before and _uses(parent, types, feeds)
+            has_next = after and (bool(adds) or _uses(parent, _INLINABLE, NORMS | ACTIVATIONS | ELEMENTWISE))
+            wraps = _only_wraps(parent)
+            before, after = before and wraps and not has_norm, after and wraps and not has_next
+        if has_norm or has_next:
+            found = owner
+        inside = owner
+    return found
+
+
+def _is_one(module: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
+    """Whether a module is of such a type, or a block norm or a SwishNorm where norms or activations are among these."""
+    if isinstance(module, types) or (nn.RMSNorm in types and is_block_norm(module)):
+        return True
+    return nn.Sigmoid in types and is_swish_norm(module)
+
+
+def _uses(parent: nn.Module, types: tuple[type[nn.Module], ...], names: frozenset[str]) -> bool:
+    """Whether a hand-written forward has a child of such a type, or names such a function."""
+    called = (function for function in functions_of(parent) if names & names_in_code(function))
+    held = (value for name, value in vars(parent).items() if name not in _INTERNAL)
+    functions = (value for value in held if getattr(value, "__name__", "") in names)
+    children = any(_is_one(child, types) for child in parent.children())
+    return children or next(called, None) is not None or next(functions, None) is not None
+
+
+def has_operators(parent: nn.Module) -> bool:
+    """Whether a hand-written forward has an infix operator."""
+    instructions = (step for function in functions_of(parent) for step in dis.get_instructions(function))
+    return any(step.opname == "BINARY_OP" for step in instructions)
+
+
+def _only_wraps(parent: nn.Module) -> bool:
+    """Whether a module holds one child, and neither Parameters nor functions: nothing that could follow the child."""
+    functions = (value for name, value in vars(parent).items() if name not in _INTERNAL and callable(value))
+    return len(parent._modules) == 1 and not parent._parameters and next(functions, None) is None
+
+
+def scope_of(
+    owner: str, names: Sequence[str], modules: dict[str, nn.Module], inlined: Collection[str] = ()
+) -> RegionScope:
+    """The scope for sites of one owner: linears and Parameters by their qualified names, and modules to be inlined."""
+    relative = [_relative(name, owner) for name in dict.fromkeys(names)]
+    inline: dict[str, None] = {}
+    for name in (*relative, *(_relative(each, owner) for each in inlined)):
+        if f"{owner}.{name}".lstrip(".") in modules:
+            parts = name.split(".")
+            inline.update(dict.fromkeys(".".join(parts[: i + 1]) for i in range(len(parts))))
+    for path in ["", *inline]:
+        inline.update(dict.fromkeys(_norms_and_activations(owner, path, modules)))
+    return RegionScope(owner, tuple(sorted(inline)), tuple(relative))
+
+
+def _norms_and_activations(owner: str, path: str, modules: dict[str, nn.Module]) -> Iterator[str]:
+    """The norms and activations among the children of an inlined module; one with hooks stays a call."""
+    for name, child in modules[".".join(filter(None, (owner, path)))].named_children():
+        if type(child) in _INLINABLE and not has_hooks(child):
+            yield f"{path}.{name}".lstrip(".")
+        elif (is_block_norm(child) or is_swish_norm(child)) and not any(has_hooks(part) for part in child.modules()):
+            yield from (f"{path}.{name}.{inner}".strip(".") for inner, _ in child.named_modules())
+
+
+def parents(name: str) -> Iterator[str]:
+    """ "layers.0.fmb", "layers.0", "layers", "" for "layers.0.fmb.0"."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def _relative(name: str, owner: str) -> str:
+    return name.removeprefix(f"{owner}.") if owner else name

@@ -1,0 +1,149 @@
+"""How a model calls the modules whose forwards are rewritten: real arguments, at two batch sizes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from loka.graph.refused import Refused
+from loka.sites.meta_tensors import LARGE, without_numbers
+
+MOST_CALLS = 4  # calls kept of one module at one batch size: those that differ in shape or arguments
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleCall:
+    """One call of a module: what it was given at one batch size of the model."""
+
+    batch: int
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """The calls of one module, at two batch sizes or more."""
+
+    owner: str  # qualified name; "" is the model
+    calls: tuple[ExampleCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """What the model itself is called with."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
+
+
+def capture_examples(
+    model: nn.Module, owners: Collection[str], batches: Mapping[int, ModelInputs]
+) -> dict[str, Examples | Refused]:
+    """What each module in `owners` is called with, at each batch size.
+
+    Runs the model once for each batch size, without gradients, in the mode that it is in. Its buffers and the random
+    state are put back. Tables that were built without storage (on the meta device) are stood in for by one row, read
+    for every index. A module that is not called at every batch size is `Refused`, and so are all where another kind of
+    tensor is without storage. Exceptions of the model pass through.
+    """
+    blocked = missing_storage(model, tables=False)
+    if blocked is not None:
+        return {owner: Refused(owner, f"its inputs cannot be captured: {blocked}") for owner in owners}
+    found: dict[str, list[ExampleCall]] = {owner: [] for owner in owners}
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), _tables_stood_in(model):
+        for batch, inputs in batches.items():
+            hooks = [_listen(model.get_submodule(owner), batch, calls) for owner, calls in found.items()]
+            try:
+                model(*inputs.args, **(inputs.kwargs or {}))
+            finally:
+                for hook in hooks:
+                    hook.remove()
+                for buffer, value in buffers:
+                    buffer.copy_(value)
+    return {owner: _examples(owner, calls, batches) for owner, calls in found.items()}
+
+
+@contextlib.contextmanager
+def _tables_stood_in(model: nn.Module) -> Iterator[None]:
+    """Every meta Parameter of two dimensions shows one random row for all indices, at no cost in memory."""
+    swapped: list[tuple[nn.Module, str, nn.Parameter | None]] = []
+    try:
+        for module in model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None and parameter.is_meta:
+                    rows, width = parameter.shape
+                    # A step of 2 between neighbours keeps nn.EmbeddingBag from making a contiguous copy of the table.
+                    row = torch.randn(2 * width, dtype=torch.float32).to(parameter.dtype)
+                    swapped.append((module, name, parameter))
+                    stand_in = row.as_strided((rows, width), (0, 2))
+                    module._parameters[name] = nn.Parameter(stand_in, requires_grad=False)
+        yield
+    finally:
+        for module, name, parameter in swapped:
+            module._parameters[name] = parameter
+
+
+def _examples(owner: str, calls: list[ExampleCall], batches: Mapping[int, ModelInputs]) -> Examples | Refused:
+    missing = [batch for batch in batches if not any(call.batch == batch for call in calls)]
+    if missing:
+        return Refused(owner, f"the model does not call it at batch {missing[0]}")
+    return Examples(owner, tuple(calls))
+
+
+def _listen(module: nn.Module, batch: int, calls: list[ExampleCall]) -> torch.utils.hooks.RemovableHandle:
+    seen: set[str] = set()
+
+    def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        form = repr([*map(form_of, args), *((name, form_of(value)) for name, value in sorted(kwargs.items()))])
+        if form not in seen and len(seen) < MOST_CALLS:
+            seen.add(form)
+            calls.append(ExampleCall(batch, copy_tree(args), copy_tree(kwargs)))
+
+    return module.register_forward_pre_hook(keep, with_kwargs=True, prepend=True)
+
+
+def form_of(value: object) -> object:
+    """What two calls are told apart by: dtypes and shapes of tensors, plain values, types of the rest."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), tuple(value.shape)
+    if isinstance(value, tuple | list):
+        return [form_of(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): form_of(item) for key, item in value.items()}
+    return value if isinstance(value, bool | int | float | str | None) else type(value).__qualname__
+
+
+def copy_tree(value: Any) -> Any:
+    """Containers and tensors copied, so that a forward that writes into its inputs leaves the example alone."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(copy_tree, value))
+    if type(value) in (tuple, list):
+        return type(value)(map(copy_tree, value))
+    if type(value) is dict:
+        return {key: copy_tree(item) for key, item in value.items()}
+    return value
+
+
+def missing_storage(module: nn.Module, tables: bool = True) -> str | None:
+    """The first tensor of a module without numbers, in a sentence; `tables`: meta matrices among Parameters count too.
+
+    What is too large to be stored for planning is on the meta device by LoKA's doing, anything else by the factory's.
+    """
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        is_table = isinstance(tensor, nn.Parameter) and tensor.ndim == 2 and tensor.is_floating_point()
+        found = without_numbers(tensor)
+        if found is None or (tensor.is_meta and is_table and not tables):
+            continue
+        size = tensor.numel() * tensor.element_size()
+        if size > LARGE:
+            return f"'{name}' was built without storage ({size / 2**30:.1f} GiB)"
+        return f"'{name}' is {found}, and forwards are run to be checked: build the model with weights, random ones do"
+    return None

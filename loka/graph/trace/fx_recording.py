@@ -1,0 +1,314 @@
+"""Recording a forward with torch.fx: once in training and once in evaluation, merged into one list of operations."""
+
+from __future__ import annotations
+
+import math
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from loka.graph.loop_guards import counted
+from loka.graph.reads import NAMESPACE
+from loka.graph.refused import CannotTraceError
+from loka.graph.source import functions_of, live_floats
+from loka.graph.trace.examples import ExampleCall
+from loka.graph.trace.lint import place_in, training_reads
+from loka.graph.trace.loop_lengths import LoopError, length_of
+from loka.graph.trace.printer import TrainingFlag, is_identifier
+
+_BY_TORCH: dict[object, Callable[..., Any]] = {math.sqrt: torch.sym_sqrt}  # of a size, a number that may be symbolic
+_SIZES = {"shape", "size", "dim", "ndim", "numel", "nelement"}
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One traced operation; `args` and `kwargs` hold fx nodes of the training trace, constants and `TrainingFlag`."""
+
+    node: fx.Node
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    child: str  # the inlined child whose forward it stands in, "" for the owner's own
+
+
+@dataclass(frozen=True, slots=True)
+class FxRecording:
+    """A whole forward. `called` are the inlined children, in the order of their first calls."""
+
+    ops: tuple[Op, ...]
+    called: tuple[str, ...]
+    reads: Mapping[str, Collection[str]]  # by the path of a module, the attributes that were read of it
+
+
+def fx_record(module: nn.Module, expand: frozenset[str], calls: Sequence[ExampleCall]) -> FxRecording:
+    """Traces a module (a copy: tracing may leave proxies in it), children in `expand` (relative names) traced through.
+
+    `calls` tell how often loops over lists and parts of tensors turn. Raises CannotTraceError with the reason, in the
+    words of the user's code.
+    """
+    reads = _ReadLog(module)
+    training = _trace(module.train(), expand, calls, reads)
+    evaluation = _trace(module.eval(), expand, calls, reads)
+    inlined = [module, *(module.get_submodule(name) for name in training.called)]
+    return FxRecording(_merge(training, evaluation, inlined), tuple(training.called), reads.names)
+
+
+def _trace(module: nn.Module, expand: frozenset[str], calls: Sequence[ExampleCall], reads: _ReadLog) -> _Tracer:
+    """One trace, begun anew at each loop whose length is found out."""
+    lengths: dict[int, int | None] = {}
+    while True:
+        tracer = _Tracer(expand, lengths, reads)
+        try:
+            tracer.run(module)
+        except LoopError as loop:
+            try:
+                lengths[loop.place] = length_of(module, loop, calls)
+            except Exception:  # noqa: BLE001  (user code on part of its way: the loop is refused then, with its place)
+                lengths[loop.place] = None
+        else:
+            return tracer
+
+
+class _ReadLog:
+    """The attributes that a forward reads from its modules while it is traced, those that are missing among them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.names: dict[str, set[str]] = {}
+        self._paths = {id(child): path for path, child in module.named_modules()}
+        self._listening = False
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """While active, reads count between `listen` and the end; those inside of `unheard` do not."""
+        before = vars(nn.Module).get("__getattribute__")
+        own = before or object.__getattribute__
+
+        def read(module: nn.Module, name: str) -> Any:
+            if self._listening:
+                self._note(module, name)
+            return own(module, name)
+
+        nn.Module.__getattribute__ = read  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            self._listening = False
+            if before is None:
+                del nn.Module.__getattribute__
+            else:
+                nn.Module.__getattribute__ = before  # type: ignore[method-assign]
+
+    def listen(self) -> None:
+        """The forward is about to run."""
+        self._listening = True
+
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """What the tracer reads for itself."""
+        before, self._listening = self._listening, False
+        try:
+            yield
+        finally:
+            self._listening = before
+
+    def _note(self, module: nn.Module, name: str) -> None:
+        path = self._paths.get(id(module))
+        if path is None:
+            return
+        if name == NAMESPACE and sys._getframe(2).f_globals.get("__name__") == nn.Module.__module__:
+            return  # torch's own look-up of a child, Parameter or buffer, which is noted under that one's name
+        self.names.setdefault(path, set()).add(name)
+
+
+class _Tracer(fx.Tracer):
+    """torch.fx's tracer: leaves are all children but those in `expand`; buffers are proxies; floats are read live.
+
+    `lengths` are those of loops, by place; None for one that cannot be unrolled.
+    """
+
+    def __init__(self, expand: frozenset[str], lengths: Mapping[int, int | None], reads: _ReadLog) -> None:
+        super().__init__(autowrap_modules=(math,))
+        self.expand, self.lengths, self.reads = expand, lengths, reads
+        self.called: dict[str, None] = {}
+        self.children: dict[fx.Node, str] = {}
+        self._inside = [""]
+        self._expanded: list[tuple[str, nn.Module]] = []
+        self._files: set[str] = set()
+        self._tensors: dict[int, str] = {}
+
+    def run(self, module: nn.Module) -> None:
+        """Fills `graph`; raises CannotTraceError."""
+        self._expanded = [(name, module.get_submodule(name)) for name in ("", *sorted(self.expand))]
+        self._files = {f.__code__.co_filename for _, child in self._expanded for f in functions_of(child)}
+        named = (*reversed(list(module.named_buffers())), *reversed(list(module.named_parameters())))
+        self._tensors = {id(tensor): name for name, tensor in named}
+        saved = [(child, dict(vars(child))) for _, child in self._expanded]
+        try:
+            with self.reads.kept():
+                self.graph = self.trace(module)
+        except (CannotTraceError, LoopError):
+            raise
+        except Exception as error:  # user code meets proxies: anything can be raised
+            where = self._place(traceback.extract_tb(error.__traceback__))
+            raise CannotTraceError(f"{_words(error)} {where}".strip()) from error
+        finally:
+            for child, attributes in saved:
+                vars(child).clear()
+                vars(child).update(attributes)
+        for node in self.graph.nodes:
+            if node.op == "get_attr" and node.target.rpartition(".")[2].startswith("_tensor_constant"):
+                raise CannotTraceError("the forward makes a constant tensor, which would be frozen at its first value")
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return module_qualified_name not in self.expand
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        path = self.path_of_module(m)
+        if path not in self.expand:
+            return super().call_module(m, forward, args, kwargs)
+        self.called[path] = None
+        self._inside.append(path)
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        finally:
+            self._inside.pop()
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Parameters and buffers as proxies; torch.fx's own looks through all Parameters at each access."""
+        name = self._tensors.get(id(attr_val))
+        if name is None:
+            return attr_val
+        if name not in parameter_proxy_cache:
+            parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
+        return parameter_proxy_cache[name]
+
+    def create_arg(self, a: Any) -> Any:
+        with self.reads.unheard():
+            return super().create_arg(a)
+
+    def create_proxy(self, *args: Any, **kwargs: Any) -> fx.Proxy:
+        with self.reads.unheard():
+            return super().create_proxy(*args, **kwargs)
+
+    def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        if kind == "call_function" and getattr(target, "__module__", None) == math.__name__:
+            if target not in _BY_TORCH:
+                where = self._place(traceback.extract_stack())
+                raise CannotTraceError(
+                    f"math.{target.__name__} of a traced value (compute this number in __init__, or by torch) {where}"
+                )
+            target = _BY_TORCH[target]
+        node = super().create_node(kind, target, *args, **kwargs)
+        self.children[node] = self._inside[-1]
+        return node
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
+        made = super().create_args_for_root(root_fn, is_module, concrete_args)
+        for path, child in self._expanded:
+            for name in live_floats(child, functions_of(child)):
+                if not is_identifier(name):
+                    raise CannotTraceError(f"float attribute {name!r} would be frozen")
+                vars(child)[name] = self.create_proxy("get_attr", f"{path}.{name}".lstrip("."), (), {})
+        self.reads.listen()
+        return made
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        raise CannotTraceError(f"branch on {_kind(obj.node)} {self._place(traceback.extract_stack())}".strip())
+
+    def iter(self, obj: fx.Proxy) -> Any:
+        try:
+            return super().iter(obj)
+        except fx.proxy.TraceError:
+            loop = LoopError(self.graph, obj.node)
+        if loop.place not in self.lengths:
+            raise loop
+        length = self.lengths[loop.place]
+        if length is None:
+            where = self._place(traceback.extract_stack())
+            what = f"loop over {_kind(obj.node)}, which is no list or tensor of one length in all calls"
+            raise CannotTraceError(f"{what} {where}".strip())
+        items = self.create_proxy("call_function", counted, (obj, length), {})
+        return iter([items[place] for place in range(length)])  # type: ignore[index]
+
+    def _place(self, frames: traceback.StackSummary) -> str:
+        """The innermost line of the functions that are being traced."""
+        for frame in reversed(frames):
+            if frame.filename in self._files and frame.lineno is not None:
+                return place_in(frame.filename, frame.lineno)
+        return ""
+
+
+def _kind(node: fx.Node) -> str:
+    """What a traced value is, for a person: an argument, a tensor's size, or a tensor's value."""
+    if node.op == "placeholder":
+        return f"argument '{node.target}'"
+    seen: set[fx.Node] = set()
+    queue = [node]
+    while queue:
+        here = queue.pop()
+        if {str(here.target), *(arg for arg in here.args if isinstance(arg, str))} & _SIZES:
+            return "tensor size"
+        if here not in seen:
+            seen.add(here)
+            queue.extend(here.all_input_nodes)
+    if node.op == "get_attr":
+        return f"attribute '{node.target}'"
+    return "a tensor's value"
+
+
+def _words(error: Exception) -> str:
+    text = str(error).split("\n")[0]
+    if isinstance(error, TypeError) and "item assignment" in text:
+        return "assignment into a tensor"
+    if isinstance(error, RuntimeError) and "'len' is not supported" in text:
+        return "len of a tensor"
+    hint = " (compute this number in __init__, or by torch)" if "not Proxy" in text else ""
+    return f"tracing stops with {type(error).__name__} '{text[:160]}'{hint}"
+
+
+def _merge(training: _Tracer, evaluation: _Tracer, modules: Iterable[nn.Module]) -> tuple[Op, ...]:
+    """The operations of both traces; raises where they differ in more than the value of `self.training`."""
+    ours, theirs = list(training.graph.nodes), list(evaluation.graph.nodes)
+    same = dict(zip(theirs, ours, strict=False))
+    ops = []
+    try:
+        if len(ours) != len(theirs):
+            raise _DifferentError
+        for a, b in zip(ours, theirs, strict=True):
+            if (a.op, a.target) != (b.op, b.target):
+                raise _DifferentError
+            args, kwargs = _both(a.args, b.args, same), _both(dict(a.kwargs), dict(b.kwargs), same)
+            ops.append(Op(a, args, kwargs, training.children[a]))
+    except _DifferentError:
+        at = training_reads(modules)
+        raise CannotTraceError(f"does other operations in training than in evaluation {at}".rstrip()) from None
+    return tuple(ops)
+
+
+class _DifferentError(Exception):
+    """Two traces differ."""
+
+
+def _both(a: Any, b: Any, same: dict[fx.Node, fx.Node]) -> Any:
+    """An argument of both traces; `TrainingFlag` where it is True in training and False in evaluation."""
+    if isinstance(a, fx.Node) and isinstance(b, fx.Node) and same.get(b) is a:
+        return a
+    if a is True and b is False:
+        return TrainingFlag()
+    if isinstance(a, tuple | list) and isinstance(b, tuple | list) and len(a) == len(b):
+        items = [_both(x, y, same) for x, y in zip(a, b, strict=True)]
+        return items if isinstance(a, list) else tuple(items)
+    if isinstance(a, dict) and isinstance(b, dict) and list(a) == list(b):
+        return {key: _both(a[key], b[key], same) for key in a}
+    if isinstance(a, slice) and isinstance(b, slice):
+        return slice(*(_both(x, y, same) for x, y in ((a.start, b.start), (a.stop, b.stop), (a.step, b.step))))
+    if type(a) is type(b) and not isinstance(a, fx.Node | torch.Tensor) and (a == b or repr(a) == repr(b)):
+        return a
+    raise _DifferentError

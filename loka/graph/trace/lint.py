@@ -1,0 +1,238 @@
+"""What tracing would change without a trace, found in the source of a forward before it is traced.
+
+The identity gate compares behaviour and so misses what does not show on two batches: a checkpoint block, a float that a
+schedule changes later, a side of `mask is None` that the example did not take. These are looked for here.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+import os
+import textwrap
+from collections.abc import Iterable, Iterator
+from types import FunctionType, ModuleType
+
+import torch
+from torch import nn
+
+from loka.graph.source import functions_of, is_block_norm, live_floats
+
+_LABELS = {"record_function", "range", "annotate"}  # with-blocks that only label a profile
+_DECORATORS = {"override", "staticmethod", "classmethod", "property", "cached_property", "abstractmethod", "final"}
+_HOST_READS = {"item", "tolist", "numpy"}
+_STATE_QUERIES = {
+    "is_grad_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype",
+    "is_inference_mode_enabled", "is_inference", "is_compiling", "is_tracing",
+}  # fmt: skip
+_TYPE_TESTS = {"isinstance", "issubclass", "hasattr", "callable", "type", "is_tensor"}
+_STORING_CALLS = {"setattr", "delattr", "__setattr__", "__delattr__", "register_buffer", "register_parameter"}
+_CONTAINER_WRITES = {
+    "append", "extend", "insert", "pop", "popitem", "clear", "update", "setdefault", "add", "remove", "discard",
+}  # fmt: skip
+_IMPURE_MODULES = {"random", "time", "os", "datetime", "uuid", "secrets", "numpy.random"}
+
+
+def lint(module: nn.Module) -> str | None:
+    """The first thing in the source of a module's forward that a traced forward would lose; None where there is none.
+
+    The words name the place: "block under 'torch.no_grad()' at models.py:12 'with torch.no_grad():'". A torch.nn
+    module has nothing to find: what torch's own forwards do is compared by the gate.
+    """
+    functions = functions_of(module)
+    live = live_floats(module, functions)
+    for function in functions:
+        tree = _parse(function)
+        if tree is None:
+            return f"the source of '{function.__qualname__}' cannot be read"
+        found = next(_Linter(function, tree, module, live).findings(), None)
+        if found is not None:
+            return f"{found[0]} {place(function, found[1])}"
+    return None
+
+
+def place(function: FunctionType, line: int) -> str:
+    """ "at models.py:44 'if x.size(0) > 1024'" for a line (1-based, of the file)."""
+    return place_in(function.__code__.co_filename, line)
+
+
+def place_in(filename: str, line: int) -> str:
+    """The same from a file's name."""
+    text = linecache.getline(filename, line).strip().rstrip(":")
+    return f"at {os.path.basename(filename)}:{line} '{text}'"
+
+
+def training_reads(modules: Iterable[nn.Module]) -> str:
+    """The first place that reads `.training`, or ""."""
+    for module in modules:
+        for function in functions_of(module):
+            tree = _parse(function)
+            for node in ast.walk(tree) if tree is not None else ():
+                if isinstance(node, ast.Attribute) and node.attr == "training":
+                    return place(function, node.lineno)
+    return ""
+
+
+def _parse(function: FunctionType) -> ast.FunctionDef | None:
+    """The function's syntax tree, with the line numbers of its file."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, SyntaxError, TypeError):
+        return None
+    ast.increment_lineno(tree, function.__code__.co_firstlineno - 1)
+    return next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)), None)
+
+
+class _Linter:
+    """Walks one function; `module` is what its first argument stands for, if it is a method."""
+
+    def __init__(self, function: FunctionType, tree: ast.FunctionDef, module: nn.Module, live: tuple[str, ...]) -> None:
+        self.function, self.tree, self.module, self.live = function, tree, module, live
+        arguments = [*tree.args.posonlyargs, *tree.args.args]
+        self.self_name = arguments[0].arg if arguments and self._is_method() else None
+
+    def _is_method(self) -> bool:
+        name, kind = self.function.__name__, type(self.module)
+        if isinstance(inspect.getattr_static(kind, name, None), staticmethod | classmethod):
+            return False
+        return any(
+            inspect.unwrap(getattr(value, "fget", None) or value) is self.function
+            for base in kind.__mro__
+            for value in [vars(base).get(name)]
+            if value is not None
+        )
+
+    def findings(self) -> Iterator[tuple[str, int]]:
+        """What is wrong, and the line."""
+        for decorator in self.tree.decorator_list:
+            if _last(decorator) not in _DECORATORS and not ast.unparse(decorator).startswith("torch.jit."):
+                yield f"decorator '{ast.unparse(decorator)}'", decorator.lineno
+        for statement in self.tree.body:
+            for node in _in_order(statement):
+                for what in self._check(node):
+                    yield what, getattr(node, "lineno", self.tree.lineno)
+
+    def _check(self, node: ast.AST) -> Iterator[str]:
+        if isinstance(node, ast.With | ast.AsyncWith):
+            for item in node.items:
+                if _last(item.context_expr) not in _LABELS:
+                    yield f"block under '{ast.unparse(item.context_expr)}'"
+        elif isinstance(node, ast.Try | ast.TryStar):
+            yield "try block"
+        elif isinstance(node, ast.Match):
+            yield "match on a value"
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            yield f"{type(node).__name__.lower()} variable"
+        elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete | ast.For | ast.NamedExpr):
+            yield from self._stores(node)
+        elif isinstance(node, ast.Compare):
+            yield from self._none_test(node)
+        elif isinstance(node, ast.Call):
+            yield from self._call(node)
+        elif isinstance(node, ast.Attribute | ast.Name):
+            yield from self._read(node)
+
+    def _stores(
+        self, node: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete | ast.For | ast.NamedExpr
+    ) -> Iterator[str]:
+        targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else [node.target]
+        for target in targets:
+            for part in ast.walk(target):
+                stored = isinstance(part, ast.Attribute | ast.Subscript) and isinstance(part.ctx, ast.Store | ast.Del)
+                if stored and (isinstance(part, ast.Attribute) or self._chain(part) is not None):
+                    yield f"attribute '{ast.unparse(part)}' is written"
+
+    def _none_test(self, node: ast.Compare) -> Iterator[str]:
+        if not any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
+            return
+        for side in (node.left, *node.comparators):
+            if isinstance(side, ast.Constant) or self._chain(side) is not None:
+                continue
+            if not isinstance(side, ast.Name) or side.id not in self.function.__globals__:
+                yield f"branch on whether '{ast.unparse(side)}' is given"
+
+    def _call(self, node: ast.Call) -> Iterator[str]:
+        name = _last(node.func)
+        receiver = node.func.value if isinstance(node.func, ast.Attribute) else None
+        if name in {"checkpoint", "checkpoint_sequential"}:
+            yield "activation checkpointing"
+        elif receiver is not None and name in _HOST_READS:
+            yield f"a tensor is read on the host (.{name})"
+        elif name in _STATE_QUERIES:
+            yield f"the forward asks '{ast.unparse(node.func)}'"
+        elif name in _STORING_CALLS and (receiver is None or self._chain(receiver) is not None or name[0] == "_"):
+            yield f"attribute written by '{name}'"
+        elif name in _TYPE_TESTS and not (node.args and self._chain(node.args[0]) is not None):
+            yield f"branch on a type ('{name}')"
+        elif name == "print" and receiver is None:
+            yield "print"
+        elif receiver is not None and name == "forward" and not _is_super(receiver):
+            yield f"'{ast.unparse(node.func)}' is called past the module's hooks"
+        elif receiver is not None and name in _CONTAINER_WRITES:
+            chain = self._chain(receiver)
+            if chain and not isinstance(self._value(chain), torch.Tensor | nn.Module):
+                yield f"attribute '{ast.unparse(receiver)}' is changed"
+
+    def _read(self, node: ast.Attribute | ast.Name) -> Iterator[str]:
+        chain = self._chain(node)
+        if chain:
+            value = self._value(chain)
+            known = (*self.live, *(("eps",) if is_block_norm(self.module) else ()))
+            if isinstance(value, float) and not (len(chain) == 1 and chain[0] in known):
+                yield f"float attribute '{ast.unparse(node)}' would be frozen"
+            if isinstance(value, list | dict | set) and _holds_float(value):
+                yield f"the floats in '{ast.unparse(node)}' would be frozen"
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            value = self.function.__globals__.get(node.id)
+            owner = getattr(value, "__self__", None)
+            home = value.__name__ if isinstance(value, ModuleType) else type(owner).__module__
+            if home in _IMPURE_MODULES:
+                yield f"'{node.id}' gives other values in each call"
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) in {"np.random", "numpy.random"}:
+            yield "numpy's random numbers"
+
+    def _chain(self, node: ast.AST) -> tuple[str, ...] | None:
+        """("cfg", "scale") for self.cfg.scale or self.cfg[0].scale; () for self; None where it does not start there."""
+        names: list[str] = []
+        while isinstance(node, ast.Attribute | ast.Subscript):
+            names.append(node.attr if isinstance(node, ast.Attribute) else "[]")
+            node = node.value
+        if self.self_name is None or not isinstance(node, ast.Name) or node.id != self.self_name:
+            return None
+        return tuple(reversed(names))
+
+    def _value(self, chain: tuple[str, ...]) -> object:
+        """What the chain holds now; None where that cannot be told without running code."""
+        value: object = self.module
+        for name in chain:
+            if isinstance(value, nn.Module) and (name in value._parameters or name in value._buffers):
+                value = value._parameters.get(name, value._buffers.get(name))
+            elif isinstance(value, nn.Module) and name in value._modules:
+                value = value._modules[name]
+            else:
+                value = inspect.getattr_static(value, name, None)
+        return value
+
+
+def _in_order(node: ast.AST) -> Iterator[ast.AST]:
+    """The node and what is in it, in the order of the source."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _in_order(child)
+
+
+def _last(node: ast.expr) -> str:
+    """The last name of what is called: "no_grad" of torch.no_grad()."""
+    while isinstance(node, ast.Call):
+        node = node.func
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_super(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and _last(node) == "super"
+
+
+def _holds_float(values: list[object] | dict[object, object] | set[object]) -> bool:
+    items = values.values() if isinstance(values, dict) else values
+    return any(isinstance(item, float) for item in items)

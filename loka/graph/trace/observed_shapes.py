@@ -1,0 +1,74 @@
+"""The shapes of what a traced forward computes, seen on its examples."""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from loka.graph.equivalence import with_forward
+from loka.graph.ir import ForwardIR, RefKind, Statement
+from loka.graph.trace.examples import Examples, copy_tree
+
+Shape = tuple[int | None, ...]  # None is a dimension that follows the batch
+_PAIRS = frozenset({"add", "mul"})
+
+
+def observed_shapes(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]) -> Mapping[str, Shape]:
+    """The shape of each argument and each statement's target that is one tensor; a name that is set twice is left out.
+
+    `copied` makes a copy of the owner. The forward was shown to run on the examples (`loka.graph.equivalence`).
+    """
+    targets = [statement.target for statement in forward.statements if statement.target != "_"]
+    owner = copied()
+    signature = inspect.signature(owner.forward)
+    once = [target for target in dict.fromkeys(targets) if targets.count(target) == 1]
+    once = [target for target in once if target not in signature.parameters]
+    shown = with_forward(owner, replace(forward, result=f"({' '.join(f'{name},' for name in once)})"))
+    shown._forward_hooks = OrderedDict()  # the owner's own are for its result, and this one's are all its locals
+    seen: list[dict[str, Shape]] = []
+    with _evaluating(shown), torch.no_grad():
+        for call in examples.calls:
+            args, kwargs = copy_tree(call.args), copy_tree(call.kwargs)
+            values = {**signature.bind(*args, **kwargs).arguments}
+            values |= dict(zip(once, shown(*args, **kwargs), strict=True))
+            seen.append({name: tuple(value.shape) for name, value in values.items() if isinstance(value, torch.Tensor)})
+    return {name: shape for name in seen[0] if name not in targets or name in once if (shape := _common(name, seen))}
+
+
+def with_even_statements(forward: ForwardIR, shapes: Mapping[str, Shape]) -> ForwardIR:
+    """The forward with `even` set for each sum and product whose locals all have the result's shape."""
+    return replace(forward, statements=tuple(replace(s, even=_is_even(s, shapes)) for s in forward.statements))
+
+
+def _is_even(statement: Statement, shapes: Mapping[str, Shape]) -> bool:
+    names = [ref.text for ref in statement.operands if ref.kind is RefKind.LOCAL]
+    if statement.op not in _PAIRS or statement.call is not None or len(names) != 2 or len(statement.operands) != 2:
+        return False
+    shape = shapes.get(statement.target)
+    return shape is not None and all(shapes.get(name) == shape for name in names)
+
+
+def _common(name: str, seen: Sequence[Mapping[str, Shape]]) -> Shape:
+    """A shape that all calls agree on, None where a dimension differs; () where it has not always as many."""
+    shapes = [shapes.get(name, ()) for shapes in seen]
+    if len({len(shape) for shape in shapes}) > 1:
+        return ()
+    return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True))
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """The module in evaluation; a copy shares children with its original, so that the flags are put back."""
+    flags = [(child, child.training) for child in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for child, flag in flags:
+            child.training = flag

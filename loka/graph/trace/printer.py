@@ -1,0 +1,229 @@
+"""Python text for traced operations: constants, attribute paths, functions under their public names, statements.
+
+Everything here becomes code, so nothing is copied from a model: names are checked to be identifiers or repr'd, and
+constants are printed only where their type is known.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import keyword
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+
+import torch
+from torch import fx, nn
+
+from loka.graph import loop_guards
+from loka.graph.ir import Ref, RefKind
+from loka.graph.refused import CannotTraceError
+
+RESERVED = frozenset(
+    {*dir(builtins), *keyword.kwlist, *keyword.softkwlist}
+    | {"self", "torch", "dispatch", "kernels", "modules", "Tensor", "Any", "ctx"}
+)  # what a variable must not be called
+HIDING = frozenset({"self", "torch", "dispatch", "kernels", "modules", "getattr", "slice", "float", "complex", "abs"})
+# what an argument must not be called: the text of the forward, or of the file around it, uses these names
+
+INFIX: dict[Callable[..., object], str] = {
+    operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/", operator.floordiv: "//",
+    operator.mod: "%", operator.pow: "**", operator.matmul: "@", operator.and_: "&", operator.or_: "|",
+    operator.xor: "^", operator.lshift: "<<", operator.rshift: ">>", operator.eq: "==", operator.ne: "!=",
+    operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=",
+}  # fmt: skip
+PREFIX: dict[Callable[..., object], str] = {operator.neg: "-", operator.pos: "+", operator.invert: "~"}
+_SINGLETONS = (torch.dtype, torch.layout, torch.memory_format)
+_NAMESPACES = {
+    "torch": torch, "torch.nn.functional": torch.nn.functional, "torch.special": torch.special,
+    "torch.linalg": torch.linalg, "torch.fft": torch.fft,
+}  # fmt: skip
+
+
+class TrainingFlag:
+    """Stands in a traced argument for `self.training`: True in the training trace, False in the other."""
+
+
+def is_identifier(name: str) -> bool:
+    """Whether a name can stand in the text of a method as it is: plain, no keyword, not mangled by a class body."""
+    return name.isidentifier() and name.isascii() and not keyword.iskeyword(name) and not name.startswith("__")
+
+
+def constant(value: object) -> str:
+    """A constant as Python. Raises CannotTraceError for types whose repr is not known to be safe code."""
+    if value is None or value is ... or type(value) in (bool, int, str, bytes):
+        return "..." if value is ... else repr(value)
+    if type(value) is float:
+        return repr(value) if math.isfinite(value) else f'float("{value!r}")'
+    if type(value) is complex and math.isfinite(value.real) and math.isfinite(value.imag):
+        return repr(value)
+    if isinstance(value, _SINGLETONS):
+        return str(value)
+    if isinstance(value, torch.device):
+        return f"torch.device({str(value)!r})"
+    if isinstance(value, slice):
+        return f"slice({constant(value.start)}, {constant(value.stop)}, {constant(value.step)})"
+    if type(value) is tuple or isinstance(value, torch.Size):
+        return sequence([constant(item) for item in value], "()")
+    if type(value) is list:
+        return sequence([constant(item) for item in value], "[]")
+    if type(value) is dict:
+        return "{" + ", ".join(f"{constant(key)}: {constant(item)}" for key, item in value.items()) + "}"
+    raise CannotTraceError(f"a constant of type {type(value).__module__}.{type(value).__qualname__} cannot be printed")
+
+
+def sequence(items: list[str], brackets: str) -> str:
+    """A tuple or list of printed items."""
+    comma = "," if brackets == "()" and len(items) == 1 else ""
+    return f"{brackets[0]}{', '.join(items)}{comma}{brackets[1]}"
+
+
+def attribute(root: nn.Module, path: str) -> str:
+    """The expression on `self` for a dotted path below a module: `self.fmb[0].weight`, `self.towers["user"].scale`.
+
+    Names that are no identifiers are reached through get_submodule, get_parameter, get_buffer or getattr, repr'd.
+    """
+    text, value = "self", root
+    for name in path.split(".") if path else ():
+        text += _step(value, name)
+        value = getattr(value, name)
+    return text
+
+
+def _step(parent: object, name: str) -> str:
+    if isinstance(parent, nn.ModuleList | nn.Sequential | nn.ParameterList) and name.isdecimal():
+        keys = list(parent._modules) if not isinstance(parent, nn.ParameterList) else None
+        if keys is None or keys[int(name) : int(name) + 1] == [name]:
+            return f"[{int(name)}]"
+    if isinstance(parent, nn.ModuleDict | nn.ParameterDict) and name in parent:
+        return f"[{_quoted(name)}]"
+    if is_identifier(name):
+        return f".{name}"
+    if isinstance(parent, nn.Module):
+        for getter, held in (
+            ("get_submodule", parent._modules),
+            ("get_parameter", parent._parameters),
+            ("get_buffer", parent._buffers),
+        ):
+            if name in held:
+                return f".{getter}({_quoted(name)})"
+    raise CannotTraceError(f"attribute {name!r} has no name that could be printed")
+
+
+def _quoted(name: str) -> str:
+    """A string literal, in double quotes where that changes nothing else."""
+    return f'"{name}"' if re.fullmatch(r"[\w .:/-]*", name, re.ASCII) else repr(name)
+
+
+@lru_cache(maxsize=1)
+def _public_names() -> dict[int, str]:
+    names: dict[int, str] = {}
+    for namespace, module in _NAMESPACES.items():
+        for name in sorted(vars(module)):
+            thing = getattr(module, name)
+            if is_identifier(name) and not name.startswith("_") and callable(thing):
+                names.setdefault(id(thing), f"{namespace}.{name}")
+    return names
+
+
+def public_name(function: object) -> str:
+    """ "torch.nn.functional.layer_norm" for a function of torch; raises CannotTraceError for one of anything else."""
+    if function is loop_guards.counted:
+        return loop_guards.NAME
+    found = _public_names().get(id(function))
+    if found is not None:
+        return found
+    if isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        parts = str(function).replace("::", ".").split(".")
+        if all(is_identifier(part) for part in parts):
+            return ".".join(["torch.ops", *parts])
+    name = getattr(function, "__qualname__", None) or getattr(function, "__name__", repr(function))
+    raise CannotTraceError(f"calls '{name}', which is no public function of torch")
+
+
+def variable(hint: str, taken: set[str]) -> str:
+    """A free lower-case identifier near `hint`, numbered where it is taken; adds it to `taken`."""
+    plain = "_".join(re.findall(r"[A-Za-z0-9]+", hint)).lower()[:40] or "value"
+    plain = f"v_{plain}" if plain[0].isdigit() else plain
+    name, number = plain, 0
+    while name in taken or name in RESERVED:
+        number += 1
+        name = f"{plain}_{number}"
+    taken.add(name)
+    return name
+
+
+def names_in(expression: str, names: Iterable[str]) -> set[str]:
+    """Which of `names` an expression made here reads."""
+    read = {node.id for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)}
+    return read & set(names)
+
+
+class Template:
+    """Collects the operands of one statement while its text is printed."""
+
+    def __init__(self, refs: Mapping[fx.Node, Ref], views: Mapping[fx.Node, fx.Node], training: str) -> None:
+        self.operands: list[Ref] = []
+        self._refs, self._views, self._training = refs, views, training
+
+    def arg(self, value: object) -> str:
+        """An argument as template text: "{0}" for an operand, the constant otherwise, braces doubled."""
+        if isinstance(value, fx.Node):
+            if value in self._views:
+                return f"{self._operand(self._refs[self._views[value]])}.t()"
+            return self._operand(self._refs[value])
+        if isinstance(value, TrainingFlag):
+            return self._operand(Ref(RefKind.ATTRIBUTE, self._training))
+        if isinstance(value, tuple | list):
+            brackets = "[]" if isinstance(value, list) else "()"
+            return sequence([self.arg(item) for item in value], brackets)
+        if isinstance(value, dict):
+            return "{{" + ", ".join(f"{literal(constant(k))}: {self.arg(v)}" for k, v in value.items()) + "}}"
+        if isinstance(value, slice):
+            return f"slice({self.arg(value.start)}, {self.arg(value.stop)}, {self.arg(value.step)})"
+        return literal(constant(value))
+
+    def _operand(self, ref: Ref) -> str:
+        if ref not in self.operands:
+            self.operands.append(ref)
+        return f"{{{self.operands.index(ref)}}}"
+
+    def index(self, value: object) -> str:
+        """The inside of square brackets."""
+        if isinstance(value, tuple) and value:
+            items = [self._slice(item) for item in value]
+            return ", ".join(items) + ("," if len(items) == 1 else "")
+        return self._slice(value)
+
+    def _slice(self, value: object) -> str:
+        if not isinstance(value, slice):
+            return self.arg(value)
+        start, stop, step = ("" if part is None else self.arg(part) for part in (value.start, value.stop, value.step))
+        return f"{start}:{stop}" + (f":{step}" if step else "")
+
+    def atom(self, value: object) -> str:
+        """An argument that an operator or a dot follows: negative numbers, and ints before a dot, in brackets."""
+        text = self.arg(value)
+        return f"({text})" if not isinstance(value, fx.Node | str | tuple | list | dict) else text
+
+    def side(self, value: object) -> str:
+        """One side of an infix operator."""
+        text = self.arg(value)
+        return f"({text})" if text.startswith("-") else text
+
+    def call(self, function: str, args: Iterable[object], kwargs: dict[str, object]) -> str:
+        """`function(args, name=value)`; `function` is template text."""
+        parts = [self.arg(arg) for arg in args]
+        for name, value in kwargs.items():
+            if not name.isidentifier() or keyword.iskeyword(name):
+                raise CannotTraceError(f"keyword argument {name!r} is no identifier")
+            parts.append(f"{name}={self.arg(value)}")
+        return f"{function}({', '.join(parts)})"
+
+
+def literal(text: str) -> str:
+    """Text that `str.format` leaves as it is."""
+    return text.replace("{", "{{").replace("}", "}}")

@@ -1,0 +1,208 @@
+"""Recognising a traced operation on a Parameter as y = linear(x, weight, bias) between two changes of view."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import fx, nn
+
+from loka.graph.ir import SiteCall
+from loka.graph.refused import CannotTraceError
+from loka.graph.trace.fx_recording import Op
+from loka.graph.trace.printer import Template
+
+_MATMULS = {operator.matmul, torch.matmul, torch.mm}
+_GEMM_METHODS = {"matmul", "mm", "__matmul__", "addmm", "bmm", "baddbmm"}
+_GEMMS = {*_MATMULS, torch.addmm, torch.bmm, torch.baddbmm, torch.einsum, torch.nn.functional.linear}
+_TRANSPOSES = ((0, 1), (1, 0), (-1, -2), (-2, -1))
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Which fx nodes are Parameters that are sites; `views` are plain transposes of such nodes."""
+
+    sites: Mapping[fx.Node, str]  # get_attr node -> site, relative to the owner
+    views: Mapping[fx.Node, fx.Node]  # W.t() -> W
+    names: frozenset[str]  # every site
+
+    def site(self, value: object) -> str | None:
+        """The site whose Parameter, or whose Parameter's transpose, a value is."""
+        if not isinstance(value, fx.Node):
+            return None
+        return self.sites.get(self.views.get(value, value))
+
+
+def find_weights(owner: nn.Module, ops: tuple[Op, ...], sites: Mapping[str, nn.Parameter]) -> Weights:
+    """The Parameters of `sites` (name -> Parameter) among the traced operations, and their transposes."""
+    names = {id(parameter): site for site, parameter in reversed(list(sites.items()))}
+    nodes: dict[fx.Node, str] = {}
+    views: dict[fx.Node, fx.Node] = {}
+    for op in ops:
+        if op.node.op == "get_attr":
+            value = _attribute(owner, str(op.node.target))
+            op.node.meta["ndim"] = getattr(value, "ndim", None)
+            if id(value) in names:
+                nodes[op.node] = names[id(value)]
+        elif op.args and isinstance(op.args[0], fx.Node) and op.args[0] in nodes and _is_transpose(op):
+            views[op.node] = op.args[0]
+    return Weights(nodes, views, frozenset(sites))
+
+
+def site_call(op: Op, weights: Weights, template: Template) -> SiteCall | None:
+    """The operation as a linear; None where it is no GEMM with a site's Parameter.
+
+    Raises CannotTraceError where a site's Parameter goes into a GEMM that cannot be written so.
+    """
+    target, args, kwargs = op.node.target, list(op.args), dict(op.kwargs)
+    if op.child in weights.names:  # where linears share a Parameter, a call belongs to the linear that it stands in
+        weights = replace(weights, sites=dict.fromkeys(weights.sites, op.child))
+    is_gemm = target in _GEMMS if op.node.op == "call_function" else target in _GEMM_METHODS
+    used = [weights.site(value) for value in _flat([*args, *kwargs.values()]) if weights.site(value) is not None]
+    if not is_gemm or not used:
+        return None
+    call = None
+    if target is torch.nn.functional.linear:
+        call = _linear(_bind(("input", "weight", "bias"), args, kwargs), weights, template)
+    elif target in _MATMULS or target in ("matmul", "mm", "__matmul__"):
+        call = _matmul(list(_bind(("input", "other"), args, _renamed(kwargs)).values()), weights, template)
+    elif target in (torch.addmm, "addmm"):
+        call = _addmm(_bind(("input", "mat1", "mat2", "beta", "alpha"), args, kwargs), weights, template)
+    elif target is torch.einsum:
+        call = _einsum(args, weights, template)
+    if call is None:
+        name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
+        raise CannotTraceError(f"'{used[0]}' goes into '{name}' in a form that is not y = x @ weight.T")
+    return call
+
+
+def _linear(bound: dict[str, object], weights: Weights, template: Template) -> SiteCall | None:
+    site = weights.site(bound.get("weight"))
+    if site is None or set(bound) - {"input", "weight", "bias"}:
+        return None
+    x, weight = template.arg(bound["input"]), template.arg(bound["weight"])
+    bias = bound.get("bias")
+    return SiteCall(site, x, weight, None if bias is None else template.arg(bias), "{0}")
+
+
+def _matmul(values: list[object], weights: Weights, template: Template) -> SiteCall | None:
+    if len(values) != 2:
+        return None
+    left, right = values
+    site = weights.site(right)
+    if site is not None:  # x @ P
+        return SiteCall(site, template.arg(left), _transposed(template.arg(right)), None, "{0}")
+    site = weights.site(left)
+    if site is None:
+        return None
+    flip = ".transpose(-1, -2)"  # P @ x = (x.T @ P.T).T
+    return SiteCall(site, template.arg(right) + flip, template.arg(left), None, "{0}" + flip)
+
+
+def _addmm(bound: dict[str, object], weights: Weights, template: Template) -> SiteCall | None:
+    site = weights.site(bound.get("mat2"))
+    bias = bound.get("input")
+    one_row = isinstance(bias, fx.Node) and bias.op == "get_attr" and bias.meta.get("ndim") == 1
+    if site is None or not one_row or bound.get("beta", 1) != 1 or bound.get("alpha", 1) != 1:
+        return None
+    weight = _transposed(template.arg(bound["mat2"]))
+    return SiteCall(site, template.arg(bound["mat1"]), weight, template.arg(bias), "{0}")
+
+
+def _einsum(args: list[object], weights: Weights, template: Template) -> SiteCall | None:
+    operands = list(args[1]) if len(args) == 2 and isinstance(args[1], tuple | list) else args[1:]
+    if len(operands) != 2 or not isinstance(args[0], str) or args[0].count("->") != 1:
+        return None
+    inputs, out = args[0].replace(" ", "").split("->")
+    terms = inputs.split(",")
+    which = next((i for i in (1, 0) if weights.site(operands[i]) is not None), None)
+    if which is None or len(terms) != 2:
+        return None
+    views = einsum_views(terms[1 - which], terms[which], out)
+    if views is None:
+        return None
+    x_view, flip, out_view = views
+    weight, site = template.arg(operands[which]), weights.site(operands[which])
+    x = template.arg(operands[1 - which]) + x_view
+    return SiteCall(str(site), x, _transposed(weight) if flip else weight, None, "{0}" + out_view)
+
+
+def einsum_views(x: str, p: str, out: str) -> tuple[str, bool, str] | None:
+    """How an einsum "x,p->out" is a linear: the view of x, whether the Parameter is transposed, the product's view.
+
+    >>> einsum_views("bnd", "nk", "bkd")
+    ('.permute(0, 2, 1)', True, '.permute(0, 2, 1)')
+    """
+    dots = x.startswith("...") and out.startswith("...")
+    x_names, out_names = (x[3:], out[3:]) if dots else (x, out)
+    if "." in x_names + out_names + p or len(set(p)) != 2 or len(p) != 2:
+        return None
+    contracted = [name for name in p if name in x_names and name not in out_names]
+    kept = [name for name in p if name not in x_names and name in out_names]
+    if len(contracted) != 1 or len(kept) != 1 or len(set(x_names)) != len(x_names):
+        return None
+    rest = [name for name in x_names if name != contracted[0]]
+    if sorted([*rest, *kept]) != sorted(out_names):
+        return None
+    product = [*rest, kept[0]]
+    if dots:  # leading dimensions stay; only one of the others may move
+        if [name for name in out_names if name != kept[0]] != rest:
+            return None
+        views = (
+            _move(x_names.index(contracted[0]) - len(x_names), True),
+            _move(out_names.index(kept[0]) - len(out_names), False),
+        )
+    else:
+        views = (
+            _permute([x_names.index(name) for name in [*rest, contracted[0]]]),
+            _permute([product.index(name) for name in out_names]),
+        )
+    return views[0], p[1] == kept[0], views[1]
+
+
+def _permute(order: list[int]) -> str:
+    return "" if order == sorted(order) else f".permute({', '.join(map(str, order))})"
+
+
+def _move(place: int, to_last: bool) -> str:
+    if place == -1:
+        return ""
+    return f".movedim({place}, -1)" if to_last else f".movedim(-1, {place})"
+
+
+def _transposed(text: str) -> str:
+    return text.removesuffix(".t()") if text.endswith(".t()") else text + ".t()"
+
+
+def _bind(names: tuple[str, ...], args: list[object], kwargs: dict[str, object]) -> dict[str, object]:
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _renamed(kwargs: dict[str, object]) -> dict[str, object]:
+    return {"other" if name in ("mat2", "tensor2") else name: value for name, value in kwargs.items()}
+
+
+def _flat(values: list[object]) -> list[object]:
+    return [x for value in values for x in (_flat(list(value)) if isinstance(value, tuple | list) else [value])]
+
+
+def _is_transpose(op: Op) -> bool:
+    target, rest = op.node.target, op.args[1:]
+    if target is getattr:
+        return rest in (("T",), ("mT",))
+    if target in ("t", torch.t):
+        return rest == () and not op.kwargs
+    if target in ("transpose", torch.transpose, "permute", torch.permute, "swapaxes"):
+        order = rest[0] if len(rest) == 1 and isinstance(rest[0], tuple | list) else rest
+        allowed = ((1, 0),) if target in ("permute", torch.permute) else _TRANSPOSES
+        return tuple(order) in allowed and not op.kwargs
+    return False
+
+
+def _attribute(owner: nn.Module, path: str) -> object:
+    value: object = owner
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value

@@ -1,0 +1,339 @@
+"""A module's forward as straight-line statements, or the reason why not.
+
+Tracing runs on a copy, with the stateless torch.nn children shared, so that a module with thousands of children is not
+copied for the sake of one Parameter; the module itself is left as it was.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import operator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+
+import torch
+from torch import fx, nn
+
+from loka.errors import InputError
+from loka.graph.equivalence import difference
+from loka.graph.ir import ForwardIR, Ref, RefKind, Statement
+from loka.graph.patterns.concat_norm import find_concat_norms
+from loka.graph.patterns.cross import find_crosses
+from loka.graph.patterns.fm_interaction import find_fm_interactions
+from loka.graph.reads import Traced, constants_of, reads_of
+from loka.graph.refused import CannotTraceError, Refused
+from loka.graph.source import forward_source_hash, has_hooks, qualified
+from loka.graph.trace.examples import Examples, missing_storage
+from loka.graph.trace.fx_recording import FxRecording, Op, fx_record
+from loka.graph.trace.lint import lint
+from loka.graph.trace.observed_shapes import Shape, observed_shapes, with_even_statements
+from loka.graph.trace.out_of_place import makes_its_result, out_of_place
+from loka.graph.trace.printer import (
+    HIDING,
+    INFIX,
+    PREFIX,
+    Template,
+    attribute,
+    constant,
+    is_identifier,
+    literal,
+    names_in,
+    public_name,
+    variable,
+)
+from loka.graph.trace.site_calls import Weights, find_weights, site_call
+
+_PURE_METHODS = {"size", "dim", "numel"}
+_WRAPPERS = {"FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel", "OptimizedModule", "ScriptModule"}
+
+
+def trace_forward(
+    module: nn.Module,
+    owner: str,
+    examples: Examples | Refused,
+    inline: Collection[str] = (),
+    sites: Collection[str] = (),
+) -> ForwardIR | Refused:
+    """The forward of `module`, called `owner` in its model, as statements that were shown to be the same function.
+
+    `examples` says how the model calls the module (`capture_examples`). `inline` names children, relative to the
+    module, whose forwards are printed into this one, the way to them included. `sites` names what becomes a `SiteCall`,
+    relative to the module: Parameters ("compress", "W_kernels.0") and nn.Linear children ("fmb.0"; these are inlined).
+    Every site must be used in a GEMM that can be written as y = x @ weight.T, or the answer is `Refused`; a reason that
+    concerns one site starts with its quoted name. Raises InputError where `inline` or `sites` name nothing.
+    """
+    expand = expanded(module, inline, sites)
+    try:
+        if isinstance(examples, Refused):
+            raise CannotTraceError(examples.reason)
+        blocked = missing_storage(module)
+        if blocked is not None:
+            raise CannotTraceError(f"its forward cannot be checked: {blocked}")
+        _check_source(module, expand)
+        forward = _convert(module, owner, expand, sites, examples)
+        found = difference(module, forward, examples, lambda: copy_owner(module, expand))
+        if found is not None:
+            raise CannotTraceError(found)
+    except CannotTraceError as error:
+        return Refused(owner, str(error))
+    return with_findings(forward, observed_shapes(forward, examples, lambda: copy_owner(module, expand)))
+
+
+def with_findings(forward: ForwardIR, shapes: Mapping[str, Shape]) -> ForwardIR:
+    """The forward with all that is found in it by the shapes of its locals."""
+    mixes, joins = find_fm_interactions(forward, shapes), find_concat_norms(forward, shapes)
+    crosses = find_crosses(forward, shapes)
+    return replace(with_even_statements(forward, shapes), mixes=mixes, joins=joins, crosses=crosses)
+
+
+def expanded(module: nn.Module, inline: Collection[str], sites: Collection[str]) -> frozenset[str]:
+    """The children to trace through: `inline`, the linears of `sites`, and the way to each."""
+    names = {id(child): name for name, child in module.named_modules()}
+    expand: set[str] = set()
+    for name in (*inline, *sites):
+        try:
+            found = module.get_submodule(name)
+        except AttributeError:
+            if name in inline or _parameter(module, name) is None:
+                raise InputError(f"'{name}' is no child or Parameter of a {qualified(type(module))}") from None
+            continue
+        if not name:
+            raise InputError("a module cannot be inlined into itself")
+        parts = names[id(found)].split(".")
+        expand.update(".".join(parts[: i + 1]) for i in range(len(parts)))
+    return frozenset(expand)
+
+
+def _parameter(module: nn.Module, name: str) -> nn.Parameter | None:
+    value: object = module
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value if isinstance(value, nn.Parameter) else None
+
+
+def _check_source(module: nn.Module, expand: frozenset[str]) -> None:
+    for name in ("", *sorted(expand)):
+        child = module.get_submodule(name)
+        shown = f"child '{name}'" if name else "the module"
+        kinds = {base.__name__ for base in type(child).__mro__}
+        if name and (kinds & _WRAPPERS):
+            raise CannotTraceError(f"{shown} is a {type(child).__name__}, whose forward cannot be inlined")
+        if name and has_hooks(child):
+            raise CannotTraceError(f"{shown} has hooks, which would no longer run")
+        if name and torch.nn.utils.parametrize.is_parametrized(child):
+            raise CannotTraceError(f"{shown} is parametrised")
+        if "forward" in vars(child):
+            raise CannotTraceError(f"the forward of {shown} was replaced on the instance")
+        if type(child).__call__ is not nn.Module.__call__ or child._compiled_call_impl is not None:
+            raise CannotTraceError(f"{shown} has a __call__ of its own")
+        found = lint(child)
+        if found is not None:
+            raise CannotTraceError(found)
+
+
+def copy_owner(module: nn.Module, expand: frozenset[str]) -> nn.Module:
+    """A deep copy that shares the stateless torch.nn children outside `expand`. Raises CannotTraceError."""
+    memo: dict[int, object] = {}
+    for child in _shareable(module, "", expand):
+        memo[id(child)] = child
+        memo.update((id(parameter), parameter) for parameter in child.parameters())
+    try:
+        copied: nn.Module = copy.deepcopy(module, memo)
+    except Exception as error:  # __deepcopy__ and pickling hooks of the user's classes can raise anything
+        raise CannotTraceError(f"the module cannot be copied ({type(error).__name__}: {error})") from error
+    return copied
+
+
+def _shareable(module: nn.Module, path: str, expand: frozenset[str]) -> Iterator[nn.Module]:
+    for name, child in module.named_children():
+        below = f"{path}.{name}".lstrip(".")
+        if below not in expand and all(map(_is_stateless, child.modules())):
+            yield child
+        else:
+            yield from _shareable(child, below, expand)
+
+
+def _is_stateless(module: nn.Module) -> bool:
+    plain = type(module).__module__.startswith("torch.nn.modules.") and not isinstance(module, nn.RNNBase)
+    return plain and not has_hooks(module) and not module._buffers and getattr(module, "max_norm", None) is None
+
+
+def _convert(
+    module: nn.Module, owner: str, expand: frozenset[str], sites: Collection[str], examples: Examples
+) -> ForwardIR:
+    flags = [(child, child.training) for child in module.modules()]
+    copied = copy_owner(module, expand)
+    try:
+        recording = fx_record(copied, expand, examples.calls)
+    finally:
+        for child, flag in flags:
+            child.training = flag
+    parameters = {site: _site_parameter(module, site) for site in sites}
+    weights = find_weights(module, recording.ops, parameters)
+    printed = _Printed(module, recording, weights)
+    missing = [site for site in sites if not any(s.call and s.call.site == site for s in printed.statements)]
+    if missing:
+        raise CannotTraceError(f"'{missing[0]}' takes part in no GEMM of the forward")
+    forward = ForwardIR(
+        owner=owner,
+        owner_type=qualified(type(module)),
+        arguments=_arguments(module),
+        statements=tuple(printed.statements),
+        result=printed.result,
+        inlined=recording.called,
+        source_hash=_hash(module, recording.called),
+    )
+    made = out_of_place(forward, printed.made)
+    relied = printed.made.values() if made != out_of_place(forward) else ()
+    called = tuple(dict.fromkeys(str(op.node.target) for op in recording.ops if op.node.op == "call_module"))
+    reads = reads_of(module, Traced(recording.reads, expand, recording.called, called, frozenset(relied)))
+    return replace(made, reads=reads, called=called, constants=constants_of(module, recording.called, reads))
+
+
+def _site_parameter(module: nn.Module, site: str) -> nn.Parameter:
+    parameter = _parameter(module, site)
+    if parameter is None:
+        parameter = module.get_submodule(site).get_parameter("weight")
+    if parameter.ndim != 2:
+        raise CannotTraceError(f"'{site}' has {parameter.ndim} dimensions, not 2")
+    return parameter
+
+
+def _hash(module: nn.Module, inlined: tuple[str, ...]) -> str:
+    try:
+        return forward_source_hash(module, inlined)
+    except OSError as error:
+        raise CannotTraceError("the source of the forward cannot be read") from error
+
+
+def _arguments(module: nn.Module) -> tuple[str, ...]:
+    """forward's arguments with their defaults, "/" and "*" where the signature has them."""
+    printed: list[str] = []
+    kinds = inspect.Parameter
+    previous: object = kinds.POSITIONAL_ONLY
+    signature = inspect.signature(module.forward)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD):
+            raise CannotTraceError(f"the forward takes '*{name}', any number of arguments")
+        if name in HIDING or not is_identifier(name):
+            raise CannotTraceError(f"argument '{name}' has a name that the generated text needs for itself")
+        if previous is kinds.POSITIONAL_ONLY and parameter.kind is not previous and printed:
+            printed.append("/")
+        if parameter.kind is kinds.KEYWORD_ONLY and previous is not kinds.KEYWORD_ONLY:
+            printed.append("*")
+        previous = parameter.kind
+        default = "" if parameter.default is kinds.empty else f"={constant(parameter.default)}"
+        printed.append(name + default)
+    if previous is kinds.POSITIONAL_ONLY and printed:
+        printed.append("/")
+    return tuple(printed)
+
+
+class _Printed:
+    """Turns a recording into statements."""
+
+    def __init__(self, module: nn.Module, recording: FxRecording, weights: Weights) -> None:
+        self.module, self.weights = module, weights
+        self.refs: dict[fx.Node, Ref] = {}
+        self.statements: list[Statement] = []
+        self.made: dict[str, str] = {}  # locals that children give, and that are new tensors, with these children
+        self.result = "None"
+        ops = _without_dead(recording.ops, weights)
+        self.used = {node for op in ops for node in _inputs(op)}
+        self.taken = set(inspect.signature(module.forward).parameters)
+        for op in ops:
+            self._print(op)
+        self._drop_unread()
+
+    def _print(self, op: Op) -> None:
+        node = op.node
+        if node.op == "placeholder":
+            self.refs[node] = Ref(RefKind.LOCAL, str(node.target))
+        elif node.op == "get_attr":
+            self.refs[node] = Ref(RefKind.ATTRIBUTE, attribute(self.module, str(node.target)))
+        elif node.op == "output":
+            template = self._template(op)
+            text = template.arg(op.args[0])
+            self.result = text.format(*(ref.text for ref in template.operands))
+        else:
+            self._statement(op)
+
+    def _template(self, op: Op) -> Template:
+        return Template(self.refs, self.weights.views, attribute(self.module, op.child) + ".training")
+
+    def _statement(self, op: Op) -> None:
+        template = self._template(op)
+        name, hint, text = self._call(op, template)
+        call = site_call(op, self.weights, template)
+        target = variable(hint, self.taken) if op.node in self.used else "_"
+        self.refs[op.node] = Ref(RefKind.LOCAL, target)
+        if op.node.op == "call_module" and makes_its_result(self.module.get_submodule(str(op.node.target))):
+            self.made[target] = str(op.node.target)
+        self.statements.append(Statement(target, name, text, tuple(template.operands), call, op.child))
+
+    def _call(self, op: Op, template: Template) -> tuple[str, str, str]:
+        """The operation's name, a hint for its target's name, and its template."""
+        node, args = op.node, op.args
+        target = node.target
+        if node.op == "call_module":
+            path = str(target)
+            text = template.call(literal(attribute(self.module, path)), args, op.kwargs)
+            return "module", _last_name(path), text
+        if node.op == "call_method":
+            if not is_identifier(str(target)):
+                raise CannotTraceError(f"method {target!r} cannot be printed")
+            text = template.call(f"{template.atom(args[0])}.{target}", args[1:], op.kwargs)
+            return str(target), self._hint(op, str(target)), text
+        name = str(getattr(target, "__name__", target)).strip("_")
+        if target in INFIX and len(args) == 2:
+            return name, name, f"{template.side(args[0])} {INFIX[target]} {template.side(args[1])}"
+        if target in PREFIX:
+            return name, name, f"{PREFIX[target]}{template.side(args[0])}"
+        if target is operator.getitem:
+            return name, "item", f"{template.atom(args[0])}[{template.index(args[1])}]"
+        if target is getattr and len(args) == 2 and is_identifier(args[1]):
+            return str(args[1]), str(args[1]), f"{template.atom(args[0])}.{args[1]}"
+        if target is operator.abs:
+            return name, name, template.call("abs", args, op.kwargs)
+        return name, self._hint(op, name), template.call(public_name(target), args, op.kwargs)
+
+    def _hint(self, op: Op, name: str) -> str:
+        """A torch.nn child is one operation, which is called after the child; anything else after the operation."""
+        if op.child and type(self.module.get_submodule(op.child)).__module__.startswith("torch.nn."):
+            return _last_name(op.child)
+        return name
+
+    def _drop_unread(self) -> None:
+        """Sizes and items that only a dropped transpose read are gone too; what has an effect stays, as `_`."""
+        names = {s.target for s in self.statements}
+        read = {ref.text for s in self.statements for ref in s.operands} | names_in(self.result, names)
+        self.statements = [
+            s if s.target in read or s.target == "_" else replace(s, target="_") for s in self.statements
+        ]
+
+
+def _last_name(path: str) -> str:
+    """ "fmb_norm" of "layers.fmb_norm", "fmb_0" of "layers.fmb.0"."""
+    parts = path.split(".")
+    return "_".join(parts[-2:]) if parts[-1].isdecimal() else parts[-1]
+
+
+def _without_dead(ops: tuple[Op, ...], weights: Weights) -> list[Op]:
+    """The operations without what has neither a reader nor an effect: sizes, items, folded transposes."""
+    kept: list[Op] = []
+    used: set[fx.Node] = set()
+    for op in reversed(ops):
+        node = op.node
+        pure = node.op == "get_attr" or node.target in (getattr, operator.getitem) or node.target in _PURE_METHODS
+        if node in weights.views or (pure and node not in used):
+            continue
+        kept.append(op)
+        used.update(weights.views.get(node, node) for node in _inputs(op))
+    return kept[::-1]
+
+
+def _inputs(op: Op) -> Iterator[fx.Node]:
+    found: list[fx.Node] = []
+    fx.node.map_arg((op.args, op.kwargs), lambda n: found.append(n))
+    yield from found

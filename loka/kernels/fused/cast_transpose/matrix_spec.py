@@ -1,0 +1,184 @@
+"""What kernels of whole matrices are rendered for: transposed copies, column sums, sums of products.
+
+They take matrices of any number of rows and columns, but for `Products`, whose width is fixed in the text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loka.errors import InputError
+from loka.kernels.fused.norm.norm_widths import check_width
+from loka.kernels.fused.quantisation import Quantisation
+
+LARGEST_COUNT = {"turn": 3, "transpose": 3, "reduce": 6}  # operands in one launch
+
+
+@dataclass(frozen=True, slots=True)
+class RequantizeTranspose:
+    """`numerics.requantize_transpose` of e4m3 matrices, up to three in one launch.
+
+    Parameters: values (R, C) e4m3, scale (R, 1), largest (P,), the largest of the scales in P parts; results: turned
+    (C, R) e4m3, spread (C, 1), filled with the one scale. With more than one operand the names end in _0, _1, _2, and
+    all three of an operand stand together.
+    """
+
+    count: int  # operands
+
+    def __post_init__(self) -> None:
+        _check_count("turn", self.count)
+
+    @property
+    def function(self) -> str:
+        """The host function's name."""
+        return f"turn_{self.count}"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The host function's parameters, all tensors."""
+        return numbered(("values", "scale", "largest"), self.count)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the host function returns."""
+        return numbered(("turned", "spread"), self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Transpose:
+    """Transposed copies of e4m3 matrices whose elements have one scale, up to three in one launch.
+
+    Parameters: values (R, C) e4m3; results: turned (C, R). With more than one operand the names end in _0, _1, _2.
+    """
+
+    count: int  # operands
+
+    def __post_init__(self) -> None:
+        _check_count("transpose", self.count)
+
+    @property
+    def function(self) -> str:
+        """The host function's name."""
+        return f"transpose_{self.count}"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The host function's parameters, all tensors."""
+        return numbered(("values",), self.count)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the host function returns."""
+        return numbered(("turned",), self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Column sums of float32 matrices in one launch, in the same order of additions each time.
+
+    Parameters: partial (P, N) float32 and `dtype: torch.dtype` of its sum; results: total (N,). With more than one
+    operand the names end in _0, _1, ..., and both of an operand stand together.
+    """
+
+    count: int  # operands
+
+    def __post_init__(self) -> None:
+        _check_count("reduce", self.count)
+
+    @property
+    def function(self) -> str:
+        """The host function's name."""
+        return f"reduce_{self.count}"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The host function's parameters: a tensor and a dtype for each operand."""
+        return numbered(("partial", "dtype"), self.count)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the host function returns."""
+        return numbered(("total",), self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """plain_0 + ... + grad_0 * (x_0 + add_0) + ...: the gradient of a factor of several products, and sums beside it.
+
+    Parameters: `plain` matrices plain_0, ... (M, width); for each of `adds` grad_0, x_0 (M, width) and, where it is
+    True, add_0 (width,), and so on; `dtype: torch.dtype` of the result, out (M, width). Sums are float32.
+    """
+
+    width: int
+    plain: int  # matrices that are added as they are
+    adds: tuple[bool, ...]  # one for each product: whether a vector is added to its second factor
+
+    def __post_init__(self) -> None:
+        check_width(self.width)
+        if self.plain + 2 * len(self.adds) < 2:
+            raise InputError("a kernel of products without a product or a sum would copy its input")
+
+    @property
+    def function(self) -> str:
+        """The host function's name: products_and_2_added_plain_64 has two sums, a product with add, and one without."""
+        kinds = ["added" if add else "plain" for add in self.adds]
+        return "_".join(["products", *(["and", str(self.plain)] if self.plain else []), *kinds, str(self.width)])
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The host function's tensor parameters."""
+        found = [f"plain_{index}" for index in range(self.plain)]
+        for index, add in enumerate(self.adds):
+            found += [f"grad_{index}", f"x_{index}", *([f"add_{index}"] if add else [])]
+        return tuple(found)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the host function returns."""
+        return ("out",)
+
+
+@dataclass(frozen=True, slots=True)
+class CastTranspose:
+    """A matrix in FP8 under one scale, as it is and transposed, in one pass: for operands that no kernel produces.
+
+    The mode is `known` or `tensorwise`, for only one scale serves both copies. Parameters: x (R, C) of any floating
+    dtype and `scale` (1, 1), with or without `record` (2,), or `maxima` (Q,); results: values (R, C), turned (C, R),
+    then amax (P,) and overflow (P,), nothing, or scale (1, 1), as `Quantisation` has them.
+    """
+
+    how: Quantisation
+
+    def __post_init__(self) -> None:
+        if self.how.scaling not in ("known", "tensorwise"):
+            raise InputError(
+                f"quantise and turn works with one scale for both copies, known or tensorwise, not {self.how.scaling}; "
+                "rowwise values are turned by Turn"
+            )
+
+    @property
+    def function(self) -> str:
+        """The host function's name."""
+        return f"quantise_turned_{self.how.name}"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The host function's parameters, all tensors."""
+        return ("x", *self.how.parameters)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the host function returns."""
+        return ("values", "turned", *self.how.results[1:])
+
+
+def numbered(names: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """Names for each operand in turn, with its number where there are several."""
+    if count == 1:
+        return names
+    return tuple(f"{name}_{index}" for index in range(count) for name in names)
+
+
+def _check_count(family: str, count: int) -> None:
+    if not 1 <= count <= LARGEST_COUNT[family]:
+        raise InputError(f"a {family} kernel takes 1 to {LARGEST_COUNT[family]} operands, not {count}")

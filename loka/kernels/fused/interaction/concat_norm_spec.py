@@ -1,0 +1,131 @@
+"""Kernels of a join: parts of rows put together, a residual added, and normalised, in one pass over the rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loka.errors import InputError
+from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
+
+NORMS = ("layer_norm", "rms_norm")
+LARGEST_PARTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ConcatNormForward:
+    """norm(cat(parts, -2) [+ residual]) over the last dimension.
+
+    Parameters: part_0 (B, n_0, width), part_1 (B, n_1, width), ..., residual (B, n, width) with n the sum of the n_i,
+    weight and bias (width,), those that there are, of any floating dtypes; and `dtype: torch.dtype` of the result. A
+    join of one part has a residual. Results: out (B, n, width); then mean (B * n,) and rstd (B * n,) in float32, which
+    the backward needs: rms_norm has rstd alone.
+    """
+
+    width: int
+    parts: int
+    residual: bool
+    norm: str
+    weight: bool
+    bias: bool
+    eps: float
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def function(self) -> str:
+        """The host function's name."""
+        eps = "" if self.eps == 1e-5 else "eps_" + "".join(c if c.isalnum() else "_" for c in repr(self.eps))
+        return "_".join(item for item in ("join", _what(self), str(self.width), eps) if item)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The host function's tensor parameters."""
+        return (*part_names(self.parts), *_named(residual=self.residual, weight=self.weight, bias=self.bias))
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the host function returns."""
+        return ("out", *_statistics(self))
+
+
+@dataclass(frozen=True, slots=True)
+class ConcatNormBackward:
+    """The gradient of `ConcatNormForward` with respect to cat(parts, -2) + residual, and to weight and bias.
+
+    Parameters: grad (B, n, width), the parts and the residual as the forward had them, weight, mean, rstd. Results: dx
+    (B, n, width), in the dtype of part_0 or of the residual, whichever is wider; its parts along dimension 1 are the
+    gradients of the parts; dweight and dbias, partial sums (P, width) in float32, which `Reduce` adds up.
+    """
+
+    width: int
+    parts: int
+    residual: bool
+    norm: str
+    weight: bool
+    bias: bool
+    eps: float  # not in the text: it is in rstd
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def function(self) -> str:
+        """The host function's name."""
+        return f"join_{_what(self)}_backward_{self.width}"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The host function's parameters, all tensors."""
+        vectors = _named(residual=self.residual, weight=self.weight)
+        return ("grad", *part_names(self.parts), *vectors, *_statistics(self))
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the host function returns."""
+        return ("dx", *_named(dweight=self.weight, dbias=self.bias))
+
+
+def backward_of(spec: ConcatNormForward) -> ConcatNormBackward:
+    """The kernel of a join's gradients."""
+    return ConcatNormBackward(spec.width, spec.parts, spec.residual, spec.norm, spec.weight, spec.bias, spec.eps)
+
+
+def part_names(parts: int) -> tuple[str, ...]:
+    """part_0, part_1, ..."""
+    return tuple(f"part_{index}" for index in range(parts))
+
+
+def _named(**present: bool) -> tuple[str, ...]:
+    return tuple(name for name, there in present.items() if there)
+
+
+def _statistics(spec: ConcatNormForward | ConcatNormBackward) -> tuple[str, ...]:
+    return ("mean", "rstd") if spec.norm == "layer_norm" else ("rstd",)
+
+
+def _what(spec: ConcatNormForward | ConcatNormBackward) -> str:
+    """2_residual_layer_norm: a norm with other parameters than it usually has is named after the difference."""
+    unusual = "" if spec.weight else "unweighted"
+    if spec.bias != (spec.norm == "layer_norm"):
+        unusual += ("_" if unusual else "") + ("biased" if spec.bias else "unbiased")
+    return "_".join(item for item in (str(spec.parts), "residual" if spec.residual else "", spec.norm, unusual) if item)
+
+
+def unsupported_reason(norm: str, width: int, parts: int) -> str | None:
+    """Why there is no kernel for a join with this norm, this wide, of so many parts; None where there is."""
+    if not 1 <= width <= LARGEST_HELD:
+        return f"no join is {width} wide; rows have 1 to {LARGEST_HELD} elements"
+    if not 1 <= parts <= LARGEST_PARTS:
+        return f"a join has 1 to {LARGEST_PARTS} parts, not {parts}"
+    return None if norm in NORMS else f"no join has a norm {norm!r}; it can be {' or '.join(NORMS)}"
+
+
+def _check(spec: ConcatNormForward | ConcatNormBackward) -> None:
+    reason = unsupported_reason(spec.norm, spec.width, spec.parts)
+    if reason is not None:
+        raise InputError(reason)
+    if spec.parts == 1 and not spec.residual:
+        raise InputError("a join of one part without a residual is a norm; render that")
+    if not 0.0 <= spec.eps < float("inf"):
+        raise InputError(f"the eps of a norm must be finite, zero or above, not {spec.eps}")

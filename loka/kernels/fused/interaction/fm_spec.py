@@ -1,0 +1,110 @@
+"""Kernels of a mixing layer: the small products that combine a sample's embeddings with one another.
+
+A sample is a matrix x of (n, d), n embeddings of dimension d. Wukong (arXiv 2403.02545, section 3) takes two things of
+it: products of all pairs at low rank, x @ (x^T @ rank), and weighted sums, compress @ x. As GEMMs of their own they
+read x three times forward and six backward, in shapes that fill no tensor core; as one kernel a sample stays on
+the chip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loka.errors import InputError
+
+SMALLEST_SIDE = 16  # of an operand of tl.dot: less is padded with zeros
+LARGEST_SAMPLE = 32768  # elements of x for a sample, padded: what fits the shared memory twice
+
+
+@dataclass(frozen=True, slots=True)
+class FmSizes:
+    """The sizes of one mixing layer."""
+
+    embeddings: int  # n
+    dim: int  # d
+    rank: int  # r, columns that the pairwise products are projected on
+    made: int  # c, weighted sums; 0 where there are none
+
+    def __post_init__(self) -> None:
+        refusal = unsupported_reason(self.embeddings, self.dim, self.rank, self.made)
+        if refusal is not None:
+            raise InputError(f"no kernel mixes {self.embeddings} embeddings of {self.dim}: {refusal}")
+
+    @property
+    def name(self) -> str:
+        """64x128_to_32_32: embeddings, dimension, rank, weighted sums."""
+        return f"{self.embeddings}x{self.dim}_to_{self.rank}" + (f"_{self.made}" if self.made else "")
+
+
+@dataclass(frozen=True, slots=True)
+class FmForward:
+    """products = x @ (x^T @ rank), and compressed = compress @ x.
+
+    Parameters: x (B, n, d), rank (n, r) and, where `made` is not 0, compress (c, n), all of one dtype. Results:
+    products (B, n, r) and compressed (B, c, d) of that dtype. x^T @ rank is rounded to that dtype on the way, as torch
+    does between its two products.
+    """
+
+    sizes: FmSizes
+
+    @property
+    def function(self) -> str:
+        """The host function's name."""
+        return f"mix_{self.sizes.name}"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The host function's parameters, all tensors."""
+        return ("x", "rank", "compress") if self.sizes.made else ("x", "rank")
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the host function returns."""
+        return ("products", "compressed") if self.sizes.made else ("products",)
+
+
+@dataclass(frozen=True, slots=True)
+class FmBackward:
+    """The gradients of `FmForward`, with a gradient of x that came another way added where it was passed on.
+
+    Parameters: dproducts (B, n, r), dcompressed (B, c, d) where `made` is not 0, x, rank, compress as the forward had
+    them, and `passed` (B, n, d), what is added. dcompressed and passed may be parts of wider tensors: only their two
+    last dimensions have to be contiguous. Results: dx (B, n, d) in the dtype of passed, else of x; drank (P, n * r) and
+    dcompress (P, c * n), partial sums in float32, which `Reduce` adds up.
+    """
+
+    sizes: FmSizes
+    passed: bool
+
+    @property
+    def function(self) -> str:
+        """The host function's name."""
+        return f"mix_backward_{self.sizes.name}" + ("_passed" if self.passed else "")
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The host function's parameters, all tensors."""
+        names = ("dproducts", "dcompressed", "x", "rank", "compress")
+        given = names if self.sizes.made else ("dproducts", "x", "rank")
+        return (*given, "passed") if self.passed else given
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the host function returns."""
+        return ("dx", "drank", "dcompress") if self.sizes.made else ("dx", "drank")
+
+
+def padded(side: int) -> int:
+    """The power of two that a side takes up in a kernel."""
+    return max(SMALLEST_SIDE, 1 << (side - 1).bit_length())
+
+
+def unsupported_reason(embeddings: int, dim: int, rank: int, made: int) -> str | None:
+    """Why there is no kernel for these sizes; None where there is."""
+    if min(embeddings, dim, rank) < 1 or made < 0:
+        return "sizes are 1 or more, and the weighted sums 0 or more"
+    if padded(embeddings) * padded(dim) > LARGEST_SAMPLE:
+        return f"a sample may have {LARGEST_SAMPLE} elements, padded to powers of two"
+    if max(padded(rank), padded(max(made, 1))) > padded(embeddings):
+        return "the rank and the weighted sums must be no more than the embeddings, or nothing is saved"
+    return None

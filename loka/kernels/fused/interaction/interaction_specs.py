@@ -1,0 +1,31 @@
+"""The rendered kernels of an interaction's form."""
+
+from __future__ import annotations
+
+from loka.kernels.fused.cross.cross_kernel import CrossBackward, cross_forward
+from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormBackward, ConcatNormForward, backward_of
+from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward, FmSizes
+from loka.kernels.fused.norm.norm_spec import NormForward
+from loka.kernels.measurements.interaction_forms import Crossing, Form, Joining, Mixing
+
+EPS = 1e-5  # of a join's norm: a number in the text that no time depends on
+
+
+def specs_of(
+    form: Form, columns: int
+) -> tuple[FmForward | ConcatNormForward | NormForward, FmBackward | ConcatNormBackward | CrossBackward]:
+    """The kernel of the forward and that of the gradients. Raises InputError where there is none for these sizes."""
+    match form:
+        case Mixing():
+            sizes = FmSizes(form.embeddings, columns, form.rank, form.sums)
+            return FmForward(sizes), FmBackward(sizes, form.passing)
+        case Joining():
+            forward = ConcatNormForward(columns, len(form.rows), form.residual, form.norm, form.weight, form.bias, EPS)
+            return forward, backward_of(forward)
+        case Crossing():
+            return cross_forward(columns, form.bias), CrossBackward(columns, form.bias, form.itself, form.passing)
+
+
+def sums_of(backward: FmBackward | ConcatNormBackward | CrossBackward) -> int:
+    """How many of its results are partial sums, the last ones, which `Reduce` adds up."""
+    return len(backward.results) - (2 if isinstance(backward, CrossBackward) else 1)

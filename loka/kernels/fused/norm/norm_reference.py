@@ -1,0 +1,319 @@
+"""What the generated kernels compute, in torch: their CPU implementation, and what they are checked against.
+
+Everything is float32 inside, whatever the dtypes of the arguments. Sums over rows come as partial sums with one part,
+(1, width).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from loka.errors import InputError
+from loka.numerics.enums import Format, Scaling
+from loka.numerics.formats import FORMATS
+from loka.numerics.quantize import AMAX_FLOOR, Quantized, quantize, round_up_to_power_of_two
+from loka.numerics.requantize_transpose import requantize_transpose as turn_quantized
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A forward's float32 result (M, width) and the statistics of its norm (M,); they are empty where it has none.
+
+    `kept` (M, width) is what the norm took.
+    """
+
+    y: Tensor
+    mean: Tensor
+    rstd: Tensor
+    kept: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """Gradients in float32: of x (M, width), and of weight, bias and add, summed over all rows (1, width).
+
+    `weight` and `bias` are those of a norm that had them (weight is empty without a norm). `sum` (M, width) is the
+    gradient of what the norm took.
+    """
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor
+    add: Tensor
+    sum: Tensor
+
+
+def norm_forward(
+    x: Tensor,
+    *,
+    add: Tensor | None = None,
+    times: Tensor | None = None,
+    residual: Tensor | None = None,
+    norm: str | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    activation: str | None = None,
+    block: int = 256,
+) -> Forward:
+    """x (M, width) -> [+ add] -> [* times] -> [+ residual] -> [norm over width] -> [activation].
+
+    add, weight, bias (width,); times, residual (M, width). A block_norm is an rms_norm of each `block` neighbours in a
+    row; it has no weight, no bias and saves nothing.
+    """
+    x = x.float()
+    if add is not None:
+        x = x + add.float()
+    if times is not None:
+        x = x * times.float()
+    if residual is not None:
+        x = x + residual.float()
+    kept = x
+    mean, rstd = x.new_empty(0), x.new_empty(0)
+    if norm == "block_norm":
+        return Forward(_activate(_block_norm(x, block, eps)[0], activation, kept), mean, rstd, kept)
+    if norm == "layer_norm":
+        mean = x.mean(1)
+        x = x - mean[:, None]
+    if norm is not None:
+        rstd = torch.rsqrt((x * x).mean(1) + eps)
+        x = _affine(x * rstd[:, None], weight, bias)
+    return Forward(_activate(x, activation, kept), mean, rstd, kept)
+
+
+def norm_backward(
+    grad: Tensor,
+    *,
+    carried: Tensor | None = None,
+    x: Tensor | None = None,
+    add: Tensor | None = None,
+    times: Tensor | None = None,
+    norm: str | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    mean: Tensor | None = None,
+    rstd: Tensor | None = None,
+    eps: float = 1e-5,
+    activation: str | None = None,
+    block: int = 256,
+) -> Backward:
+    """The gradient of `norm_forward`: grad (M, width) is its result's; add, times, mean, rstd as it had or gave them.
+
+    x is its input where `add` is given too, or nothing was done to it before the norm; else what it kept. `carried`
+    (M, width) is a further gradient of what it kept. A block_norm takes eps and finds its rstd from x; the other norms
+    have it in theirs. Raises InputError where a norm or an activation lacks x, or a norm its statistics.
+    """
+    dz, dweight = grad.float(), grad.new_empty(0, dtype=torch.float32)
+    dbias = dz.sum(0, keepdim=True)
+    dsum = dz
+    if norm is not None or activation is not None:
+        if x is None:
+            raise InputError("norm_backward: a norm or an activation needs x, the forward's input")
+        z = x.float() if add is None else x.float() + add.float()
+        if norm is None:
+            dsum = _activation_backward(dz, z, activation, z)
+            dbias = dsum.sum(0, keepdim=True)
+        elif norm == "block_norm":
+            dsum, dbias = _through_block_norm(dz, z, block, eps, activation), dweight
+        else:
+            dsum, dweight, dbias = _through_norm(dz, z, norm, weight, bias, mean, rstd, activation)
+    if carried is not None:
+        dsum = dsum + carried.float()
+    dx = dsum if times is None else dsum * times.float()
+    return Backward(dx, dweight, dbias, dx.sum(0, keepdim=True), dsum)
+
+
+def _through_block_norm(grad: Tensor, z: Tensor, block: int, eps: float, activation: str | None) -> Tensor:
+    """The gradient of what a block_norm took, z."""
+    n, rstd = _block_norm(z, block, eps)
+    dz = _activation_backward(grad, n, activation, z)
+    along = (dz * n).view(-1, n.shape[1] // block, block).mean(2).repeat_interleave(block, dim=1)
+    return (dz - n * along) * rstd + _past_norm(grad, n, activation)
+
+
+def _through_norm(
+    grad: Tensor,
+    z: Tensor,
+    norm: str,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    rstd: Tensor | None,
+    activation: str | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of what a norm took, z, and of its weight and bias."""
+    if rstd is None or (norm == "layer_norm" and mean is None):
+        raise InputError(f"norm_backward: {norm} needs the statistics that the forward saved")
+    n = (z if mean is None else z - mean[:, None]) * rstd[:, None]
+    normed = _affine(n, weight, bias)
+    dz = _activation_backward(grad, normed, activation, z)
+    dn = dz if weight is None else dz * weight.float()
+    dx = dn - n * (dn * n).mean(1, keepdim=True)
+    if norm == "layer_norm":
+        dx = dx - dn.mean(1, keepdim=True)
+    dx = dx * rstd[:, None] + _past_norm(grad, normed, activation)
+    return dx, (dz * n).sum(0, keepdim=True), dz.sum(0, keepdim=True)
+
+
+def products(
+    plain: Sequence[Tensor], pairs: Sequence[tuple[Tensor, Tensor, Tensor | None]], dtype: torch.dtype
+) -> Tensor:
+    """The sum of matrices (M, width), and of grad * (x + add) for each pair; add (width,) or None."""
+    terms = [matrix.float() for matrix in plain]
+    for grad, x, add in pairs:
+        terms.append(grad.float() * (x.float() if add is None else x.float() + add.float()))
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total.to(dtype)
+
+
+def quantise_rows(y: Tensor, format: str = "e4m3", power_of_two: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows (M, width) in FP8, one scale each: values (M, width), scale (M, 1), largest (1,).
+
+    `largest` is the largest scale, zero without rows.
+    """
+    rows = quantize(y, format=Format(format), scaling=Scaling.ROWWISE, power_of_two=power_of_two)
+    largest = rows.scale.amax().view(1) if y.shape[0] else rows.scale.new_zeros(1)
+    return rows.values, rows.scale, largest
+
+
+def quantise_blocks(y: Tensor, format: str = "e4m3", power_of_two: bool = True) -> tuple[Tensor, Tensor]:
+    """Rows (M, width) in FP8, a scale for each 128 neighbours: values (M, width), scale (M, ceil(width / 128))."""
+    blocks = quantize(y, format=Format(format), scaling=Scaling.BLOCKWISE_1X128, power_of_two=power_of_two)
+    return blocks.values, blocks.scale
+
+
+def quantise_static(y: Tensor, scale: Tensor, format: str = "e4m3") -> tuple[Tensor, Tensor, Tensor]:
+    """A matrix (M, width) in FP8 under a scale (1, 1), float32, that was known before.
+
+    Returns values (M, width); amax (1,), the largest finite magnitude, zero where there is none; overflow (1,), int32,
+    how many finite elements were above the format's maximum at this scale: these are that maximum now.
+    """
+    y = y.float()
+    info = FORMATS[Format(format)]
+    quotient = y / scale.view(1, 1)
+    finite = y.isfinite()
+    overflow = (finite & (quotient.abs() > info.max)).sum(dtype=torch.int32).view(1)
+    values = torch.where(finite, quotient.clamp(-info.max, info.max), torch.nan).to(info.dtype)
+    return values.contiguous(), largest_magnitude(y), overflow
+
+
+def quantise_static_counted(y: Tensor, scale: Tensor, record: Tensor, format: str = "e4m3") -> Tensor:
+    """`quantise_static`, which adds amax and overflow to a record (2,) int64 that the caller keeps: values (M, width).
+
+    record[0] counts what was above the format's maximum at this scale, in all calls; record[1] has the bits of the
+    largest magnitude of them all.
+    """
+    values, amax, overflow = quantise_static(y, scale, format)
+    record[0] += overflow[0]
+    record[1] = torch.maximum(record[1], amax.view(torch.int32)[0])
+    return values
+
+
+def quantise_tensor(
+    y: Tensor, maxima: Tensor, format: str = "e4m3", power_of_two: bool = True
+) -> tuple[Tensor, Tensor]:
+    """A matrix (M, width) in FP8 under one scale, that of the largest of `maxima` (Q,): values, scale (1, 1)."""
+    info = FORMATS[Format(format)]
+    amax = maxima.amax() if maxima.numel() else maxima.new_zeros(())
+    scale = amax.clamp(min=AMAX_FLOOR).view(1, 1) / info.max
+    if power_of_two:
+        scale = round_up_to_power_of_two(scale)
+    return quantise_static(y, scale, format)[0], scale
+
+
+def largest_magnitude(y: Tensor) -> Tensor:
+    """The largest finite magnitude of a matrix, (1,) float32; zero where there is none."""
+    if y.numel() == 0:
+        return y.new_zeros(1, dtype=torch.float32)
+    return y.float().abs().nan_to_num(0.0, 0.0, 0.0).amax().view(1)
+
+
+def requantize_transpose(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """`numerics.requantize_transpose`: values (R, C) and scale (R, 1) -> values (C, R) and scale (C, 1)."""
+    turned = turn_quantized(Quantized(values, scale))
+    return turned.values, turned.scale
+
+
+def transpose(values: Tensor) -> Tensor:
+    """A copy (C, R) of values (R, C) of FP8."""
+    return values.t().clone(memory_format=torch.contiguous_format)
+
+
+def reduce(partial: Tensor, dtype: torch.dtype) -> Tensor:
+    """Column sums of partial sums: (P, N) float32 -> (N,) of `dtype`."""
+    return partial.sum(0).to(dtype)
+
+
+def _block_norm(x: Tensor, block: int, eps: float) -> tuple[Tensor, Tensor]:
+    """x (M, width) normalised in blocks of its rows, and rstd as (M, width)."""
+    blocks = x.reshape(-1, x.shape[1] // block, block)
+    rstd = torch.rsqrt((blocks * blocks).mean(2) + eps).repeat_interleave(block, dim=1)
+    return x * rstd, rstd
+
+
+def _affine(n: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    z = n if weight is None else n * weight.float()
+    return z if bias is None else z + bias.float()
+
+
+def _activate(z: Tensor, activation: str | None, taken: Tensor) -> Tensor:
+    """The activation of z; a gate multiplies what the norm took by it."""
+    match activation:
+        case None:
+            return z
+        case "relu":
+            return torch.where(z < 0.0, 0.0, z)
+        case "silu":
+            return z * torch.sigmoid(z)
+        case "sigmoid":
+            return torch.sigmoid(z)
+        case "hardswish":
+            return F.hardswish(z)
+        case "gelu":
+            return F.gelu(z)
+        case "gate_sigmoid" | "gate_hardsigmoid":
+            return taken * _gate(z, activation)
+    raise InputError(f"no kernel has an activation {activation!r}")
+
+
+def _gate(z: Tensor, activation: str) -> Tensor:
+    return torch.sigmoid(z) if activation == "gate_sigmoid" else F.hardsigmoid(z)
+
+
+def _past_norm(grad: Tensor, z: Tensor, activation: str | None) -> Tensor | float:
+    """The part of the gradient of what a norm took that does not go through it: that of a gate."""
+    gated = activation in ("gate_sigmoid", "gate_hardsigmoid")
+    return grad * _gate(z, activation) if gated and activation is not None else 0.0
+
+
+def _activation_backward(grad: Tensor, z: Tensor, activation: str | None, taken: Tensor) -> Tensor:
+    """grad times the activation's derivative at z; for a gate also times what the norm took."""
+    sigmoid = torch.sigmoid(z)
+    match activation:
+        case None:
+            return grad
+        case "relu":
+            return torch.where(z <= 0.0, 0.0, grad)
+        case "silu":
+            return grad * sigmoid * (1.0 + z * (1.0 - sigmoid))
+        case "sigmoid":
+            return grad * sigmoid * (1.0 - sigmoid)
+        case "hardswish":
+            slope = torch.where(z < 3.0, grad * (z / 3.0 + 0.5), grad)
+            return torch.where(z <= -3.0, 0.0, slope)
+        case "gelu":
+            density = torch.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
+            return grad * (0.5 * (1.0 + torch.erf(z * math.sqrt(0.5))) + z * density)
+        case "gate_sigmoid":
+            return grad * taken * sigmoid * (1.0 - sigmoid)
+        case "gate_hardsigmoid":
+            return torch.where((z > -3.0) & (z < 3.0), grad * taken / 6.0, 0.0)
+    raise InputError(f"no kernel has an activation {activation!r}")

@@ -1,0 +1,275 @@
+"""What a kernel is rendered for: the families, and everything about one of them that its text is specialised to.
+
+Every family works on rows: a matrix x of (M, width), M free at run time, width fixed in the text. Statistics and sums
+are float32 whatever the dtype of x. Scales are powers of two, one a row, as `numerics.quantize` finds them with
+`power_of_two=True`, unless a `Quantisation` says otherwise (loka/kernels/fused/quantisation.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loka.errors import InputError
+from loka.kernels.fused.cast_transpose.matrix_spec import (
+    CastTranspose,
+    Products,
+    Reduce,
+    RequantizeTranspose,
+    Transpose,
+)
+from loka.kernels.fused.norm.norm_widths import LARGEST_HELD, check_width
+from loka.kernels.fused.quantisation import ROWWISE, Quantisation
+
+NORMS = ("layer_norm", "rms_norm", "block_norm")  # block_norm: RMSNorm of each block of a row, without parameters
+ACTIVATIONS = ("relu", "silu", "sigmoid", "hardswish", "gelu")  # gelu is the exact one, by erf
+GATES = ("gate_sigmoid", "gate_hardsigmoid")  # what the norm takes times that of what it gives: SwishNorm
+SAVING = ("layer_norm", "rms_norm")  # norms with statistics that a backward needs
+IN_CHUNKS = ("rowwise", "known", "maximum")  # scalings of rows that are wider than a program holds
+BLOCK = 256  # elements that a block_norm normalises together, unless told
+
+
+@dataclass(frozen=True, slots=True)
+class NormForward:
+    """[+ add] -> [* times] -> [+ residual] -> [norm] -> [activation] -> e4m3 rows or a plain matrix.
+
+    Parameters of the host function, in this order, those that the spec has: x (M, width), add (width,), times and
+    residual (M, width), weight and bias (width,), all of any floating dtype; and, where the result is a plain matrix or
+    there is `kept`, `dtype: torch.dtype | None = None` of it (None: that of x). Results, in this order: values
+    (M, width) e4m3, scale (M, 1), largest (P,) where `quantise`, else out (M, width); then kept (M, width), what the
+    norm takes, where the spec has it; then mean (M,) and rstd (M,) where they are saved. P is the number of programs
+    launched (1 on the CPU); `largest` is the largest scale that each of them wrote, zero where it had no row. In
+    another mode, `how`, a parameter `scale` or `maxima` follows the other tensors, and its results stand for values,
+    scale and largest. `aligned` columns of values, more than x has, are zeros behind those of x.
+    """
+
+    width: int  # of the last dimension, which the norm is over
+    norm: str | None  # one of NORMS
+    weight: bool  # whether the norm has a weight
+    bias: bool  # whether the norm has a bias
+    eps: float  # of the norm
+    activation: str | None  # one of ACTIVATIONS, or with a norm of GATES
+    add: bool  # whether a vector (a linear's bias) is added to x first
+    quantise: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
+    save: bool  # whether the statistics of the norm are returned, for the backward: mean and rstd, rms_norm rstd only
+    times: bool = False  # whether x + add is multiplied by another matrix
+    residual: bool = False  # whether a matrix is added to that
+    keep: bool = False  # whether the sum before the norm is a result as well, as a plain matrix
+    block: int = BLOCK  # of a block_norm, which saves nothing: its backward finds rstd again from x
+    how: Quantisation = ROWWISE  # where `quantise`: its results stand for values to largest
+    aligned: int = (
+        0  # columns of the values where these are more than x has: zeros behind; of a quantiser of rows alone
+    )
+
+    def __post_init__(self) -> None:
+        _check_norm(self)
+        _check_aligned(self)
+        if self.how.scaling == "maximum" and self.save and self.norm in SAVING:
+            raise InputError("a kernel that finds the maximum saves no statistics: the one that writes the values does")
+        if self.how.scaling == "maximum" and self.keep:
+            raise InputError("a kernel that finds the maximum keeps no sum: the one that writes the values does")
+        computes = self.norm is not None or self.activation is not None or self.add or self.times or self.residual
+        if not computes and not self.quantise:
+            raise InputError("a forward kernel without add, norm, activation and quantisation would copy its input")
+        if self.keep and self.norm is None and self.activation is None and not self.quantise:
+            raise InputError("a forward kernel whose result is the sum itself has no other sum to keep")
+        if self.keep and not (self.add or self.times or self.residual):
+            raise InputError("a forward kernel that adds nothing to its input would keep a copy of it")
+
+    @property
+    def function(self) -> str:
+        """The host function's name."""
+        unsaved = "unsaved" if self.norm in SAVING and not self.save else ""
+        sums = [name for name in ("add", "times", "residual", "keep") if getattr(self, name)]
+        what = _what(self) or ("" if sums else "quantise")
+        width = f"{self.width}_to_{self.aligned}" if self.aligned else str(self.width)
+        parts = (*sums, what, self.how.name if self.quantise else "", width, _eps(self), unsaved)
+        return "_".join(part for part in parts if part)
+
+    @property
+    def columns(self) -> int:
+        """Of the values."""
+        return self.aligned or self.width
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The host function's tensor parameters."""
+        sums = _named(add=self.add, times=self.times, residual=self.residual)
+        return ("x", *sums, *_named(weight=self.weight, bias=self.bias), *_last(self))
+
+    @property
+    def takes_dtype(self) -> bool:
+        """Whether the host function is told the dtype of a plain result."""
+        return self.keep or not self.quantise
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the host function returns."""
+        out = self.how.results if self.quantise else ("out",)
+        return out + _named(kept=self.keep) + _statistics(self, saved=self.save)
+
+
+@dataclass(frozen=True, slots=True)
+class NormBackward:
+    """The gradient of [+ add] -> [* times] -> [norm] -> [activation] with respect to x, as e4m3 rows or a plain matrix.
+
+    Parameters, in this order, those that the spec needs: grad (M, width), the output's gradient; carried (M, width),
+    the gradient of the sum before the norm that comes from elsewhere; x (M, width), the forward's input, before `add`,
+    or, with `summed`, the sum that the forward kept; add, weight, bias (width,); times (M, width); mean (M,) and rstd
+    (M,) as the forward saved them. x is not read where neither norm nor activation is there, nor add with `summed`, nor
+    bias without an activation. Results: values (M, width) e4m3, scale (M, 1), largest (P,) where `quantise`, else dx
+    (M, width) in the dtype of grad; then dsum (M, width), the whole gradient of that sum, in the dtype of carried where
+    there is one, else of grad; then dweight, dbias, dadd, those that exist: partial sums (P, width) in float32, which
+    `Reduce` adds up. A block_norm has no statistics: rstd is found again from x. Of `how` the same holds as in the
+    forward; `maximum` gives no sums.
+    """
+
+    width: int  # of the last dimension, which the norm is over
+    norm: str | None  # one of NORMS
+    weight: bool  # whether the norm has a weight
+    bias: bool  # whether the norm has a bias
+    eps: float  # of the norm; not in the text, for it is in rstd, but of a block_norm
+    activation: str | None  # one of ACTIVATIONS, or with a norm of GATES
+    add: bool  # whether a vector was added to x first
+    quantise: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
+    times: bool = False  # whether x + add was multiplied by another matrix
+    summed: bool = False  # whether x is what the norm took: after `times`, and after a residual
+    carried: bool = False  # whether the sum before the norm has a gradient from elsewhere too
+    carry: bool = False  # whether the gradient of that sum is a result: that of a residual
+    block: int = BLOCK  # of a block_norm
+    how: Quantisation = ROWWISE  # where `quantise`, as in the forward; `maximum` gives no sums
+
+    def __post_init__(self) -> None:
+        _check_norm(self)
+        if not (self.reads_x or self.quantise or self.times or self.carried):
+            raise InputError("a backward kernel without norm, activation and quantisation would copy its input")
+        if self.reads_x and self.times and not self.summed:
+            raise InputError("a norm or an activation of a product needs what it took: the sum that the forward kept")
+        if self.summed and not self.reads_x:
+            raise InputError("a backward kernel without norm and activation reads no sum")
+        if self.carry and not (self.reads_x or self.carried):
+            raise InputError("a backward kernel without norm, activation and carried would carry a copy of grad")
+        if self.carry and not (self.quantise or self.times):
+            raise InputError("a backward kernel whose result is the sum's gradient has no other to carry")
+        if self.carry and self.how.scaling == "maximum":
+            raise InputError("a kernel that finds the maximum carries no gradient: the one that writes the values does")
+
+    @property
+    def function(self) -> str:
+        """The host function's name."""
+        sums = [name for name in ("add", "times", "summed") if getattr(self, name)]
+        carries = [name for name in ("carried", "carry") if getattr(self, name)]
+        eps = _eps(self) if self.norm == "block_norm" else ""
+        kind = self.how.name if self.quantise else ""
+        parts = (*sums, _what(self), "backward", *carries, kind, str(self.width), eps)
+        return "_".join(part for part in parts if part)
+
+    @property
+    def reads_x(self) -> bool:
+        """Whether the gradient depends on x."""
+        return self.norm is not None or self.activation is not None
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The host function's parameters, all tensors."""
+        vectors = _named(x=self.reads_x, add=self.adds, weight=self.weight, bias=self.bias and bool(self.activation))
+        factors = _named(times=self.times)
+        return ("grad", *_named(carried=self.carried), *vectors, *factors, *_statistics(self, True), *_last(self))
+
+    @property
+    def adds(self) -> bool:
+        """Whether add is added to x again."""
+        return self.add and self.reads_x and not self.summed
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the host function returns."""
+        out = self.how.results if self.quantise else ("dx",)
+        if self.how.scaling == "maximum":
+            return out
+        return out + _named(dsum=self.carry, dweight=self.weight, dbias=self.bias, dadd=self.add)
+
+
+Spec = NormForward | NormBackward | RequantizeTranspose | Transpose | Reduce | Products | CastTranspose
+
+
+def _named(**present: bool) -> tuple[str, ...]:
+    return tuple(name for name, there in present.items() if there)
+
+
+def _last(spec: NormForward | NormBackward) -> tuple[str, ...]:
+    """The parameters that a quantisation needs."""
+    return spec.how.parameters if spec.quantise else ()
+
+
+def _statistics(spec: NormForward | NormBackward, saved: bool) -> tuple[str, ...]:
+    return _named(mean=saved and spec.norm == "layer_norm", rstd=saved and spec.norm in SAVING)
+
+
+def _what(spec: NormForward | NormBackward) -> str:
+    """layer_norm_silu; a norm that has other parameters than it usually has is named after the difference."""
+    parts = []
+    if spec.norm is not None:
+        parts.append(spec.norm)
+        if spec.norm == "block_norm" and spec.block != BLOCK:
+            parts.append(f"of_{spec.block}")
+        if not spec.weight and spec.norm != "block_norm":
+            parts.append("unweighted")
+        if spec.bias != (spec.norm == "layer_norm"):
+            parts.append("biased" if spec.bias else "unbiased")
+    if spec.activation is not None:
+        parts.append(spec.activation)
+    return "_".join(parts)
+
+
+def _eps(spec: NormForward | NormBackward) -> str:
+    """Of the names of kernels that differ in eps alone: `eps_1e_06`; nothing for the usual 1e-05."""
+    if spec.norm is None or spec.eps == 1e-5:
+        return ""
+    return "eps_" + "".join(c if c.isalnum() else "_" for c in repr(spec.eps))
+
+
+def _check_aligned(spec: NormForward) -> None:
+    """Raises InputError where something else than a quantiser of rows is to write columns behind them."""
+    if not spec.aligned:
+        return
+    computes = spec.norm or spec.activation or spec.add or spec.times or spec.residual or spec.keep
+    if not spec.quantise or computes or spec.how.scaling != "rowwise":
+        raise InputError("only a kernel that quantises rows, and nothing else, writes columns of zeros behind them")
+    if not spec.width < spec.aligned <= LARGEST_HELD:
+        raise InputError(f"rows of {spec.width} elements cannot be made {spec.aligned}: more, and up to {LARGEST_HELD}")
+
+
+def _check_norm(spec: NormForward | NormBackward) -> None:
+    check_width(spec.width)
+    if spec.norm is not None and spec.norm not in NORMS:
+        raise InputError(f"no kernel has a norm {spec.norm!r}; it can be {', '.join(NORMS)} or None")
+    if spec.activation is not None and spec.activation not in ACTIVATIONS + GATES:
+        names = ", ".join(ACTIVATIONS + GATES)
+        raise InputError(f"no kernel has an activation {spec.activation!r}; it can be {names} or None")
+    if spec.activation in GATES and spec.norm is None:
+        raise InputError(f"{spec.activation} multiplies what a norm takes, and there is no norm")
+    if spec.norm is None and (spec.weight or spec.bias):
+        raise InputError("a kernel without a norm has neither weight nor bias; a linear's bias is `add`")
+    if spec.norm == "block_norm":
+        _check_block(spec)
+    if not spec.quantise and spec.how != ROWWISE:
+        raise InputError(f"a kernel that does not quantise has no scaling, and so not {spec.how.name!r}")
+    if spec.width > LARGEST_HELD and spec.how.scaling not in IN_CHUNKS:
+        raise InputError(
+            f"rows of {spec.width} elements, more than {LARGEST_HELD}, are quantised {' or '.join(IN_CHUNKS)}, not "
+            f"{spec.how.scaling}"
+        )
+    if spec.norm is not None and not 0.0 <= spec.eps < float("inf"):
+        raise InputError(f"the eps of a norm must be finite, zero or above, not {spec.eps}")
+
+
+def _check_block(spec: NormForward | NormBackward) -> None:
+    if spec.weight or spec.bias:
+        raise InputError("a block_norm has neither weight nor bias; a norm with them is an rms_norm")
+    if not 2 <= spec.block <= LARGEST_HELD or spec.block & (spec.block - 1):
+        raise InputError(f"a block_norm's block must be a power of two, 2 to {LARGEST_HELD}, not {spec.block}")
+    if spec.width % spec.block:
+        raise InputError(
+            f"a block_norm of blocks of {spec.block} needs a width that they divide, not {spec.width}; choose a block "
+            "that divides it, or another norm"
+        )

@@ -1,0 +1,39 @@
+"""How kernels of rows wider than `LARGEST_HELD` are launched on an H100.
+
+A forward reads its rows twice or three times, and waits for what it reads: two programs on a multiprocessor hide more
+of that than the L2 cache gives back where one keeps all rows that are worked on within it (measured on rows of 123200:
+docs/results/LOG.md). A backward's programs are as many as find a place at once, chosen by their registers: they have
+the same work, and would wait for a second round of few.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+
+FORWARD_CHUNK = 4096
+BACKWARD_TILE = (4, 1024)  # rows and columns, as those of a 1024 wide backward that is held
+
+
+@dataclass(frozen=True, slots=True)
+class WideConfiguration:
+    """How a kernel that takes rows in chunks is launched."""
+
+    chunk: int  # columns at a step, a power of two
+    rows: int  # at a step: of a forward one, of a backward, whose programs keep to their columns, at least two
+    warps: int  # of a program
+    programs: int  # on each multiprocessor: of a forward at most, of a backward in all
+    stages: int  # steps whose elements are on their way into shared memory at once
+
+
+def wide_configuration(spec: NormForward | NormBackward) -> WideConfiguration:
+    """The choice for a spec: chunks hold whole blocks of a block_norm."""
+    block = spec.block if spec.norm == "block_norm" else 1
+    if isinstance(spec, NormForward):
+        read = sum((1, spec.add, spec.times, spec.residual, spec.weight, spec.bias))  # at each step; 16 KB in float32
+        return WideConfiguration(max(FORWARD_CHUNK, block), 1, warps=16, programs=2, stages=3 if read <= 3 else 2)
+    rows, columns = BACKWARD_TILE
+    chunk = max(columns, block)
+    high = max(2, rows * columns // chunk)
+    return WideConfiguration(chunk, high, warps=max(4, min(32, high * chunk // 1024)), programs=3, stages=3)

@@ -1,0 +1,223 @@
+"""Registration of generated kernels as operators `loka_generated::NAME`, and what their host functions ask of a device.
+
+Imported by generated packages; needs torch and the standard library only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loka.errors import InputError
+
+NAMESPACE = "loka_generated"
+
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+_cuda: dict[str, Callable[..., Any]] = {}  # what each operator runs on a GPU, by name
+
+
+def operator(
+    name: str,
+    cuda: Callable[..., Any],
+    reference: Callable[..., Any],
+    fake: Callable[..., Any],
+    changes: tuple[str, ...] = (),
+) -> torch._ops.OpOverload:
+    """The operator `loka_generated::NAME`, registered on its first call.
+
+    `reference` is the typed function that the schema is inferred from and that runs on the CPU; `cuda` launches the
+    kernel; `fake` gives shapes and dtypes. None of them returns an argument; `changes` names those that `cuda` and
+    `reference` write into. A name carries a digest of
+    the kernel's text, so that two packages with one name mean the same kernel: the operator stays, and the last `cuda`
+    is used, for the package of an earlier one may be gone. The operator has no derivative: it is called inside a
+    torch.autograd.Function.
+    """
+    _cuda[name] = cuda
+    packet = torch.ops.loka_generated
+    if not hasattr(packet, name):
+        schema = torch.library.infer_schema(reference, mutates_args=changes)
+        _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+        torch.library.register_fake(
+            f"{NAMESPACE}::{name}", known_to_inductor(f"{NAMESPACE}::{name}", fake), lib=_library
+        )
+        _library.impl(name, reference, "CPU")  # type: ignore[no-untyped-call]
+        _library.impl(name, _on_its_device(name), "CUDA")  # type: ignore[no-untyped-call]
+    overload: torch._ops.OpOverload = getattr(packet, name).default
+    return overload
+
+
+def deferred(package: str, function: str) -> Callable[..., Any]:
+    """The function of that name in `package`.triton_kernels, which is imported, and Triton with it, on the first call.
+
+    So a generated package can be imported, and run by its reference, where there is no Triton.
+    """
+
+    @cache
+    def load() -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(importlib.import_module(f"{package}.triton_kernels"), function)
+        return found
+
+    def launch(*arguments: Any) -> Any:
+        return load()(*arguments)
+
+    return launch
+
+
+def known_to_inductor(qualified: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """`fake` of the operator "NAMESPACE::NAME", which also tells a compilation under way that it is called as it is.
+
+    Up to torch 2.12 Inductor finds that out by itself when it first meets an operator, and prints the operator's
+    arguments into a message, used or not: each with all that it was computed from. In the backward of a long chain that
+    takes hours (vllm-project/vllm#43111 has the same).
+    """
+    if torch.torch_version.TorchVersion(torch.__version__) >= "2.13":
+        return fake
+    namespace, _, name = qualified.partition("::")
+
+    def shapes(*arguments: Any, **keywords: Any) -> Any:
+        lowering = sys.modules.get("torch._inductor.lowering")
+        overload = getattr(getattr(torch.ops, namespace), name).default
+        if lowering is not None and overload not in lowering.lowerings:
+            tag = torch._library.utils.get_layout_constraint_tag(overload)
+            lowering.make_fallback(overload, lowering.tag_to_layout_constraint(tag), warn=False)
+        return fake(*arguments, **keywords)
+
+    return shapes
+
+
+def programs(x: Tensor, rows: int, per_multiprocessor: int) -> int:
+    """How many programs take the rows of x (M, ...): each at least `rows`, if there are as many; at most so many a SM.
+
+    At least one, so that without rows there is still a program that writes the (zero) sums; one on the CPU, where the
+    reference runs. M may be symbolic.
+    """
+    return programs_for(x.shape[0], x.device, rows, per_multiprocessor)
+
+
+def programs_for(m: int, device: torch.device, rows: int, per_multiprocessor: int) -> int:
+    """How many programs take m rows, as `programs` says."""
+    if device.type != "cuda":
+        return 1
+    steps = (m + rows - 1) // rows
+    most = torch.sym_min(steps, per_multiprocessor * multiprocessors(device.index))  # type: ignore[no-untyped-call]
+    count: int = torch.sym_max(most, 1)  # type: ignore[no-untyped-call]
+    return count
+
+
+def row_parts(x: Tensor, rows: int, across: int, per_multiprocessor: int) -> int:
+    """Into how many parts the rows of x (M, ...) are divided where `across` programs stand side by side on each row.
+
+    Each part has at least `rows`, if there are as many; all programs are about so many a SM. At least one part, so that
+    without rows there are programs that write the (zero) sums; one on the CPU.
+    """
+    if x.device.type != "cuda":
+        return 1
+    steps = (x.shape[0] + rows - 1) // rows
+    places = max(1, per_multiprocessor * multiprocessors(x.device.index) // across)
+    most = torch.sym_min(steps, places)  # type: ignore[no-untyped-call]
+    count: int = torch.sym_max(most, 1)  # type: ignore[no-untyped-call]
+    return count
+
+
+def tiles(x: Tensor, side: int) -> int:
+    """How many tiles of `side` x `side` cover x (M, N), at least one; one on the CPU, where the reference runs."""
+    if x.device.type != "cuda":
+        return 1
+    down, across = ((size + side - 1) // side for size in x.shape)
+    most = torch.sym_max(down, 1) * torch.sym_max(across, 1)  # type: ignore[no-untyped-call]
+    count: int = most
+    return count
+
+
+@cache
+def multiprocessors(device: int | None) -> int:
+    """Multiprocessors of a CUDA device, asked once."""
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
+
+
+def check_rows(x: Tensor, width: int, rows: int | None = None) -> None:
+    """Raises InputError unless x is a floating matrix of (M, width); where `rows` is given, M is that many."""
+    if rows is not None and x.dim() == 2 and x.shape[0] != rows:
+        raise InputError(
+            f"a kernel for matrices of {rows} rows got one of shape {tuple(x.shape)}; the package was generated for "
+            "inputs that are not broadcast: give them as many rows"
+        )
+    if x.dim() != 2 or x.shape[1] != width or not x.dtype.is_floating_point:
+        raise InputError(
+            f"a kernel for floating rows of {width} elements got {x.dtype} of shape {tuple(x.shape)}; the model is "
+            "not the one that the package was generated for, generate it again"
+        )
+
+
+def check_sample(x: Tensor, embeddings: int, dim: int) -> None:
+    """Raises InputError unless x is floating and (B, embeddings, dim)."""
+    if x.dim() != 3 or x.shape[1:] != (embeddings, dim) or not x.dtype.is_floating_point:
+        raise InputError(
+            f"a kernel for samples of {embeddings} embeddings of {dim} elements got {x.dtype} of shape "
+            f"{tuple(x.shape)}; the model is not the one that the package was generated for, generate it again"
+        )
+
+
+def check_joined(*parts: Tensor, width: int) -> None:
+    """Raises InputError unless each part is floating and (B, n_i, width)."""
+    for part in parts:
+        if part.dim() != 3 or part.shape[2] != width or not part.dtype.is_floating_point:
+            raise InputError(
+                f"a kernel that joins rows of {width} elements got {part.dtype} of shape {tuple(part.shape)}; the "
+                "model is not the one that the package was generated for, generate it again"
+            )
+
+
+def whole_rows(x: Tensor) -> Tensor:
+    """x (M, N) itself where each row is contiguous, wherever the rows lie; else a copy."""
+    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
+
+
+def whole_samples(x: Tensor) -> Tensor:
+    """x (B, n, d) itself where each sample is contiguous, wherever the samples lie; else a copy."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
+def check_matrix(x: Tensor) -> None:
+    """Raises InputError unless x is a floating matrix."""
+    if x.dim() != 2 or not x.dtype.is_floating_point:
+        raise InputError(f"a kernel for a floating matrix got {x.dtype} of shape {tuple(x.shape)}; reshape it first")
+
+
+def check_scale(scale: Tensor) -> None:
+    """Raises InputError unless a known scale is one float32 number in a tensor; its value is not looked at."""
+    if scale.numel() != 1 or scale.dtype != torch.float32:
+        raise InputError(
+            f"a kernel with a known scale needs it as one float32 number, not {scale.dtype} of shape "
+            f"{tuple(scale.shape)}; make it as torch.full((1, 1), scale, device=x.device)"
+        )
+
+
+def check_overflow_stats(record: Tensor) -> None:
+    """Raises InputError unless what a kernel adds its counts to is (2,) int64; its values are not looked at."""
+    if record.shape != (2,) or record.dtype != torch.int64:
+        raise InputError(
+            f"a kernel that records what a scale does not hold needs a record of two int64, not {record.dtype} of "
+            f"shape {tuple(record.shape)}; make it as torch.zeros(2, dtype=torch.int64, device=x.device)"
+        )
+
+
+def _on_its_device(name: str) -> Callable[..., Any]:
+    """The CUDA implementation: a launch goes to the current device, so that has to be the first argument's."""
+
+    def run(*arguments: Any) -> Any:
+        launch = _cuda[name]
+        device = arguments[0].device.index
+        if device == torch.cuda.current_device():
+            return launch(*arguments)
+        with torch.cuda.device(device):
+            return launch(*arguments)
+
+    return run

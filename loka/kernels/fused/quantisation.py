@@ -1,0 +1,143 @@
+"""How a producer quantises what it made: the granularity of the scales, the format, and whether scales are rounded.
+
+| scaling | scales | passes over the result | what else comes back |
+|---|---|---|---|
+| rowwise | (M, 1), found | one | `largest` (P,): the largest scale that each program wrote, for `Turn` |
+| blockwise | (M, ceil(width / 128)), found | one | |
+| known | one, given as `scale` (1, 1) | one | `amax` (P,), `overflow` (P,): see below; or, with `record`, neither |
+| tensorwise | (1, 1), found from `maxima` (Q,) | two launches: `maximum`, then this one | |
+| maximum | none: nothing is written but `amax` (P,) | | |
+
+With a known scale (of a profile's maximum, or of the last step's) nothing is read twice. The largest finite magnitude
+that each program met is returned, and how many elements were above the format's maximum at that scale (int32). Those
+are saturated; the counts are the record of it. `tensorwise` finds the scale on the device from the `amax` of a launch
+of `maximum` with the same arguments: the host reads nothing.
+
+With `record`, a known scale's kernel adds to a tensor `record` (2,) int64 that the caller keeps, instead of returning
+amax and overflow: record[0] grows by the count, record[1] to the bits of the largest magnitude, which order as the
+magnitudes do. So steps add up on the device, and nothing else is launched.
+
+`largest` is for `Turn`, which takes e4m3 with scales that are powers of two. A transposed copy under one scale comes
+with the rows in the same pass where nothing is computed before (`QuantiseTurned`).
+
+Any norm, activation, vector and matrix goes with any mode, forward and backward. Refused, by the specs: a mode without
+`quantise`; a `maximum` that would save a norm's statistics, keep a sum or carry a gradient, which the launch that
+writes the values does.
+
+Values agree with `numerics.quantize` bit for bit, given the same float32 result of the producer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loka.errors import InputError
+from loka.numerics.enums import Format
+from loka.numerics.formats import FORMATS
+
+SCALINGS = ("rowwise", "blockwise", "known", "tensorwise", "maximum")
+_FOUND = ("rowwise", "blockwise", "tensorwise")
+_WORDS = {
+    "rowwise": "with one {}scale a row",
+    "blockwise": "with {}scales of 128 elements",
+    "known": "under a known {}scale",
+    "tensorwise": "with one {}scale",
+}
+_SHORT = {"rowwise": "rows", "blockwise": "blocks", "known": "known", "tensorwise": "tensorwise"}
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """The mode of a quantising kernel. Raises InputError for one that does not exist."""
+
+    scaling: str = "rowwise"  # one of SCALINGS
+    format: Format = Format.E4M3
+    power_of_two: bool = True  # scales rounded up to powers of two, or, where known, promised to be: no division then
+    record: bool = False  # where known: amax and overflow go to a tensor that the caller keeps
+
+    def __post_init__(self) -> None:
+        if self.scaling not in SCALINGS:
+            raise InputError(f"no kernel quantises {self.scaling!r}; it can be {', '.join(SCALINGS)}")
+        if self.format not in FORMATS:
+            raise InputError(f"no kernel writes the format {self.format!r}; it can be {', '.join(FORMATS)}")
+        if self.scaling == "maximum" and (self.format is not Format.E4M3 or not self.power_of_two):
+            raise InputError("a kernel that finds the maximum alone has neither format nor scale; leave both alone")
+        if self.record and self.scaling != "known":
+            raise InputError(f"a kernel records what a known scale does not hold, and {self.scaling} is none")
+
+    @property
+    def name(self) -> str:
+        """In the names of kernels: e4m3, e5m2_known, e4m3_blockwise_divided, maximum."""
+        if self.scaling == "maximum":
+            return "maximum"
+        parts = [self.format.value, *([self.scaling] if self.scaling != "rowwise" else [])]
+        parts += ["recorded"] if self.record else []
+        return "_".join([*parts, *([] if self.power_of_two else ["divided"])])
+
+    @property
+    def words(self) -> str:
+        """What a kernel makes, in words."""
+        if self.scaling == "maximum":
+            return "its largest magnitude"
+        said = _WORDS[self.scaling].format("power-of-two " if self.power_of_two else "")
+        return f"{self.format.value} {said}"
+
+    @property
+    def short(self) -> str:
+        """The same where little room is left."""
+        if self.scaling == "maximum":
+            return "maximum"
+        return f"{self.format.value} {_SHORT[self.scaling]}"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The host function's parameters that come last."""
+        if self.record:
+            return ("scale", "record")
+        return {"known": ("scale",), "tensorwise": ("maxima",)}.get(self.scaling, ())
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the host function returns first."""
+        if self.record:
+            return ("values",)
+        return {
+            "rowwise": ("values", "scale", "largest"),
+            "blockwise": ("values", "scale"),
+            "known": ("values", "amax", "overflow"),
+            "tensorwise": ("values", "scale"),
+            "maximum": ("amax",),
+        }[self.scaling]
+
+    @property
+    def found(self) -> bool:
+        """Whether the kernel finds scales from maxima."""
+        return self.scaling in _FOUND
+
+    @property
+    def limit(self) -> float:
+        """The format's largest finite value."""
+        return FORMATS[self.format].max
+
+    @property
+    def steps(self) -> str:
+        """What the power of two at or above amax / limit has less in its bits than that at or above amax / 1.75."""
+        return f"0x{(8 if self.format is Format.E4M3 else 15) << 23:08X}"  # 448 is 1.75 * 2**8, 57344 1.75 * 2**15
+
+    @property
+    def said_limit(self) -> str:
+        """The limit as a power of two, for a comment."""
+        return "448 is 1.75 * 2**8" if self.format is Format.E4M3 else "57344 is 1.75 * 2**15"
+
+    @property
+    def triton_type(self) -> str:
+        """The values' type in a kernel."""
+        return "tl.float8e4nv" if self.format is Format.E4M3 else "tl.float8e5"
+
+    @property
+    def torch_type(self) -> str:
+        """The values' type in torch."""
+        return str(FORMATS[self.format].dtype)
+
+
+ROWWISE = Quantisation()

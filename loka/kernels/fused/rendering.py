@@ -1,0 +1,235 @@
+"""Specs in, the text of Triton kernels and of the operators around them out: formatted, the same bytes on any machine.
+
+Two files of a generated package come of it. `triton_kernels.py` holds the kernels and their host functions and imports
+Triton; `fused.py` holds the operators and imports it not: each operator runs its reference on the CPU, and loads
+`triton_kernels` when it is first called on a GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+import jinja2
+
+from loka.errors import InputError
+from loka.kernels.fused.cast_transpose import cast_transpose_text, matrix_text
+from loka.kernels.fused.cast_transpose.fused_cast_transpose import (
+    FusedCastTranspose,
+    TransposeTile,
+    fused_cast_transpose_views,
+    tile_of,
+)
+from loka.kernels.fused.cast_transpose.matrix_spec import (
+    CastTranspose,
+    Products,
+    Reduce,
+    RequantizeTranspose,
+    Transpose,
+)
+from loka.kernels.fused.cross.cross_kernel import (
+    CrossBackward,
+    CrossConfiguration,
+    cross_backward_views,
+    cross_configuration,
+)
+from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormBackward, ConcatNormForward
+from loka.kernels.fused.interaction.concat_norm_text import (
+    ConcatNormConfiguration,
+    concat_norm_configuration,
+    concat_norm_views,
+)
+from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward
+from loka.kernels.fused.interaction.fm_text import FmConfiguration, fm_configuration, fm_views
+from loka.kernels.fused.norm import norm_text
+from loka.kernels.fused.norm.norm_launch import Configuration, configuration
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec
+from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
+from loka.kernels.fused.norm.wide_norm_launch import WideConfiguration, wide_configuration
+from loka.kernels.fused.norm.wide_norm_text import wide_backward_views, wide_forward_views
+from loka.kernels.fused.reduce import product_text
+from loka.kernels.fused.triton_gemm import gemm_text, gemm_tiling, grouped_gemm_text, split_gemm_text
+from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
+from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling
+
+KERNELS_FILE = "triton_kernels.py"
+OPERATORS_FILE = "fused.py"
+
+AnySpec = (
+    Spec
+    | FusedCastTranspose
+    | GemmSpec
+    | FmForward
+    | FmBackward
+    | ConcatNormForward
+    | ConcatNormBackward
+    | CrossBackward
+)
+AnyConfiguration = (
+    Configuration
+    | WideConfiguration
+    | TransposeTile
+    | Tiling
+    | FmConfiguration
+    | ConcatNormConfiguration
+    | CrossConfiguration
+)
+
+_SUFFIX = ".j2"
+_FOLDER = "triton"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTemplates:
+    """The kernels' templates, by file name, with the environment that renders them."""
+
+    texts: tuple[tuple[str, str], ...]
+    environment: jinja2.Environment
+
+    def render(self, template: str, values: Mapping[str, object]) -> str:
+        """One template's text; a name that it reads and was not given is an error."""
+        return self.environment.get_template(template).render(values)
+
+    def hashes(self) -> dict[str, str]:
+        """sha256 of each template."""
+        return {f"{_FOLDER}/{name}": hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts}
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """One kernel as text."""
+
+    function: str  # name in `fused` and in `triton_kernels`
+    name: str  # of the operator: the function's with a digest of the text
+    text: str  # the Triton kernel and its host function; no imports
+    operator: str  # reference, shapes and registration of the operator; no imports
+    digest: str  # sha256 of `text`
+    parameters: tuple[str, ...]  # of the operator, in order; a plain forward and `Reduce` take dtypes as well
+    results: tuple[str, ...]  # of the operator, in order; one is no tuple
+
+
+@cache
+def load_kernel_templates() -> KernelTemplates:
+    """All templates of kernels: of a wheel, or beside the package in a checkout. Raises InputError where they miss."""
+    package = resources.files("loka")
+    places = [package.joinpath("_share", "templates", _FOLDER), package.joinpath("..", "templates", _FOLDER)]
+    for place in places:
+        if place.joinpath(KERNELS_FILE + _SUFFIX).is_file():
+            break
+    else:
+        raise InputError(
+            f"LoKA's templates of kernels are missing: there is neither {places[0]} nor {places[1]}; install LoKA "
+            "again, or run it from a whole checkout"
+        )
+    found = sorted((item for item in place.iterdir() if item.name.endswith(_SUFFIX)), key=lambda item: item.name)
+    texts = tuple((item.name, item.read_text(encoding="utf-8").replace("\r\n", "\n")) for item in found)
+    return KernelTemplates(texts, _environment(dict(texts)))
+
+
+def render(spec: AnySpec, templates: KernelTemplates, launched: AnyConfiguration | None = None) -> Rendered:
+    """A kernel for `spec`. `launched` overrides how it is launched, to measure others: of the spec's own kind."""
+    family, views = _views(spec, launched)
+    text = templates.render(family + ".py" + _SUFFIX, views.kernel)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    name = f"{spec.function}_{digest[:8]}"
+    changes = [parameter for parameter in spec.parameters if parameter == "record"]
+    registration = norm_text.registration(spec.function, name, changes)
+    operator = templates.render("operator.py" + _SUFFIX, {**views.operator, "registration": registration})
+    return Rendered(spec.function, name, text, operator, digest, spec.parameters, spec.results)
+
+
+def _views(spec: AnySpec, launched: AnyConfiguration | None) -> tuple[str, norm_text.Views]:
+    """A spec's template, and what it is given."""
+    match spec:
+        case TiledGemm():
+            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec)
+            return "gemm", gemm_text.gemm_views(spec, tiled)
+        case SplitGemm():
+            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec)
+            return "split_gemm", split_gemm_text.split_gemm_views(spec, tiled)
+        case BatchedGemm():
+            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec)
+            return "batched_gemm", grouped_gemm_text.batched_gemm_views(spec, tiled)
+        case GroupedGemm():
+            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec)
+            return "grouped_gemm", grouped_gemm_text.grouped_gemm_views(spec, tiled)
+        case NormForward() | NormBackward():
+            if spec.width > LARGEST_HELD:
+                wide = launched if isinstance(launched, WideConfiguration) else wide_configuration(spec)
+                if isinstance(spec, NormForward):
+                    return "wide_norm_forward", wide_forward_views(spec, wide)
+                return "wide_norm_backward", wide_backward_views(spec, wide)
+            chosen = launched if isinstance(launched, Configuration) else configuration(spec)
+            family = "norm_forward" if isinstance(spec, NormForward) else "norm_backward"
+            return family, norm_text.norm_views(spec, chosen)
+        case RequantizeTranspose():
+            return "turn", matrix_text.requantize_transpose_views(spec)
+        case Transpose():
+            return "transpose", matrix_text.transpose_views(spec)
+        case Reduce():
+            return "reduce", matrix_text.reduce_views(spec)
+        case Products():
+            return "products", product_text.product_views(spec)
+        case FusedCastTranspose():
+            whole = launched if isinstance(launched, TransposeTile) else tile_of(spec.spec)
+            return "both_ways", fused_cast_transpose_views(spec, whole)
+        case CastTranspose():
+            return "quantise_turned", cast_transpose_text.cast_transpose_views(spec)
+        case FmForward() | FmBackward():
+            mixing = launched if isinstance(launched, FmConfiguration) else fm_configuration(spec)
+            family = "mix_forward" if isinstance(spec, FmForward) else "mix_backward"
+            return family, fm_views(spec, mixing)
+        case ConcatNormForward() | ConcatNormBackward():
+            joining = launched if isinstance(launched, ConcatNormConfiguration) else concat_norm_configuration(spec)
+            family = "join_forward" if isinstance(spec, ConcatNormForward) else "join_backward"
+            return family, concat_norm_views(spec, joining)
+        case CrossBackward():
+            crossing = launched if isinstance(launched, CrossConfiguration) else cross_configuration(spec)
+            return "cross_backward", cross_backward_views(spec, crossing)
+
+
+def render_files(
+    kernels: Sequence[Rendered], templates: KernelTemplates, subject: str, stamp: str = ""
+) -> dict[str, str]:
+    """The two files of a package, by name. `subject` is what their docstrings name; a `stamp` becomes STAMP.
+
+    Kernels of one function are written once; they come sorted by that name. Raises InputError where two texts claim
+    one name.
+    """
+    by_function = {kernel.function: kernel for kernel in kernels}
+    for kernel in kernels:
+        if by_function[kernel.function] != kernel:
+            raise InputError(f"two different kernels are called {kernel.function}; render them in one configuration")
+    ordered = [by_function[function] for function in sorted(by_function)]
+    texts = {KERNELS_FILE: [k.text for k in ordered], OPERATORS_FILE: [k.operator for k in ordered]}
+    return {
+        file: templates.render(
+            file + _SUFFIX,
+            {"texts": texts[file], "subject": subject, "stamp": stamp, **_imports(texts[file])},
+        )
+        for file in texts
+    }
+
+
+def _imports(texts: Sequence[str]) -> dict[str, object]:
+    """What a file imports for these texts: modules of loka.kernels, and whether descriptors of tensors."""
+    references = ("cross_reference", "fused_reference", "gemm_launch", "gemm_reference", "join_reference")
+    modules = (*references, "mix_reference", "operators")
+    used = [module for module in modules if any(f"{module}." in text for text in texts)]
+    return {"modules": ", ".join(used), "descriptors": any("TensorDescriptor." in text for text in texts)}
+
+
+def _environment(texts: dict[str, str]) -> jinja2.Environment:
+    # What is rendered is Python, not HTML, and every value in it comes from a checked spec.
+    return jinja2.Environment(
+        loader=jinja2.DictLoader(texts),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+        newline_sequence="\n",
+    )

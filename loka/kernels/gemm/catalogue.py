@@ -1,0 +1,72 @@
+"""Every kernel that a GEMM can run on: whether it can run this one, and if not, why (docs/kernels.md).
+
+| kernel                  | file              | what it is                                                       |
+|-------------------------|-------------------|------------------------------------------------------------------|
+| `torch.scaled_mm`       | `torch_kernels`   | the operator `loka::scaled_mm`: cuBLASLt on Hopper               |
+| `fbgemm.rowwise`        | `fbgemm`          | FBGEMM GenAI's CUTLASS GEMM with rowwise scales                  |
+| `mslk.rowwise`          | `mslk`            | the same of MSLK, its successor                                  |
+| `triton.gemm`           | `triton_gemm`     | our own in Triton; measured, not generated yet                   |
+| `torchao.float8_linear` | `torchao_linear`  | a whole region by torchao; measured, never generated             |
+| `as-is`                 | `torch_kernels`   | the model's own GEMM, in BF16 or TF32                            |
+"""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+
+import torch
+
+from loka.errors import InputError
+from loka.kernels.gemm import fbgemm, mslk
+from loka.kernels.gemm.gemm_kernel import HOPPER_TARGETS, REFERENCE_TARGET, GemmSizes, Kernel, gemm_sizes
+from loka.kernels.gemm.torch_gemm import NATIVE, SCALED_MM, Native, ScaledMM
+from loka.kernels.gemm.torchao_linear import FLOAT8_LINEAR
+from loka.kernels.gemm.triton_gemm import TRITON_GEMM
+
+__all__ = [
+    "GEMM_KERNELS",
+    "HOPPER_TARGETS",
+    "NATIVE",
+    "PREFERRED",
+    "REFERENCE_TARGET",
+    "SCALED_MM",
+    "GemmSizes",
+    "Kernel",
+    "Native",
+    "ScaledMM",
+    "gemm_sizes",
+    "kernel_named",
+    "operator_named",
+]
+
+GEMM_KERNELS: tuple[Kernel, ...] = (  # the FP8 ones first
+    SCALED_MM,
+    fbgemm.ROWWISE,
+    mslk.ROWWISE,
+    TRITON_GEMM,
+    FLOAT8_LINEAR,
+    NATIVE,
+)
+PREFERRED: tuple[Kernel, ...] = (SCALED_MM,)  # what FP8 runs on where neither a policy nor a measurement decides
+
+
+def kernel_named(name: str) -> Kernel:
+    """The kernel of that name. Raises InputError, with the names that come near, where there is none."""
+    names = [kernel.name for kernel in GEMM_KERNELS]
+    if name in names:
+        return GEMM_KERNELS[names.index(name)]
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    hint = f"did you mean {close[0]!r}?" if close else f"it can be {', '.join(names)}"
+    raise InputError(f"there is no kernel {name!r}; {hint}")
+
+
+@cache
+def operator_named(name: str) -> torch._ops.OpOverload:
+    """The operator of the kernel of that name, in the form of `gemm_operator`. Raises InputError where it has none."""
+    operator = kernel_named(name).operator
+    if operator is None:
+        raise InputError(f"the kernel {name!r} is not called by generated code: it has no operator")
+    namespace, _, function = operator.partition("::")
+    found: torch._ops.OpOverload = getattr(getattr(torch.ops, namespace), function).default
+    return found

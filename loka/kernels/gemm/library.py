@@ -1,0 +1,84 @@
+"""Libraries of kernels that LoKA works with and does without: whether they are here, and their operators.
+
+Nothing of a library is imported before `load_failure` or `loaded_operator` asks for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+
+import torch
+
+from loka.errors import InputError
+from loka.kernels.gemm.gpu_here import unsupported_device
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A package that registers operators with torch when one of its modules is imported."""
+
+    name: str  # "FBGEMM GenAI"
+    distributions: tuple[str, ...]  # that provide it, under any of these names
+    oldest: tuple[int, int]  # the first release that is built for the oldest torch of LoKA
+    install: str  # the command
+    module: str  # which registers the operators
+    operator: str  # "fbgemm::f8f8bf16_rowwise"; "" where none is called
+    capability: tuple[int, int]  # of the first device that its kernels are built for
+
+    def version(self) -> str | None:
+        """The installed version; None where it is not installed. Imports nothing."""
+        for distribution in self.distributions:
+            try:
+                return metadata.version(distribution)
+            except metadata.PackageNotFoundError:
+                continue
+        return None
+
+    def missing_reason(self) -> str | None:
+        """Why the installation does not do, or None where it does. Imports nothing."""
+        version = self.version()
+        if version is None:
+            return f"{self.name} is not installed: {self.install}"
+        if release(version) < self.oldest:
+            wanted = ".".join(map(str, self.oldest))
+            return f"{self.name} {version} is too old, {wanted} is the first that fits: {self.install}"
+        return None
+
+    def load_failure(self) -> str | None:
+        """Why its module cannot be imported or lacks the operator, or None; imports it."""
+        try:
+            importlib.import_module(self.module)
+        except (ImportError, OSError, RuntimeError, AttributeError) as error:  # it was built for another torch
+            return (
+                f"{self.name} {self.version() or ''} does not load beside torch {torch.__version__} ({error}): "
+                f"{self.install}"
+            )
+        namespace, _, name = self.operator.partition("::")
+        if name and not hasattr(getattr(torch.ops, namespace), name):
+            return f"{self.name} {self.version() or ''} has no operator {self.operator}: {self.install}"
+        return None
+
+    def unavailable_reason(self) -> str | None:
+        """Why its kernels cannot run on this machine, or None where they can; the cheap questions first."""
+        return self.missing_reason() or unsupported_device(self.capability) or self.load_failure()
+
+
+@cache
+def loaded_operator(library: Library) -> torch._ops.OpOverload:
+    """The library's operator, its module imported on the first call. Raises InputError where that cannot be."""
+    refusal = library.missing_reason() or library.load_failure()
+    if refusal is not None:
+        raise InputError(f"{library.operator}: {refusal}")
+    namespace, _, name = library.operator.partition("::")
+    found: torch._ops.OpOverload = getattr(getattr(torch.ops, namespace), name).default
+    return found
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The numbers that a version starts with: (1, 6, 0) of "1.6.0+cu130"."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in found.group().split(".")) if found else (0,)

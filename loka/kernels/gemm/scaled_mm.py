@@ -1,0 +1,125 @@
+"""The operator `loka::scaled_mm` (`gemm_operator` has its form): an FP8 GEMM by torch, which is cuBLASLt on Hopper.
+
+On the CPU, and on a GPU without FP8 tensor cores (compute capability under 8.9), the reference runs: dequantise,
+multiply in float32. It takes every pair of recipes. On other GPUs `torch.nn.functional.scaled_mm` runs, which takes
+what `kernels.gemm.scaled_mm_limits` says; anything else is an error, never the reference. Where the GPU's kernel takes the bias
+(tensorwise and rowwise, all in bfloat16), it is added before the result is rounded, as in the reference; elsewhere
+after.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.functional import ScalingType
+
+from loka.errors import InputError
+from loka.kernels import call_counters
+from loka.kernels.gemm import gemm_operator, scaled_mm_layout, scaled_mm_limits
+from loka.kernels.gemm.gpu_here import has_fp8
+from loka.numerics.enums import Accumulation, Format, Scaling
+from loka.numerics.formats import FORMATS
+
+KERNEL = "torch.scaled_mm"  # its name in the catalogue
+
+_FORMAT_OF = {info.dtype: format for format, info in FORMATS.items()}
+_NATIVE_DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
+_SCALING_TYPE = {
+    Scaling.TENSORWISE: ScalingType.TensorWise,
+    Scaling.ROWWISE: ScalingType.RowWise,
+    Scaling.BLOCKWISE_1X128: ScalingType.BlockWise1x128,
+    Scaling.BLOCKWISE_128X128: ScalingType.BlockWise128x128,
+}
+
+_reference = gemm_operator.reference("loka::scaled_mm", KERNEL)
+
+
+def _cuda(
+    a: Tensor,
+    scale_a: Tensor,
+    b: Tensor,
+    scale_b: Tensor,
+    scaling_a: str,
+    scaling_b: str,
+    dtype: torch.dtype,
+    fast: bool,
+    counter_id: int,
+    bias: Tensor | None = None,
+) -> Tensor:
+    if not has_fp8(a.device.index):
+        return _reference(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, bias)
+    refusal = _refusal(scaling_a, scaling_b, a.dtype, b.dtype, fast)
+    if refusal is not None:
+        raise InputError(f"loka::scaled_mm on this GPU: {refusal}, or run a package generated for it (target: h100)")
+    call_counters.increment(counter_id, KERNEL)
+    rows, columns = a.shape[0], b.shape[0]
+    if bias is not None:
+        gemm_operator.check_bias("loka::scaled_mm", bias, b)
+    if a.numel() == 0 or columns == 0:
+        return gemm_operator.empty_product(a, b, dtype, bias)
+    first, second = Scaling(scaling_a), Scaling(scaling_b)
+    a = scaled_mm_layout.pad_operand(a, scaled_mm_limits.row_alignment(first), scaled_mm_limits.ALIGNMENT)
+    b = scaled_mm_layout.pad_operand(b, scaled_mm_limits.ALIGNMENT, scaled_mm_limits.ALIGNMENT)
+    fused = bias if bias is not None and _takes_bias(first, second, dtype, bias.dtype) else None
+    out = F.scaled_mm(
+        a,
+        b.t(),
+        scaled_mm_layout.first_scale(scale_a, first, a.shape[0]),
+        _SCALING_TYPE[first],
+        scaled_mm_layout.second_scale(scale_b, second, b.shape[0]),
+        _SCALING_TYPE[second],
+        output_dtype=dtype if dtype in _NATIVE_DTYPES else torch.float32,
+        use_fast_accum=fast,
+        bias=None if fused is None else scaled_mm_layout.pad_vector(fused, b.shape[0]),
+    )
+    if out.shape != (rows, columns):
+        out = out[:rows, :columns].contiguous()
+    return out.to(dtype) if bias is None or fused is not None else (out + bias).to(dtype)
+
+
+def _takes_bias(first: Scaling, second: Scaling, dtype: torch.dtype, bias: torch.dtype) -> bool:
+    """Whether the GPU's kernel adds the bias itself."""
+    scalings = {first, second} <= {Scaling.TENSORWISE, Scaling.ROWWISE}
+    return scalings and dtype == bias == torch.bfloat16
+
+
+@cache
+def _refusal(scaling_a: str, scaling_b: str, dtype_a: torch.dtype, dtype_b: torch.dtype, fast: bool) -> str | None:
+    formats: list[Format] = []
+    for name, dtype in (("a", dtype_a), ("b", dtype_b)):
+        if dtype not in _FORMAT_OF:
+            return f"operand {name} is {dtype}, not FP8; quantise it first"
+        formats.append(_FORMAT_OF[dtype])
+    accumulation = Accumulation.FAST if fast else Accumulation.PRECISE
+    return scaled_mm_limits.refuse_recipe(
+        (Scaling(scaling_a), Scaling(scaling_b)), (formats[0], formats[1]), accumulation
+    )
+
+
+_operator = gemm_operator.define("scaled_mm", _reference, _cuda)
+
+
+def scaled_mm(
+    a: Tensor,
+    scale_a: Tensor,
+    b: Tensor,
+    scale_b: Tensor,
+    scaling_a: str,
+    scaling_b: str,
+    dtype: torch.dtype,
+    fast: bool,
+    counter_id: int,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Call the operator. a: FP8 (R, C); b: FP8 (S, C); scales: float32, two-dimensional; result: (R, S) of `dtype`.
+
+    A bias (S,) is added to each row of the result.
+
+    `scaling_a` and `scaling_b` are values of `names.Scaling`; `counter_id` is the number that counts the call (`ticks.new`).
+    Raises InputError where shapes do not fit, or where the GPU has no kernel for the recipe.
+    """
+    out: Tensor = _operator(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, bias)
+    return out

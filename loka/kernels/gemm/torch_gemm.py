@@ -1,0 +1,100 @@
+"""What torch itself has: cuBLASLt's FP8 GEMMs behind `loka::scaled_mm`, and the GEMM that the model has anyway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from loka.kernels.gemm import scaled_mm, scaled_mm_limits
+from loka.kernels.gemm.gemm_kernel import (
+    BFLOAT16,
+    REFERENCE_TARGET,
+    GemmSizes,
+    check_target,
+    gemm_sizes,
+    refuse_range,
+    refuse_sizes,
+)
+from loka.kernels.gemm.gpu_here import FP8_CAPABILITY, unsupported_device
+from loka.numerics.enums import Accumulation, Gemm
+
+if TYPE_CHECKING:
+    from loka.policy.cascade.settings import OperandRecipe
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledMM:
+    """The operator `loka::scaled_mm`: tensorwise, rowwise and blockwise scales, both accumulations, every dtype."""
+
+    name: str = scaled_mm.KERNEL
+    operator: str = "loka::scaled_mm"
+    library: None = None
+
+    def unsupported_reason(
+        self,
+        gemm: Gemm,
+        operands: tuple[OperandRecipe, OperandRecipe],
+        accumulation: Accumulation,
+        padding: bool,
+        m: int,
+        k: int,
+        n: int,
+        target: str,
+        dtype: str = BFLOAT16,
+    ) -> str | None:
+        """The reference takes every recipe and size; Hopper's kernel what `kernels.gemm.scaled_mm_limits` says."""
+        check_target(target)
+        refusal = refuse_range(gemm, operands)
+        if refusal is not None or target == REFERENCE_TARGET:
+            return refusal
+        first, second = operands
+        refusal = scaled_mm_limits.refuse_recipe(
+            (first.scaling, second.scaling), (first.format, second.format), accumulation
+        )
+        if refusal is None and not padding:
+            multiples = GemmSizes(
+                scaled_mm_limits.row_alignment(first.scaling), scaled_mm_limits.ALIGNMENT, scaled_mm_limits.ALIGNMENT
+            )
+            refusal = refuse_sizes(gemm, gemm_sizes(gemm, m, k, n), multiples)
+        return refusal
+
+    def unavailable_reason(self) -> str | None:
+        """Without an FP8 GPU the operator runs as well, by its reference: slow, and no kernel."""
+        refusal = unsupported_device(FP8_CAPABILITY)
+        return None if refusal is None else f"{refusal}; its reference runs"
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """The model's own GEMM, in the model's own precision: BF16, or float32, for which torch may use TF32.
+
+    `torch.backends.cuda.matmul.allow_tf32` and autocast decide which; a plan leaves both alone.
+    """
+
+    name: str = "as-is"
+    operator: None = None
+    library: None = None
+
+    def unsupported_reason(
+        self,
+        gemm: Gemm,
+        operands: tuple[OperandRecipe, OperandRecipe],
+        accumulation: Accumulation,
+        padding: bool,
+        m: int,
+        k: int,
+        n: int,
+        target: str,
+        dtype: str = BFLOAT16,
+    ) -> str | None:
+        """What the model runs, it can run."""
+        check_target(target)
+        return None
+
+    def unavailable_reason(self) -> str | None:
+        """What the model runs, it can run."""
+        return None
+
+
+SCALED_MM = ScaledMM()
+NATIVE = Native()

@@ -1,0 +1,166 @@
+"""The forms of interactions: everything but the number of samples and the dtype that a part of one depends on.
+
+A part holds the form in its `around`, in words: "64 embeddings, rank 32, 32 sums, passing" of a mixing layer,
+"32 + 32 rows, residual, layer_norm, weight, bias" of a join, "bias, itself, passing" of a cross layer. What is passed
+on matters to the gradients alone, and a forward's part does not name it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from loka.errors import InputError
+from loka.kernels.fused.interaction.concat_norm_spec import NORMS
+from loka.kernels.measurements.parts import Part, PartKind
+
+PASSING, RESIDUAL, WEIGHT, BIAS, ITSELF = "passing", "residual", "weight", "bias", "itself"
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """A mixing layer of samples (n, d): pairwise products at low rank, and weighted sums."""
+
+    embeddings: int  # n
+    rank: int
+    sums: int  # 0 where there are none
+    passing: bool = False  # a gradient of the samples that came another way is added
+
+    @property
+    def words(self) -> str:
+        """As `Part.around` has it."""
+        sums = [f"{self.sums} sums"] if self.sums else []
+        return ", ".join([f"{self.embeddings} embeddings, rank {self.rank}", *sums, *_named(passing=self.passing)])
+
+    def moved(self, columns: int, backward: bool) -> int:
+        """Elements of one sample, d = `columns`, that are read and written."""
+        sample, made = self.embeddings * columns, self.embeddings * self.rank + self.sums * columns
+        return made + (sample * (3 if self.passing else 2) if backward else sample)
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """A join of samples: parts of so many rows one after another, a residual, and a norm."""
+
+    rows: tuple[int, ...]  # of each part
+    residual: bool
+    norm: str  # one of `join_specs.NORMS`
+    weight: bool
+    bias: bool
+
+    @property
+    def words(self) -> str:
+        """As `Part.around` has it."""
+        rows = f"{' + '.join(map(str, self.rows))} rows"
+        flags = [*_named(residual=self.residual), self.norm, *_named(weight=self.weight, bias=self.bias)]
+        return ", ".join([rows, *flags])
+
+    def moved(self, columns: int, backward: bool) -> int:
+        """Elements of one sample that are read and written; statistics and sums are few."""
+        return sum(self.rows) * columns * (2 + self.residual + backward)
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A cross layer: factor * (product + bias) + residual."""
+
+    bias: bool
+    itself: bool  # the residual is the factor
+    passing: bool = False  # a gradient of the factor that came another way is added
+
+    @property
+    def words(self) -> str:
+        """As `Part.around` has it."""
+        return ", ".join(_named(bias=self.bias, itself=self.itself, passing=self.passing))
+
+    def moved(self, columns: int, backward: bool) -> int:
+        """Elements of one row that are read and written."""
+        return columns * (5 + self.passing if backward else 4 - self.itself)
+
+
+Form = Mixing | Joining | Crossing
+
+_WORKS: dict[type[Form], tuple[PartKind, PartKind]] = {
+    Mixing: (PartKind.MIX, PartKind.MIX_BACKWARD),
+    Joining: (PartKind.JOIN, PartKind.JOIN_BACKWARD),
+    Crossing: (PartKind.CROSS, PartKind.CROSS_BACKWARD),
+}
+_NUMBER = re.compile(r"\d+")
+BACKWARDS = frozenset(backward for _, backward in _WORKS.values())
+
+
+def parts_of(form: Form, samples: int, columns: int, kernel: str, dtype: str = "bfloat16") -> tuple[Part, Part]:
+    """The forward and the gradients of an interaction, as parts."""
+    first, second = _WORKS[type(form)]
+    forward = form if isinstance(form, Joining) else replace(form, passing=False)
+    return (
+        Part(first, kernel, samples, columns, dtype=dtype, around=forward.words),
+        Part(second, kernel, samples, columns, dtype=dtype, around=form.words),
+    )
+
+
+def family(work: PartKind) -> PartKind:
+    """The forward's kind of work, for that of the gradients too; another kind is its own."""
+    return next((forward for forward, backward in _WORKS.values() if work is backward), work)
+
+
+def moved(part: Part) -> int:
+    """Elements that an interaction's kernel reads and writes, each once. Raises InputError for a form that is none."""
+    return part.rows * form_of(part.work, part.around).moved(part.columns, part.work in BACKWARDS)
+
+
+def unlike(one: Part, other: Part) -> int:
+    """In how many words the forms of two parts of one kind of work differ, numbers left out."""
+    return len(_flags(one.around) ^ _flags(other.around))
+
+
+@cache
+def form_of(work: PartKind, around: str) -> Form:
+    """The form of a part of this kind of work. Raises InputError where the words name none."""
+    words = around.split(", ") if around else []
+    try:
+        match family(work):
+            case PartKind.MIX:
+                return _mixing(words)
+            case PartKind.JOIN:
+                return _joining(words)
+            case PartKind.CROSS:
+                _check_words(words, (BIAS, ITSELF, PASSING))
+                return Crossing(BIAS in words, ITSELF in words, PASSING in words)
+    except ValueError as error:
+        raise InputError(f"no {work.value} has the form {around!r}: {error}; measure it again") from error
+    raise InputError(f"{work.value} is no interaction, and has no form")
+
+
+def _mixing(words: Sequence[str]) -> Mixing:
+    embeddings, rank, *rest = words
+    sums = [int(word.removesuffix(" sums")) for word in rest if word.endswith(" sums")]
+    _check_words([word for word in rest if not word.endswith(" sums")], (PASSING,))
+    sizes = int(embeddings.removesuffix(" embeddings")), int(rank.removeprefix("rank "))
+    return Mixing(*sizes, sums[0] if sums else 0, PASSING in rest)
+
+
+def _joining(words: Sequence[str]) -> Joining:
+    rows, *rest = words
+    (norm,) = [word for word in rest if word in NORMS]
+    _check_words(rest, (RESIDUAL, norm, WEIGHT, BIAS))
+    counts = tuple(map(int, rows.removesuffix(" rows").split(" + ")))
+    return Joining(counts, RESIDUAL in rest, norm, WEIGHT in rest, BIAS in rest)
+
+
+def _check_words(words: Sequence[str], known: Sequence[str]) -> None:
+    for word in words:
+        if word not in known:
+            raise ValueError(f"{word!r} is none of {', '.join(known)}")
+
+
+@cache
+def _flags(around: str) -> frozenset[str]:
+    """The words of a form without its numbers."""
+    return frozenset(_NUMBER.sub("", word) for word in around.split(", "))
+
+
+def _named(**present: bool) -> list[str]:
+    return [name for name, there in present.items() if there]

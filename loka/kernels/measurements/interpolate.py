@@ -1,0 +1,178 @@
+"""Times between, beside and beyond measured ones of one kind of part: the arithmetic behind `measurements`.
+
+Measured parts stand in nested tables: for each value on the first axis a table over the second, and so on. What was
+measured is rarely a full grid, and each table is asked for its own neighbours, so that a point that was measured alone
+spoils nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from loka.kernels.measurements.measurement import Measurement
+from loka.kernels.measurements.part_bounds import bound_us, element_bytes
+from loka.kernels.measurements.parts import Part, PartKind
+
+REACH = 4  # a neighbour has at least a quarter, and at most four times, of the size in question
+ALIGNMENT = 16  # bytes: kernels for rows of other lengths are others, or pad
+
+Axes = tuple[int, ...]
+
+
+def axes_of(part: Part) -> Axes:
+    """Where a part stands: rows, columns, contraction of a GEMM; else columns and rows."""
+    if part.work is PartKind.GEMM:
+        return (part.rows, part.columns, part.contraction)
+    return (part.columns, part.rows)
+
+
+def is_aligned(part: Part) -> bool:
+    """Whether rows begin at multiples of ALIGNMENT: those of a GEMM's operands, as FP8 or in the dtype, and result."""
+    element = 1 if part.work is PartKind.GEMM and part.recipe else element_bytes(part.dtype)
+    return part.columns * element % ALIGNMENT == 0 and part.contraction * element % ALIGNMENT == 0
+
+
+class Near(NamedTuple):
+    """What measured parts say of a place: the share of time and bound, the spread, and the least and largest time."""
+
+    share: float
+    spread: float
+    least: float  # microseconds
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measured part."""
+
+    measurement: Measurement
+    near: Near
+
+
+@dataclass(slots=True)
+class Table:
+    """Measured parts by one axis. Below the last axis stand points, above it tables."""
+
+    values: list[int] = field(default_factory=list)
+    logs: list[float] = field(default_factory=list)
+    below: list[Table | Point] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, measurements: Sequence[Measurement]) -> Table:
+        """A table of measurements of one kind; there is at least one."""
+        root = cls()
+        for axes, index in sorted((axes_of(each.part), index) for index, each in enumerate(measurements)):
+            each = measurements[index]
+            table = root
+            for value in axes[:-1]:
+                table = table._child(value)
+            table._put(axes[-1], Point(each, Near(each.us / bound_us(each.part), each.spread, each.us, each.us)))
+        return root
+
+    def _child(self, value: int) -> Table:
+        if not self.values or self.values[-1] != value:
+            self._put(value, Table())
+        child = self.below[-1]
+        if not isinstance(child, Table):
+            raise TypeError("a table stands above points")
+        return child
+
+    def _put(self, value: int, below: Table | Point) -> None:
+        self.values.append(value)
+        self.logs.append(math.log(value))
+        self.below.append(below)
+
+    def between(self, axes: Axes) -> Near | None:
+        """Between measured neighbours on every axis, None where some axis has none within REACH."""
+        size = axes[0]
+        index = bisect_left(self.values, size)
+        if index < len(self.values) and self.values[index] == size:
+            at = self._between(index, axes)
+            if at is not None:
+                return at
+        low = self._first(range(index - 1, -1, -1), axes)
+        high = self._first(range(index, len(self.values)), axes) if low is not None else None
+        if low is None or high is None:
+            return None
+        return _mean(low[1], high[1], self._weight(low[0], high[0], size))
+
+    def _between(self, index: int, axes: Axes) -> Near | None:
+        below = self.below[index]
+        return below.between(axes[1:]) if isinstance(below, Table) else below.near
+
+    def _first(self, indices: range, axes: Axes) -> tuple[int, Near] | None:
+        """The first of some values, from near to far, that has neighbours on the other axes."""
+        for index in indices:
+            value = self.values[index]
+            if value == axes[0]:
+                continue
+            if value * REACH < axes[0] or value > axes[0] * REACH:
+                return None
+            near = self._between(index, axes)
+            if near is not None:
+                return index, near
+        return None
+
+    def beside(self, axes: Axes) -> Near:
+        """At the nearest place within what was measured, however far its neighbours are."""
+        size = axes[0]
+        index = bisect_left(self.values, size)
+        if index == len(self.values):
+            return self._beside(index - 1, axes)
+        if index == 0 or self.values[index] == size:
+            return self._beside(index, axes)
+        low, high = self._beside(index - 1, axes), self._beside(index, axes)
+        return _mean(low, high, self._weight(index - 1, index, size))
+
+    def _beside(self, index: int, axes: Axes) -> Near:
+        below = self.below[index]
+        return below.beside(axes[1:]) if isinstance(below, Table) else below.near
+
+    def _weight(self, low: int, high: int, size: int) -> float:
+        """How far a size is from one value to another, in the logarithms."""
+        return (math.log(size) - self.logs[low]) / (self.logs[high] - self.logs[low])
+
+    def nearest(self, axes: Axes) -> tuple[float, Measurement]:
+        """The measured part at the least distance in the logarithms of all axes, with the square of that distance."""
+        found = self._nearest([math.log(size) for size in axes], math.inf)
+        if found is None:
+            raise ValueError("a table has at least one point")
+        return found
+
+    def _nearest(self, logs: Sequence[float], limit: float) -> tuple[float, Measurement] | None:
+        """The nearest at a distance under a limit; of equally near ones the smallest by the first axis."""
+        best: tuple[float, Measurement] | None = None
+        for index in self._outwards(logs[0]):
+            apart = (self.logs[index] - logs[0]) ** 2
+            if apart >= limit:
+                break
+            below = self.below[index]
+            if isinstance(below, Point):
+                best, limit = (apart, below.measurement), apart
+            else:
+                found = below._nearest(logs[1:], limit - apart)
+                if found is not None:
+                    best, limit = (apart + found[0], found[1]), apart + found[0]
+        return best
+
+    def _outwards(self, log: float) -> Iterator[int]:
+        """Indices by the distance of their values from one, the nearest first."""
+        high = bisect_left(self.logs, log)
+        low = high - 1
+        while low >= 0 or high < len(self.logs):
+            if high >= len(self.logs) or (low >= 0 and log - self.logs[low] <= self.logs[high] - log):
+                yield low
+                low -= 1
+            else:
+                yield high
+                high += 1
+
+
+def _mean(low: Near, high: Near, weight: float) -> Near:
+    """The geometric mean of shares; the larger spread."""
+    share = low.share * (high.share / low.share) ** weight
+    return Near(share, max(low.spread, high.spread), min(low.least, high.least), max(low.most, high.most))

@@ -1,0 +1,231 @@
+"""What parts cost and how they err on a target, looked up in what was measured: `PartCosts` for the resolver.
+
+Measurements come from a file that a policy names, or from the set that ships for the target, always those of one
+machine (`measurement_choice`). A part that was not measured itself is answered from measured ones of its kind: the same
+work, kernel, dtype, recipe, and norm or activation. The rules:
+
+- Each measured time is a multiple of its part's bound (`part_bounds`): bytes at the device's bandwidth or FLOPs at its
+  peak, whichever takes longer, and a kernel's start. This multiple is interpolated, its logarithm linearly in those of
+  rows, columns and a GEMM's contraction, between measured neighbours within a factor of four on either side; times the
+  bound of the part that was asked for it is the time, held within the times of those neighbours. INTERPOLATED.
+  Times themselves, interpolated like this, lie 3 to 5 % too high for GEMMs (held out of an H100's measurements,
+  `benchmarks.held_out_times`): between what the start rules and what FLOPs rule they bend upwards, and the bound with them.
+- Where a side has no such neighbour, outside of what was measured or in a gap: the same with the multiple at the
+  nearest place within what was measured. ESTIMATED.
+- Sizes whose rows are no multiples of 16 bytes have other kernels, or are padded: they and aligned ones do not speak
+  for each other between neighbours (on an H100, 8192 x 1024 x 479 in BF16 takes 69 us, x 480 18 us). Where only the
+  others were measured, their time is taken, as ESTIMATED.
+- The spread is the largest of the times that were used, together with what no single recording shows, as the root of
+  the sum of squares: another recording on the same H100 an hour later gave times that differ by up to 1 % for three
+  parts in four (`DRIFT`), and times that were looked up lie 2.6 to 4.9 % off in the mean where they were held out
+  (`HELD_OUT`). Without it, ties would be too narrow, and decisions would follow the recording.
+- A kernel whose numbers were wrong at a part has no time there, nor where such a part is the nearest measured one, and
+  its times count nowhere.
+- Nothing of the kind was measured: None. But an interaction has many kinds, one for each form: there the nearest
+  measured form of the same work and kernel stands in, scaled by the bytes of both, as ESTIMATED.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import hypot, log
+from pathlib import Path
+
+from loka.errors import InputError
+from loka.kernels.measurements.interaction_forms import unlike
+from loka.kernels.measurements.interpolate import Table, axes_of, is_aligned
+from loka.kernels.measurements.measurement import MeasuredSet, Measurement, PartSeries, digest, size_words
+from loka.kernels.measurements.part_bounds import bound_us
+from loka.kernels.measurements.parts import INTERACTIONS, Part, PartCosts, PartTime, TimeSource
+from loka.kernels.measurements.sqlite_file import Recording, head_of, read_file
+from loka.kernels.measurements.text_file import export, is_text, lines_of, read_text, shipped_file
+from loka.kernels.measurements.versions import Versions, difference
+
+__all__ = ["Measurement", "Measurements", "Recording", "Versions", "export"]
+
+DRIFT = 0.01  # of a measured time from one recording to the next, as a share
+HELD_OUT = 0.035  # of a time that is looked up between others, or beside them
+_SHIPPED_AGAIN = "it came with LoKA: install LoKA again, or name a file of your own in the policy (`measurements:`)"
+
+
+@dataclass(slots=True)
+class _Known:
+    """The measurements of one kind, those with right numbers and those with wrong ones, by alignment."""
+
+    right: dict[bool, list[Measurement]] = field(default_factory=dict)
+    wrong: dict[bool, list[Measurement]] = field(default_factory=dict)
+    tables: dict[tuple[bool, bool], Table] = field(default_factory=dict)  # by (right, aligned), made when first asked
+
+    def table(self, right: bool, aligned: bool) -> Table | None:
+        """The table of one sort, None where there is none."""
+        found = (self.right if right else self.wrong).get(aligned)
+        if found is None:
+            return None
+        if (right, aligned) not in self.tables:
+            self.tables[right, aligned] = Table.of(found)
+        return self.tables[right, aligned]
+
+    def right_table(self, part: Part) -> Table | None:
+        """Right ones that speak for a part: of its alignment, else the others."""
+        aligned = is_aligned(part)
+        return self.table(True, aligned) or self.table(True, not aligned)
+
+    def alignment(self, part: Part) -> bool:
+        """That of the measured ones that speak for a part, right or wrong: its own, where any were measured."""
+        aligned = is_aligned(part)
+        return aligned if aligned in self.right or aligned in self.wrong else not aligned
+
+
+class Measurements(PartCosts):
+    """Measured parts of one machine, in memory, read-only."""
+
+    def __init__(self, measured: MeasuredSet, name: str) -> None:
+        """From a set that was read."""
+        self.name = name  # of the file, as the plan names it
+        self._set = measured
+        self.machine = measured.machine
+        self.libraries = dict(measured.libraries)
+        self.date = measured.date
+        self.others = measured.others
+        self._exact: dict[Part, Measurement] = {each.part: each for each in measured.measurements}
+        self._known: dict[PartSeries, _Known] = {}
+        self._times: dict[Part, PartTime | None] = {}
+        for each in self._exact.values():
+            known = self._known.setdefault(PartSeries.of(each.part), _Known())
+            side = known.wrong if each.wrong else known.right
+            side.setdefault(is_aligned(each.part), []).append(each)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], target: str, name: str | None = None) -> Measurements:
+        """The measurements for a target in a file of `loka bench kernels`: SQLite, or the text exported from it.
+
+        `name` is what a plan calls the file; left out, its last part.
+
+        Raises InputError where it is missing, damaged, something else, of a newer LoKA, or has nothing for the target.
+        """
+        path = Path(path)
+        try:
+            text = is_text(path)
+        except OSError:
+            text = False  # `head_of` says what is wrong
+        if text:
+            return cls(read_text(path, target), name or path.name)
+        if not head_of(path):
+            raise InputError(f"{path}: empty; record measurements with `loka bench kernels --record {path}`")
+        return cls(read_file(path, target), name or path.name)
+
+    @classmethod
+    def shipped(cls, target: str) -> Measurements | None:
+        """The set that ships for a target, None where there is none. Raises InputError where it is damaged."""
+        path = shipped_file(target)
+        return cls(read_text(path, target, _SHIPPED_AGAIN), f"{path.name} of LoKA") if path.exists() else None
+
+    @classmethod
+    def of(cls, measurements: Iterable[Measurement], machine: Versions, name: str = "measurements") -> Measurements:
+        """From measurements at hand. Raises InputError where a figure makes no sense."""
+        kept = []
+        for each in measurements:
+            each.check()
+            kept.append(each.rounded())
+        return cls(MeasuredSet.of(machine, (), "", kept), name)
+
+    @property
+    def measured(self) -> tuple[Measurement, ...]:
+        """All measurements, in the order of their kinds and sizes."""
+        return self._set.measurements
+
+    def __len__(self) -> int:
+        return len(self._exact)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of its measurements: the same for an SQLite file and the text exported from it."""
+        return digest(lines_of(self._set))
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What was measured, with right numbers or wrong ones."""
+        return tuple(self._exact)
+
+    def time(self, part: Part) -> PartTime | None:
+        """A part's time by the rules above; None where nothing of its kind was measured, or its numbers are wrong."""
+        if part not in self._times:
+            self._times[part] = self._time(part)
+        return self._times[part]
+
+    def error(self, part: Part) -> tuple[float, float] | None:
+        """MERE and SQNR (dB) of the nearest measured part of a GEMM's kernel and recipe, None where there is none."""
+        nearest = self._exact.get(part)
+        if nearest is None or nearest.wrong:
+            known = self._known.get(PartSeries.of(part))
+            table = known.right_table(part) if known is not None else None
+            nearest = table.nearest(axes_of(part))[1] if table is not None else None
+        if nearest is None or nearest.mere is None or nearest.sqnr_db is None:
+            return None
+        return nearest.mere, nearest.sqnr_db
+
+    def wrong_reason(self, part: Part) -> str:
+        """Why the numbers of a part's kernel were refused, there or at the nearest measured part; else ""."""
+        exact = self._exact.get(part)
+        if exact is not None:
+            return exact.wrong
+        known = self._known.get(PartSeries.of(part))
+        if known is None:
+            return ""
+        right, wrong = (known.table(each, known.alignment(part)) for each in (True, False))
+        if wrong is None:
+            return ""
+        axes = axes_of(part)
+        distance, nearest = wrong.nearest(axes)
+        if right is not None and right.nearest(axes)[0] < distance:
+            return ""
+        return f"{nearest.wrong} (at {size_words(nearest.part)}, the nearest measured)"
+
+    def stale(self, here: Versions, libraries: Mapping[str, str] | None = None) -> tuple[str, ...]:
+        """A line for each difference between the machine that measured and this one.
+
+        `libraries`: the versions here of kernels' own libraries, by the kernel's name, where they are to be compared.
+        """
+        lines = list(self.machine.differences(here))
+        for kernel, found in sorted((libraries or {}).items()):
+            measured = self.libraries.get(kernel, found)
+            if measured != found:
+                lines.append(difference(kernel, measured, found))
+        return tuple(lines)
+
+    def _time(self, part: Part) -> PartTime | None:
+        exact = self._exact.get(part)
+        if exact is not None:
+            return None if exact.wrong else PartTime(exact.us, hypot(exact.spread, DRIFT), TimeSource.MEASURED)
+        known = self._known.get(PartSeries.of(part))
+        table = known.right_table(part) if known is not None else None
+        if known is None:
+            return self._like(part) if part.work in INTERACTIONS else None
+        if table is None or (known.wrong and self.wrong_reason(part)):
+            return None
+        axes = axes_of(part)
+        between = table.between(axes) if is_aligned(part) in known.right else None
+        if between is not None:
+            us = between.share * bound_us(part)
+            return PartTime(
+                min(max(us, between.least), between.most), hypot(between.spread, HELD_OUT), TimeSource.INTERPOLATED
+            )
+        near = table.beside(axes)
+        return PartTime(near.share * bound_us(part), hypot(near.spread, HELD_OUT), TimeSource.ESTIMATED)
+
+    def _like(self, part: Part) -> PartTime | None:
+        """An interaction's time by that of the nearest form: of those with most words alike, nearest in bytes."""
+        near = []
+        for kind in self._known:
+            if (kind.work, kind.kernel, kind.dtype) == (part.work, part.kernel, part.dtype):
+                other = replace(part, around=kind.around)
+                scale = bound_us(part) / bound_us(other)
+                near.append((unlike(part, other), abs(log(scale)), kind.around, scale))
+        for _, _, around, scale in sorted(near):
+            timed = self.time(replace(part, around=around))
+            if timed is not None:
+                return PartTime(scale * timed.us, hypot(timed.spread, HELD_OUT), TimeSource.ESTIMATED)
+        return None

@@ -1,0 +1,321 @@
+"""What a user measures: an SQLite file that several processes may write to at once, and that no kill makes worse.
+
+Each measurement is a transaction of its own in a write-ahead log, so that what was finished is there after a kill at
+any moment. Where the last writer leaves in order, the file is again a single one that can be copied. Several writers
+need a disk of this machine: SQLite's log does not work over a network.
+
+Schema 1: `versions` has a row for each machine and library, `finished` the time when a recording of it last came to its
+end, or NULL; `measurements` has a row for each part under each versions, the newest measurement of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+
+from loka.errors import InputError
+from loka.kernels.measurements.machine_choice import RecordedMachine, choose
+from loka.kernels.measurements.measurement import MeasuredSet, Measurement
+from loka.kernels.measurements.parts import Part, PartKind
+from loka.kernels.measurements.versions import Versions
+
+APPLICATION_ID = 0x4C6F4B41  # "LoKA": tells the file from any other SQLite file
+SCHEMA = 1
+MAGIC = b"SQLite format 3\x00"
+PATIENCE = 60.0  # seconds that a writer waits for others
+_PAUSE = 0.02
+
+_TABLES = """
+CREATE TABLE versions (
+    id INTEGER PRIMARY KEY,
+    device TEXT NOT NULL, capability TEXT NOT NULL, driver TEXT NOT NULL, cuda TEXT NOT NULL, cublas TEXT NOT NULL,
+    torch TEXT NOT NULL, triton TEXT NOT NULL, library TEXT NOT NULL,
+    finished TEXT,
+    UNIQUE (device, capability, driver, cuda, cublas, torch, triton, library)
+) STRICT;
+CREATE TABLE measurements (
+    versions INTEGER NOT NULL REFERENCES versions (id),
+    work TEXT NOT NULL, kernel TEXT NOT NULL, "rows" INTEGER NOT NULL, columns INTEGER NOT NULL,
+    contraction INTEGER NOT NULL, dtype TEXT NOT NULL, recipe TEXT NOT NULL, around TEXT NOT NULL,
+    us REAL NOT NULL, spread REAL NOT NULL, runs INTEGER NOT NULL, mere REAL, sqnr_db REAL, wrong TEXT NOT NULL,
+    recorded TEXT NOT NULL,
+    PRIMARY KEY (versions, work, kernel, "rows", columns, contraction, dtype, recipe, around)
+) STRICT, WITHOUT ROWID;
+"""
+_ADD = """
+INSERT INTO measurements VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET us = excluded.us, spread = excluded.spread, runs = excluded.runs, mere = excluded.mere,
+    sqnr_db = excluded.sqnr_db, wrong = excluded.wrong, recorded = excluded.recorded
+"""
+_HAS = """
+SELECT 1 FROM measurements WHERE versions = ? AND work = ? AND kernel = ? AND "rows" = ? AND columns = ?
+    AND contraction = ? AND dtype = ? AND recipe = ? AND around = ?
+"""
+_VERSIONS = "device, capability, driver, cuda, cublas, torch, triton, library"
+
+
+class Recording:
+    """A file of measurements, open for writing, as a context manager. Several processes may have it open.
+
+    Raises InputError on entering where the file is something else, damaged, of a newer LoKA, or cannot be written; it
+    is left as it was then. A file that is not there is made, with its folders.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], versions_of: Callable[[str], Versions]) -> None:
+        """`versions_of` gives the versions under which a kernel is measured, by the kernel's name."""
+        self._path = Path(path)
+        self._versions_of = versions_of
+        self._connection: sqlite3.Connection | None = None
+        self._ids: dict[str, int] = {}  # by kernel, for this recording
+        self._ended = True
+
+    def __enter__(self) -> Recording:
+        try:
+            if self._path.exists() and head_of(self._path):
+                with _reading(self._path) as connection:
+                    _identify(connection, self._path, may_be_new=True)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = _patiently(lambda: _prepared(self._path))
+        except OSError as error:
+            raise InputError(f"{self._path}: cannot be written: {error.strerror or error}") from error
+        except sqlite3.Error as error:
+            raise _broken(self._path, error) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        connection, self._connection = self._open, None
+        try:
+            if kind is None and self._ended and self._ids:
+                now = _now()
+                with _transaction(connection):
+                    for key in sorted(set(self._ids.values())):
+                        connection.execute("UPDATE versions SET finished = ? WHERE id = ?", (now, key))
+            # A single file again; where others still write or read, the last of them does it.
+            with contextlib.suppress(sqlite3.OperationalError):
+                connection.execute("PRAGMA busy_timeout = 0")
+                connection.execute("PRAGMA journal_mode = DELETE")
+        except sqlite3.Error as failure:
+            raise _broken(self._path, failure) from failure
+        finally:
+            connection.close()
+
+    def has(self, part: Part) -> bool:
+        """Whether a part was measured already under the versions of its kernel, by this recording or another."""
+        try:
+            found = self._open.execute(_HAS, (self._key(part.kernel), *_part_row(part))).fetchone()
+        except sqlite3.Error as error:
+            raise _broken(self._path, error) from error
+        return found is not None
+
+    def add(self, measurement: Measurement) -> None:
+        """Keep a measurement, in place of an earlier one of the same part; when this returns, it is on the disk.
+
+        Raises InputError where its figures make no sense, or where the file cannot be written.
+        """
+        measurement.check()
+        kept = measurement.rounded()
+        figures = (kept.us, kept.spread, kept.runs, kept.mere, kept.sqnr_db, kept.wrong, _now())
+        try:
+            row = (self._key(kept.part.kernel), *_part_row(kept.part), *figures)
+            with _transaction(self._open) as connection:
+                connection.execute(_ADD, row)
+        except sqlite3.Error as error:
+            raise _broken(self._path, error) from error
+
+    def stopped_early(self) -> None:
+        """Say that this recording leaves parts for another time, so that it does not count as one that ended."""
+        self._ended = False
+
+    @property
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise InputError(f"{self._path}: the recording is not open; use it in a `with` statement")
+        return self._connection
+
+    def _key(self, kernel: str) -> int:
+        """The number of the kernel's versions in the file."""
+        if kernel not in self._ids:
+            row = self._versions_of(kernel).as_row()
+            marks = ", ".join("?" * len(row))
+            with _transaction(self._open) as connection:
+                connection.execute(f"INSERT INTO versions ({_VERSIONS}) VALUES ({marks}) ON CONFLICT DO NOTHING", row)
+                found = connection.execute(f"SELECT id FROM versions WHERE ({_VERSIONS}) = ({marks})", row).fetchone()
+            self._ids[kernel] = int(found[0])
+        return self._ids[kernel]
+
+
+def read_file(path: Path, target: str) -> MeasuredSet:
+    """The measurements for a target in a file of `Recording`, of one machine (`measurement_choice.choose`).
+
+    Raises InputError where the file is damaged, something else, of a newer LoKA, or has nothing for the target.
+    """
+    with _reading(path) as connection:
+        _identify(connection, path, may_be_new=False)
+        connection.execute("BEGIN")  # one moment of a file that others may be writing to
+        rows = _rows(connection, path, target)
+        devices = [row[0] for row in connection.execute("SELECT DISTINCT device FROM versions ORDER BY device")]
+    if not rows:
+        raise InputError(f"{path}: {nothing_for(target, devices)}")
+    return choose(rows)
+
+
+def head_of(path: Path) -> bytes:
+    """The bytes by which an SQLite file is known, b"" of an empty file. Raises InputError where there are others."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(MAGIC))
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{path}: is not there; make it with `loka bench kernels --record {path}`, or check the path"
+        ) from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}; check the path") from error
+    if head not in (b"", MAGIC):
+        raise InputError(f"{path}: no file of measurements; name one of `loka bench kernels --record`")
+    return head
+
+
+def nothing_for(target: str, devices: Sequence[str]) -> str:
+    """What is wrong with measurements of these devices alone."""
+    known = f"it has measurements of {', '.join(devices)}" if devices else "it has no measurements yet"
+    return (
+        f"nothing was measured on a device of target {target}: {known}; record it on one with "
+        "`loka bench kernels --record`, or name another file or target"
+    )
+
+
+def _rows(connection: sqlite3.Connection, path: Path, target: str) -> list[RecordedMachine]:
+    rows, machines = [], {}
+    for key, finished, *fields in connection.execute(f"SELECT id, finished, {_VERSIONS} FROM versions"):
+        versions = Versions(*fields)
+        if versions.is_of(target):
+            machines[key] = versions, finished is not None
+    for key, work, kernel, *rest in connection.execute("SELECT * FROM measurements"):
+        if key in machines:
+            measurement = Measurement(Part(PartKind(work), kernel, *rest[:6]), *rest[6:12])
+            try:
+                measurement.check()
+            except InputError as error:
+                raise _damaged(path, error) from error
+            rows.append(RecordedMachine(*machines[key], rest[12], measurement))
+    return rows
+
+
+def _part_row(part: Part) -> tuple[str | int, ...]:
+    sizes = (part.rows, part.columns, part.contraction)
+    return (part.work.value, part.kernel, *sizes, part.dtype, part.recipe, part.around)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that changes nothing, unless it has to undo a transaction that a kill left half done.
+
+    What goes wrong with the file while it is open is an InputError that names it.
+    """
+    mode = "rw" if Path(f"{path}-journal").exists() else "ro"
+    address = f"{path.absolute().as_uri()}?mode={mode}"
+    try:
+        with contextlib.closing(
+            sqlite3.connect(address, uri=True, timeout=PATIENCE, isolation_level=None)
+        ) as connection:
+            connection.execute("PRAGMA trusted_schema = OFF")
+            yield connection
+    except sqlite3.Error as error:
+        raise _broken(path, error) from error
+    except (ValueError, TypeError, OverflowError) as error:  # what no LoKA has written, text that is no UTF-8
+        raise _damaged(path, error) from error
+
+
+def _identify(connection: sqlite3.Connection, path: Path, may_be_new: bool) -> None:
+    """Raises InputError unless the file is one of ours, whole, and of a schema that is known."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (schema,) = connection.execute("PRAGMA user_version").fetchone()
+    (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if application == 0 and schema == 0 and objects == 0:  # a recording was killed before it wrote anything
+        if may_be_new:
+            return
+        raise InputError(
+            f"{path}: no measurements are in it yet; record some with `loka bench kernels --record {path}`"
+        )
+    if application != APPLICATION_ID:
+        raise InputError(f"{path}: an SQLite file, but none of `loka bench kernels --record`; name another file")
+    if schema > SCHEMA:
+        raise InputError(
+            f"{path}: written by a newer LoKA (schema {schema}, this one reads {SCHEMA}); install that LoKA, or name "
+            "another file"
+        )
+    if schema != SCHEMA:
+        raise InputError(f"{path}: damaged: schema {schema} never was; take it from where it was kept")
+    (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if state != "ok":
+        raise _damaged(path, state)
+
+
+def _prepared(path: Path) -> sqlite3.Connection:
+    """A connection that writes, on a file that has the tables."""
+    connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk when it returns
+        with _transaction(connection):
+            if connection.execute("PRAGMA user_version").fetchone() == (0,):
+                for statement in _TABLES.split(";")[:-1]:
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {SCHEMA}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """Whole or not at all; the right to write is taken at once, so that waiting for others is enough."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+    except BaseException:
+        if connection.in_transaction:  # after some errors SQLite has taken it back already
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _patiently(prepare: Callable[[], sqlite3.Connection]) -> sqlite3.Connection:
+    """Changing the journal's mode does not wait for others as a transaction does: try again for a while."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return prepare()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise
+            if time.monotonic() > end:
+                raise
+            time.sleep(_PAUSE)
+
+
+def _damaged(path: Path, what: object) -> InputError:
+    return InputError(f"{path}: damaged: {what}; take it from where it was kept, or record it again")
+
+
+def _broken(path: Path, error: sqlite3.Error) -> InputError:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):  # the last: a table is not there
+        return _damaged(path, error)
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return InputError(f"{path}: another process has held it for over {PATIENCE:.0f} s; wait for it, or end it")
+    return InputError(f"{path}: cannot be used: {error}; check the disk and the file's permissions")

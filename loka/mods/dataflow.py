@@ -1,0 +1,227 @@
+"""What mods have to know of a model, seen while a copy of it runs on fake tensors: `Adaptable`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from torch import nn
+
+from loka.errors import InputError
+from loka.graph.source import is_block_norm
+from loka.graph.trace.lint import place_in
+from loka.graph.train_eval_diff import depends_on_mode
+from loka.mods.mod import Adaptable, WrittenFields
+from loka.sites.build_model import BuiltModel
+from loka.sites.callables import describe_error
+from loka.sites.discover import MANY
+from loka.sites.neighbours import Node
+from loka.sites.recorder import Call, Function
+from loka.sites.watched_forward import Watched, undisturbed, watch_fake, watch_real
+
+# Changes of view that keep every row of a matrix, where its width is the same before and after.
+_KEEPS_ROWS = frozenset(
+    ("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "alias")
+)
+_BLOCKS = frozenset(("unflatten", "view", "reshape"))  # what cuts a row into blocks
+_OF_TORCH = (nn.LayerNorm, nn.RMSNorm, nn.SiLU)
+_NORMS = frozenset(("layer_norm", "rms_norm"))
+_DEPTH = 6  # results that a norm of blocks and its changes of view make, and one more
+_FEW = 2  # samples that a copy is run on where its forward reads numbers
+
+
+def analyse_dataflow(built: BuiltModel) -> Adaptable:
+    """What mods have to know of a model. The model, its buffers, its hooks and the random state stay as they are.
+
+    Raises InputError where the forward raises on the example inputs, on fake tensors and on real samples alike.
+    """
+    modules = dict(built.module.named_modules())
+    with undisturbed():
+        watched = _watched(built, len(modules) <= MANY or depends_on_mode(modules) is not None)
+    runs = [watched.training] if watched.evaluation is None else [watched.training, watched.evaluation]
+    linears = [_Linears(calls, watched.outputs, modules) for calls in runs]
+    final = frozenset(name for found in linears for name in found.final())
+    ways = [found.into() for found in linears]
+    into = {name: to for name, to in ways[0].items() if all(way.get(name) == to for way in ways)}
+    swishes, written = _functions(watched, modules)
+    return Adaptable(built.module, final, into, watched.called, _read(watched, modules), swishes, written)
+
+
+def _watched(built: BuiltModel, evaluate: bool) -> Watched:
+    """The first way to run the model that works."""
+    ways: tuple[Callable[[], Watched], ...] = (
+        lambda: watch_fake(built, built.batch_size, evaluate),
+        lambda: watch_real(built, min(_FEW, built.batch_size), evaluate),
+        lambda: watch_real(built, built.batch_size, evaluate),
+    )
+    errors: list[Exception] = []
+    for way in ways:
+        try:
+            return way()
+        except Exception as error:  # noqa: BLE001 - a user's forward can raise anything; the next way may do
+            errors.append(error)
+    raise InputError(
+        f"model: the forward of {type(built.module).__name__} raised {describe_error(errors[-1])}; make "
+        f"model(*inputs({built.batch_size})) work first"
+    ) from errors[0]
+
+
+class _Linears:
+    """The linears of one run, by name, with the graph around them."""
+
+    def __init__(self, calls: Sequence[Call], outputs: Sequence[Node], modules: Mapping[str, nn.Module]) -> None:
+        self._modules, self._outputs = modules, outputs
+        self._calls: dict[str, list[Call]] = {}
+        self._of: dict[Node, Call] = {}
+        for call in calls:
+            name = _linear_of(call, modules)
+            if name is not None:
+                self._calls.setdefault(name, []).append(call)
+            self._of[call.result] = call
+
+    def final(self) -> Iterator[str]:
+        """Those whose product reaches an output with no other product after it, or nothing else that was seen.
+
+        The latter, as a forward may write a product into its output in ways that the graph does not show.
+        """
+        last = set(_products_before(self._outputs))
+        for name, calls in self._calls.items():
+            if any(call.result in last or not _multiplied(call.result) for call in calls):
+                yield name
+
+    def into(self) -> dict[str, str]:
+        """The linear that alone reads a product, for those that have one; both are called once."""
+        outputs = set(self._outputs)
+        found = {}
+        for name, calls in self._calls.items():
+            if len(calls) != 1:
+                continue
+            seen, readers = _read_as_rows(calls[0].result)
+            other = self._of.get(readers[0]) if len(readers) == 1 else None
+            to = None if other is None else _linear_of(other, self._modules)
+            if other is None or to is None or len(self._calls[to]) != 1 or outputs & seen or other.source not in seen:
+                continue
+            if isinstance(calls[0].n, int) and calls[0].n == other.k:
+                found[name] = to
+        return found
+
+
+def _linear_of(call: Call, modules: Mapping[str, nn.Module]) -> str | None:
+    """The nn.Linear whose own product a call is, a subclass with torch's forward among them."""
+    if call.module is not None:
+        return call.module if isinstance(modules.get(call.module), nn.Linear) else None
+    owner = modules.get(call.owner)
+    return call.owner if isinstance(owner, nn.Linear) else None
+
+
+def _products_before(outputs: Iterable[Node]) -> Iterator[Node]:
+    """The products that results come from, with no other product in between."""
+    seen: set[Node] = set()
+    waiting = list(outputs)
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if _is_product(node):
+            yield node
+        else:
+            waiting.extend(node.parents)
+
+
+def _multiplied(result: Node) -> bool:
+    """Whether a product goes into another, however far off."""
+    seen: set[Node] = set()
+    waiting = list(result.children)
+    while waiting:
+        node = waiting.pop()
+        if _is_product(node):
+            return True
+        if node not in seen:
+            seen.add(node)
+            waiting.extend(node.children)
+    return False
+
+
+def _is_product(node: Node) -> bool:
+    return node.gemm or node.op.startswith("conv")
+
+
+def _read_as_rows(result: Node) -> tuple[set[Node], list[Node]]:
+    """A product with its views, and what reads them; a change of view that may mix rows counts as a reader."""
+    seen, readers = {result}, dict[Node, None]()
+    waiting = [result]
+    while waiting:
+        for child in waiting.pop().children:
+            if child.op in _KEEPS_ROWS and len(child.parents) == 1:
+                if child not in seen:
+                    seen.add(child)
+                    waiting.append(child)
+            else:
+                readers[child] = None
+    return seen, list(readers)
+
+
+def _read(watched: Watched, modules: Mapping[str, nn.Module]) -> dict[str, str]:
+    """For each Parameter of an nn.Linear that something else than the linear's own product reads: what does."""
+    own: dict[Node, str | None] = {}
+    for call in (*watched.training, *(watched.evaluation or ())):
+        own[call.result] = _linear_of(call, modules)
+    found = {}
+    for name, node in watched.parameters.items():
+        owner = name.rpartition(".")[0]
+        if isinstance(modules.get(owner), nn.Linear):
+            other = next((child for child in node.children if own.get(child) != owner), None)
+            if other is not None:
+                found[name] = other.op
+    return found
+
+
+def _functions(watched: Watched, modules: Mapping[str, nn.Module]) -> tuple[frozenset[str], tuple[WrittenFields, ...]]:
+    """The nn.Sigmoids that make a Swish of something, and the functions that have no module."""
+    kinds: dict[str, set[bool]] = {}
+    written: dict[WrittenFields, None] = {}
+    for call in watched.functions:
+        swish = call.op == "sigmoid" and _is_swish(call.result)
+        module = modules.get(call.owner)
+        if type(module) is nn.Sigmoid:
+            kinds.setdefault(call.owner, set()).add(swish)
+        elif not _has_module(call, module) and (call.op != "sigmoid" or swish):
+            written[WrittenFields(call.op, call.owner, _place(call))] = None
+    for product in watched.training:
+        if product.bias is not None and _linear_of(product, modules) is None:
+            written[WrittenFields("linear", product.owner, _place(product))] = None
+    return frozenset(name for name, swish in kinds.items() if swish == {True}), tuple(written)
+
+
+def _has_module(call: Function, module: nn.Module | None) -> bool:
+    """Whether a norm or an activation is a module of torch, a subclass among them, or a norm of blocks already."""
+    if module is None or isinstance(module, _OF_TORCH):
+        return module is not None
+    of_blocks = call.op == "rms_norm" and bool(call.result.parents) and call.result.parents[0].op in _BLOCKS
+    return of_blocks and is_block_norm(module)
+
+
+def _place(call: Function | Call) -> str:
+    return place_in(call.file, call.line).removeprefix("at ") if call.file else ""
+
+
+def _is_swish(sigmoid: Node) -> bool:
+    """Whether the result of a sigmoid is read once, to multiply what the sigmoid takes, or what its norm takes."""
+    (product, *others) = sigmoid.children or (None,)
+    if product is None or others or product.op != "mul" or len(product.parents) != 2:
+        return False
+    (gated,) = [parent for parent in product.parents if parent is not sigmoid] or (None,)
+    return gated is not None and gated in _taken(sigmoid)
+
+
+def _taken(sigmoid: Node) -> Iterator[Node]:
+    """What a sigmoid takes, and what its norm takes: the results before it, as far as norms and views go."""
+    node = sigmoid
+    for _ in range(_DEPTH):
+        before = [parent for parent in node.parents if not parent.constant]
+        if len(before) != 1:
+            return
+        node = before[0]
+        yield node
+        if not (node.view or node.op in _NORMS):
+            return

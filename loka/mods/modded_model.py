@@ -1,0 +1,117 @@
+"""From a policy to the model that is planned for: built, and changed by the policy's mods.
+
+Whoever needs a policy's model builds it here, so that plan, profile and training are of the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from loka.mods.adaptation import Adaptation, Unchanged
+from loka.mods.conflicts import conflicts
+from loka.mods.dataflow import analyse_dataflow
+from loka.mods.mod import Adaptable, ModelMod, ModMatch
+from loka.mods.registry import MODEL_MODS
+from loka.mods.selection import idle_problems, named_problems, selected, selection_of, unmatched_problems
+from loka.policy.policy import ModRule, Pattern, Policy
+from loka.policy.problems import PolicyError, Problem
+from loka.sites.build_model import BuiltModel, build_model
+
+THINGS = "module that it could change"
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What one entry of a policy's `mods` changed in the model's modules, and what it left and why."""
+
+    rule: ModRule
+    adaptations: tuple[Adaptation, ...]
+    unchanged: tuple[Unchanged, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """What all of a policy's model mods changed, in the order in which they did."""
+
+    applied: tuple[Applied, ...] = ()
+
+    @property
+    def adaptations(self) -> tuple[Adaptation, ...]:
+        """In order; those of one mod may rely on those of mods before it."""
+        return tuple(adaptation for applied in self.applied for adaptation in applied.adaptations)
+
+
+def built_model(policy: Policy) -> tuple[BuiltModel, Adapted]:
+    """The model of a policy with its mods carried out, and what they changed.
+
+    Raises InputError as `build_model` does, and PolicyError as `adapted` does.
+    """
+    built = build_model(policy.model.factory, policy.model.inputs, policy.model.batch_size)
+    return built, adapted(built, policy.mods)
+
+
+def adapted(
+    built: BuiltModel,
+    rules: Sequence[ModRule],
+    mods: Mapping[str, ModelMod] = MODEL_MODS,
+    look: Callable[[BuiltModel], Adaptable] = analyse_dataflow,
+) -> Adapted:
+    """Change a built model in place by the model mods among some entries of `mods`, one after the other.
+
+    Raises PolicyError, with everything that is wrong at its place: a pattern that matches nothing, an entry that
+    changes nothing, a module that an entry names and cannot change, one that two entries change. The model is as it
+    was where an entry is wrong before the first change, and else of no more use.
+    """
+    mine = [rule for rule in rules if rule.use in mods]
+    if not mine:
+        return Adapted()
+    first = look(built)
+    problems = _problems(mine, mods, first)
+    if problems:
+        raise PolicyError(problems)
+    applied: list[Applied] = []
+    seen: Adaptable | None = first
+    for rule in mine:
+        mod = mods[rule.use]
+        seen = look(built) if seen is None else seen
+        found = mod.find(seen, selected(rule))
+        named = named_problems(rule, found.unchanged)
+        problems += named
+        if not found.adaptations and not named:
+            problems += idle_problems(rule, found.unchanged, _names(mod.find(seen, selection_of(rule, _everything))))
+        for adaptation in found.adaptations:
+            mod.change(built.module, adaptation)
+            seen = None  # what stands between two linears may be another now
+        applied.append(Applied(rule, found.adaptations, found.unchanged))
+    if problems:
+        raise PolicyError(problems)
+    return Adapted(tuple(applied))
+
+
+def _problems(rules: Sequence[ModRule], mods: Mapping[str, ModelMod], model: Adaptable) -> list[Problem]:
+    """What is wrong with entries before any is carried out: patterns that match nothing, and conflicts."""
+    problems: list[Problem] = []
+    earlier: list[tuple[ModRule, list[str]]] = []
+    for rule in rules:
+        mod = mods[rule.use]
+        known = _names(mod.find(model, selection_of(rule, _everything)))
+
+        def alive(pattern: Pattern, mod: ModelMod = mod, rule: ModRule = rule) -> bool:
+            return bool(_names(mod.find(model, selection_of(rule, pattern.matches, pattern.text))))
+
+        problems += unmatched_problems(rule, alive, known, THINGS)
+        taken = [name for each in mod.find(model, selected(rule)).adaptations for name in each.modules]
+        problems += conflicts(rule, taken, earlier)
+        earlier.append((rule, taken))
+    return problems
+
+
+def _names(found: ModMatch) -> list[str]:
+    """Everything that a mod has found, as patterns name it, whether it can change it or not."""
+    changed = found.named or [name for adaptation in found.adaptations for name in adaptation.modules]
+    return list(dict.fromkeys((*changed, *(unchanged.name for unchanged in found.unchanged))))
+
+
+def _everything(_: str) -> bool:
+    return True

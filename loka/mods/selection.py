@@ -1,0 +1,97 @@
+"""What an entry of a policy's `mods` asks for, and what is wrong where nothing, or not all of it, can be had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from loka.mods.adaptation import Unchanged
+from loka.mods.mod import ModRequest
+from loka.policy.cascade.unmatched import hint
+from loka.policy.policy import ModRule, Pattern
+from loka.policy.problems import Problem, problem
+from loka.policy.schema.mod_schema import MODS, own_parameters
+
+_SHOWN = 3  # reasons that one message tells, and names that it tells of one reason
+
+
+def selected(rule: ModRule) -> ModRequest:
+    """The entry as a mod is asked it."""
+    return ModRequest(rule.wants, rule.names, dict(rule.settings))
+
+
+def selection_of(rule: ModRule, wants: Callable[[str], bool], name: str | None = None) -> ModRequest:
+    """The entry's parameters for other names than its own; `name` is one that stands for itself."""
+    return ModRequest(wants, lambda other: other == name, dict(rule.settings))
+
+
+def selected_for_all(use: str) -> ModRequest:
+    """A mod for everything that it can take, with its parameters as they are where a policy leaves them out."""
+    fields = MODS[use].model_fields
+    defaults = {name: fields[name].default for name in own_parameters(MODS[use])}
+    return ModRequest(
+        lambda name: True, lambda name: False, {name: getattr(each, "value", each) for name, each in defaults.items()}
+    )
+
+
+def named_problems(rule: ModRule, unchanged: Sequence[Unchanged]) -> list[Problem]:
+    """What a pattern without a wildcard names and the mod cannot change."""
+    return [
+        problem(pattern.place, f"{rule.use} cannot change {left.name!r}: {left.reason}; take it out of match")
+        for left in unchanged
+        if rule.names(left.name)
+        for pattern in rule.match
+        if pattern.text == left.name
+    ]
+
+
+def unmatched_problems(
+    rule: ModRule, alive: Callable[[Pattern], bool], known: Sequence[str], things: str
+) -> list[Problem]:
+    """The patterns of an entry, those of `except` too, for which there is nothing; `optional` excuses them.
+
+    `alive` says of a pattern whether there is something that it matches, `known` names what there is, for the nearest,
+    and `things` says what these are: "linear", "site".
+    """
+    if rule.optional:
+        return []
+    return [
+        problem(
+            pattern.place,
+            f"{pattern.text!r} matches no {things}; {hint(pattern, known, _nothing(rule))}, or set optional: true",
+        )
+        for pattern in (*rule.match, *rule.except_)
+        if not alive(pattern)
+    ]
+
+
+def idle_problems(rule: ModRule, unchanged: Sequence[Unchanged], known: Sequence[str]) -> list[Problem]:
+    """An entry that changes nothing, although its patterns match something; `optional` excuses it."""
+    if rule.optional:
+        return []
+    if not known:
+        message = _nothing(rule)
+    elif not unchanged:
+        message = f"{rule.use} changes nothing: all that it matches is excepted; correct except"
+    else:
+        message = f"{rule.use} can change nothing of what it matches: {_reasons(unchanged)}; remove the mod"
+    return [problem(rule.place, f"{message}, or set optional: true")]
+
+
+def _nothing(rule: ModRule) -> str:
+    return f"the model has nothing that {rule.use} could change: remove the mod"
+
+
+def _reasons(unchanged: Sequence[Unchanged]) -> str:
+    """Each reason once, what most things have first: `'a.0', 'a.1' and 3 more: it is larger than ...; 'b': ...`."""
+    names: dict[str, dict[str, None]] = {}
+    for each in unchanged:
+        names.setdefault(each.reason, {})[repr(each.name) if each.name else "the model itself"] = None
+    ordered = sorted(names.items(), key=lambda item: -len(item[1]))
+    told = [f"{_listed(tuple(found))}: {reason}" for reason, found in ordered]
+    rest = len(told) - _SHOWN
+    return "; ".join(told[:_SHOWN]) + (f"; and {rest} more reason{'s' if rest > 1 else ''}" if rest > 0 else "")
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

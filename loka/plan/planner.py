@@ -1,0 +1,277 @@
+"""From a policy to its plan: build the model, find its sites, resolve, trace what has to be traced, bind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import nn
+
+from loka import __version__
+from loka.errors import InputError
+from loka.gc import deferred_gc
+from loka.kernels.gemm.catalogue import GEMM_KERNELS, Kernel
+from loka.kernels.measurements.lookup import Measurements
+from loka.kernels.measurements.parts import PartCosts
+from loka.mods.fingerprint import mod_fingerprints
+from loka.mods.modded_model import Adapted, built_model
+from loka.plan.evidence import ProfiledSites, check_sites, open_profile
+from loka.plan.plan import NATIVE, Plan, PlanTarget
+from loka.plan.report.mod_plans import forwards_made, mod_plans
+from loka.plan.resolve import Situation, resolve
+from loka.plan.rewrite.float64 import float64_sites
+from loka.plan.rewrite.forward_mods import with_forward_mods
+from loka.plan.rewrite.forward_rules import check_forward_mods
+from loka.plan.rewrite.modded_sites import known_of
+from loka.plan.rewrite.owner_rules import check_interactions, interactions_asked, mixing_sites
+from loka.plan.rewrite.plan_bindings import bind
+from loka.plan.rewrite.residual_precision import ResidualTracer, check_residual_streams, requested_streams
+from loka.plan.rewrite.rewrites import RewriteRequest, Rewrites, rewrite, rewrite_request_of, scopes_of, with_regions
+from loka.plan.rewrite.tracer import Tracer
+from loka.plan.select.interaction_times import interaction_plans, without_taken
+from loka.plan.select.mod_gains import with_gains
+from loka.plan.select.open_measurements import open_measurements
+from loka.plan.select.workload import Traced
+from loka.plan.serialize import from_json
+from loka.policy.cascade.cascade import resolve_settings
+from loka.policy.cascade.settings import Assignment, SiteFacts, SiteSettings
+from loka.policy.load import load_policy
+from loka.policy.policy import Policy
+from loka.sites.build_model import BuiltModel, build_model
+from loka.sites.callables import call, current_directory_importable, find_callable
+from loka.sites.discover import find_sites
+from loka.sites.site import Site
+
+# Measurements that ship speak of libraries that a user need not have; those that a policy names are of its own machine.
+_WITH_TORCH = tuple(kernel for kernel in GEMM_KERNELS if kernel.library is None and kernel.name != NATIVE)
+_FIELDS = ("model.factory", "model.inputs", "model.batch_size", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A policy's model, changed by its mods, and its sites."""
+
+    policy: Policy
+    built: BuiltModel
+    sites: tuple[Site, ...]
+    settings: tuple[SiteSettings, ...]
+    adapted: Adapted
+    siblings: tuple[tuple[str, ...], ...] = ()  # names of sites that seem to read one tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan, and what it was decided by: the policy's profile and the measurements, None where there are none."""
+
+    plan: Plan
+    known: ProfiledSites | None
+    measurements: Measurements | None = None
+
+
+def make_plan(path: str | os.PathLike[str]) -> Plan:
+    """The plan of a policy. Builds its model, and runs it on fake tensors, and on a few samples to trace an owner.
+
+    Raises InputError (PolicyError among them) with `file:line:column` where the policy, a callable or the model is
+    wrong, or its profile or measurements are missing or of something else, and ImpossibleRuleError where a rule asks
+    one site for what it cannot do.
+    """
+    return planned(path).plan
+
+
+def planned(path: str | os.PathLike[str], gains: bool = False) -> Planned:
+    """The plan of a policy, as `make_plan` makes it, with the profile and the measurements.
+
+    With `gains` each mod says what it gains by the measurements; that takes one more plan for each of them.
+    """
+    with deferred_gc():  # ten thousand sites make a million objects and no garbage worth looking for
+        policy = load_policy(os.fspath(path))
+        known = open_profile(policy)
+        measurements = open_measurements(policy)
+        kernels = () if policy.measurements is not None else _WITH_TORCH
+
+        def plan(policy: Policy) -> Plan:
+            return plan_of(examine(policy), known, measurements, kernels)
+
+        def without(fewer: Policy) -> Plan:
+            examined = examine(fewer)
+            return plan_of(examined, _standing_in(known, examined), measurements, kernels)
+
+        made = plan(policy)
+        if gains and measurements is not None:
+            made = with_gains(made, policy, without)
+        return Planned(made, known, measurements)
+
+
+def _standing_in(known: ProfiledSites | None, examined: Examined) -> ProfiledSites | None:
+    """The profile of the whole policy, for its model without one mod: a gain compares times, and asks for no evidence
+    of its own."""
+    if known is None:
+        return None
+    mods = mod_fingerprints(examined.adapted.adaptations)
+    return replace(known, profile=replace(known.profile, mods=mods))
+
+
+def read_plan(path: str | os.PathLike[str]) -> Plan:
+    """The plan in a plan.json, or the plan of a policy. Raises InputError."""
+    name = os.fspath(path)
+    if not name.endswith(".json"):
+        return make_plan(name)
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name}: not a text in UTF-8; name a plan.json of `loka generate`") from error
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read ({error.strerror or error}); check the path") from error
+    return from_json(text, name)
+
+
+def model_sites(factory: str, inputs: str | None, batch_size: int) -> tuple[Site, ...]:
+    """The sites of a model that no policy describes yet. Raises InputError as `build_model` and `find_sites` do."""
+    with deferred_gc(), current_directory_importable():
+        return find_sites(build_model(factory, inputs, batch_size)).sites
+
+
+def examine(policy: Policy) -> Examined:
+    """Build a policy's model, change it by the policy's mods, find its sites, and apply the rules to them."""
+    with _placed(policy), current_directory_importable():
+        built, adapted = built_model(policy)
+        found = find_sites(built)
+    sites = found.sites
+    facts = [
+        SiteFacts(site.name, site.kind.value, site.rows.at(built.batch_size), site.k, site.n, site.share)
+        for site in sites
+    ]
+    return Examined(policy, built, sites, resolve_settings(policy, facts), adapted, found.siblings)
+
+
+class RecordedPlan(PartCosts, Protocol):
+    """Costs that a plan names as what it was decided by."""
+
+    @property
+    def name(self) -> str:
+        """The file or set, as the plan names it."""
+        ...
+
+    @property
+    def sha256(self) -> str:
+        """Of its measurements."""
+        ...
+
+
+def plan_of(
+    examined: Examined,
+    known: ProfiledSites | None = None,
+    costs: RecordedPlan | None = None,
+    kernels: tuple[Kernel, ...] = (),
+) -> Plan:
+    """Decide, trace what has to be traced, decide again with what tracing found and refused, and bind.
+
+    `known` is the evidence to decide by, `costs` the measurements; with these, `kernels` are those that FP8 may run on,
+    () for all. Raises InputError where the evidence is of other mods, or of sites of other shapes.
+    """
+    policy, sites, model = examined.policy, examined.sites, examined.built.module
+    settings = _as_recorded(policy, examined.settings)
+    named = dict(zip((file for file, _ in policy.files), policy.named, strict=True))
+    if known is not None:
+        check_sites(known, sites, examined.adapted.adaptations)
+    considered = kernels if costs is not None else ()
+    tracer = Tracer(model, _inputs(policy, examined.built))
+    with current_directory_importable():
+        asked = interactions_asked(policy, sites, model)
+        fused = mixing_sites(asked, sites), asked.crossing
+        modded = with_forward_mods(policy.mods, sites, settings, examined.siblings, tracer, *fused)
+    check_forward_mods(policy.mods, modded.made)
+    sites, settings = modded.sites, modded.settings
+    trace = ResidualTracer(modded.trace, requested_streams(policy, model))
+    evidence = known_of(known, sites)
+    situation = Situation(PlanTarget(policy.target), policy.model.batch_size, named, considered, evidence, costs)
+    asked = interactions_asked(policy, sites, model)
+    plans, wide = resolve(sites, settings, situation, {}), float64_sites(sites, model)
+    wish = rewrite_request_of(plans, settings, asked, modded.changed, trace.streams, wide)
+    rewrites = _rewritten(wish, model, trace)
+    traced = rewrites.traced if costs is not None else Traced()
+    if traced.chains or traced.alone:  # now that their neighbours are known, some may be as fast as they are
+        plans = resolve(sites, settings, situation, {}, traced)
+        again = rewrite_request_of(plans, settings, asked, modded.changed, trace.streams, wide)
+        rewrites = _rewritten(again, model, trace) if again != wish else rewrites
+    if rewrites.refused:
+        plans = resolve(sites, settings, situation, rewrites.refused, traced)
+    plans = with_regions(plans, rewrites)
+    interactions = interaction_plans(rewrites.interactions.fused, plans, policy.model.batch_size, costs)
+    plans = without_taken(plans, interactions)
+    check_interactions(policy, model, rewrites.interactions)
+    streams = check_residual_streams(trace, rewrites.forwards, rewrites.streamless, model)
+    return Plan(
+        name=policy.name,
+        target=situation.target,
+        batch_size=policy.model.batch_size,
+        policy_files=policy.files,
+        sites=plans,
+        bindings=bind(plans, rewrites.forwards, model),
+        skipped=tuple(rewrites.skipped),
+        loka_version=__version__,
+        rule_notes=tuple((rule.source, rule.note) for rule in policy.rules if rule.note),
+        profile=(known.name, known.sha256) if known is not None else None,
+        measurements=(costs.name, costs.sha256) if costs is not None else None,
+        mods=mod_plans(policy, examined.adapted, {**forwards_made(policy, modded, rewrites.interactions), **streams}),
+        interactions=interactions,
+    )
+
+
+def _rewritten(wish: RewriteRequest, model: nn.Module, trace: ResidualTracer) -> Rewrites:
+    """What tracing makes of a wish. Owners are run once, whatever is asked for them later."""
+    with current_directory_importable():
+        trace.capture([scope.owner for scope in scopes_of(wish, model)])
+        return rewrite(wish, model, trace)
+
+
+def _as_recorded(policy: Policy, settings: Sequence[SiteSettings]) -> tuple[SiteSettings, ...]:
+    """The settings with files named as `Policy.files` does, so that a plan is the same wherever it is made."""
+    known: dict[int, SiteSettings] = {}
+    assignments: dict[Assignment, Assignment] = {}
+
+    def recorded(assignment: Assignment) -> Assignment:
+        if assignment not in assignments:
+            assignments[assignment] = replace(assignment, file=policy.relative(assignment.file))
+        return assignments[assignment]
+
+    for wanted in settings:
+        if id(wanted) not in known:
+            history = {path: tuple(map(recorded, entries)) for path, entries in wanted.history.items()}
+            known[id(wanted)] = replace(wanted, history=history)
+    return tuple(known[id(wanted)] for wanted in settings)
+
+
+def _inputs(policy: Policy, built: BuiltModel) -> Callable[[int], tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The example inputs of a model as a function of the batch size; `build_model` has found and called it before."""
+
+    def inputs(batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        spec = policy.model.inputs
+        if spec is not None:
+            function = find_callable(spec, "model.inputs")[0]
+        else:
+            home = find_callable(policy.model.factory, "model.factory")[1]
+            function = getattr(built.module, "example_inputs", None) or home.example_inputs
+        made: Any = call(function, (batch,), spec or "example_inputs", "model.inputs")
+        if isinstance(made, dict):
+            return (), made
+        return (made if isinstance(made, tuple) else (made,)), {}
+
+    return inputs
+
+
+@contextmanager
+def _placed(policy: Policy) -> Iterator[None]:
+    """Errors about a field of the policy's model get the field's place in front."""
+    try:
+        yield
+    except InputError as error:
+        message = str(error)
+        field = next((name for name in _FIELDS if message.startswith(f"{name}: ")), None)
+        if field is None:
+            raise
+        raise InputError(f"{policy.where(field)}: {message}") from error

@@ -1,0 +1,262 @@
+"""Everything that is known of one site, and why it runs as it does."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from loka.errors import InputError
+from loka.numerics.enums import OPERANDS, Accumulation, Gemm, Range
+from loka.plan.evidence import ProfiledSites
+from loka.plan.plan import Candidate, KernelTime, Plan, PlannedBinding, SitePlan, StepTime
+from loka.plan.report.format import gemm_words, place_words
+from loka.plan.report.mod_plans import Touch, touches
+from loka.plan.report.profile_view import ProfileView, budget_of, profile_view, speed_said
+from loka.plan.select.interaction_times import kernel_names, taken_by, taken_words
+from loka.policy.cascade.settings import Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedSetting:
+    """One field of the policy: who set it to what, and where (`file:line`; "" where it is built in)."""
+
+    value: str
+    source: str
+    place: str
+    note: str = ""  # why the rule is there, as the policy says
+
+    def __str__(self) -> str:
+        return f"{self.source} ({self.place})" if self.place else self.source
+
+
+@dataclass(frozen=True, slots=True)
+class FieldHistory:
+    """One field of a site's settings: the assignment that holds, and those that it overrode, the latest first."""
+
+    path: str
+    holds: ExplainedSetting
+    overrode: tuple[ExplainedSetting, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One GEMM of the site. `m`, `k` and `n` are the sizes of y = x @ weight.T, alike for all three."""
+
+    gemm: Gemm
+    runs_in: str
+    kernel: str
+    reason: str
+    rejected: tuple[tuple[str, str], ...]  # (kernel, why it was turned down)
+    times: tuple[KernelTime, ...] = ()  # of the product alone, on every kernel that was measured
+    accumulation: Accumulation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedTiming:
+    """What the site takes in one call, by which measurements, and the ways that were compared."""
+
+    measurements: str
+    chosen: StepTime
+    as_is: StepTime
+    speedup: float
+    min_speedup: float
+    gemms: tuple[Gemm, ...]  # those of the candidates' kernels
+    candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """The interaction that a site is part of. A cross layer's GEMM stays one; a mixing layer computes its sites."""
+
+    what: str  # "a mixing layer of 64 embeddings of 128, rank 32, 32 weighted sums"
+    owner: str
+    takes: bool  # the site's GEMMs are computed in it
+    kernels: tuple[str, ...]  # forward and gradients
+    chosen: StepTime | None  # of one call
+    as_is: StepTime | None  # by torch.compile
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What `loka explain` prints."""
+
+    site: str
+    kind: str
+    owner: str
+    weight: str | None
+    bias: str | None
+    where: str
+    rows: str  # M as a function of the batch: "32B"
+    m: int
+    k: int
+    n: int
+    calls: int
+    calls_eval: int
+    share: float  # of the model's forward GEMM FLOPs
+    flops: int  # of the site's GEMMs in one training step
+    fed_by: tuple[str, ...]
+    followed_by: tuple[str, ...]
+    blocked: str | None
+    region: tuple[str, ...]
+    region_note: str
+    bound_in: str  # "modules.LayersFmb0, with 3 modules alike"; "" where nothing of it is replaced
+    gemms: tuple[Decision, ...]
+    fields: tuple[FieldHistory, ...]
+    evidence: ProfileView | None = None  # None where the policy names no profile
+    timing: ExplainedTiming | None = None  # None where no measurement decided
+    members: tuple[str, ...] = ()  # the sites that a mod made one of
+    untimed: str = ""  # why there are measurements and yet no times of it
+    mods: tuple[Touch, ...] = ()  # what mods did at the site and beside it
+    inside: Inside | None = None  # the interaction that it is part of
+
+
+def find_site(plan: Plan, name: str) -> SitePlan:
+    """The site of a name, or the one that a mod made of it and others.
+
+    Raises InputError for a name that no site has, with the nearest names.
+    """
+    for candidate in plan.sites:
+        if name == candidate.site.name or name in candidate.site.members:
+            return candidate
+    names = [candidate.site.name for candidate in plan.sites]
+    inside = [other for other in names if other.startswith(name + ".") or other.endswith("." + name)]
+    near = difflib.get_close_matches(name, names, n=3) if len(names) <= 2000 else []
+    hints = list(dict.fromkeys([*near, *inside]))[:3]
+    hint = f"; did you mean {' or '.join(repr(other) for other in hints)}?" if hints else ""
+    raise InputError(f"no site is called {name!r} in {plan.name!r}{hint} (`loka plan` lists all {len(names)})")
+
+
+def explain(plan: Plan, name: str, known: ProfiledSites | None = None) -> Explanation:
+    """Collect everything that the plan holds of one site, and the profile that it was decided by.
+
+    Raises InputError for a name that no site has.
+    """
+    found = find_site(plan, name)
+    site = found.site
+    m = site.rows.at(plan.batch_size)
+    return Explanation(
+        site=site.name,
+        kind=site.kind.value,
+        owner=site.owner,
+        weight=site.weight,
+        bias=site.bias,
+        where=site.where,
+        rows=str(site.rows),
+        m=m,
+        k=site.k,
+        n=site.n,
+        calls=site.calls,
+        calls_eval=site.calls_eval,
+        share=site.share,
+        flops=site.flops_per_row * m * site.calls * len(found.gemms),
+        fed_by=site.fed_by,
+        followed_by=site.followed_by,
+        blocked=site.blocked,
+        region=found.region,
+        region_note=found.region_note,
+        bound_in=_bound_in(plan, site.name),
+        gemms=tuple(
+            Decision(
+                gemm=gemm.gemm,
+                runs_in=gemm_words(gemm),
+                kernel=gemm.kernel,
+                reason=gemm.reason,
+                rejected=tuple((rejected.kernel, rejected.reason) for rejected in gemm.rejected),
+                times=gemm.times,
+                accumulation=gemm.accumulation,
+            )
+            for gemm in found.gemms
+        ),
+        fields=_fields(plan, found, dict(plan.rule_notes)),
+        evidence=_seen(found, known) if known is not None else None,
+        timing=_timing(plan, found),
+        members=site.members,
+        untimed=_untimed(plan, found),
+        mods=touches(plan, site.name),
+        inside=_inside(plan, site.name),
+    )
+
+
+def _inside(plan: Plan, name: str) -> Inside | None:
+    for each in plan.interactions:
+        if name in each.sites:
+            kernels = kernel_names(each)
+            return Inside(each.what, each.owner, name in each.takes, kernels, each.chosen, each.as_is)
+    return None
+
+
+def _untimed(plan: Plan, found: SitePlan) -> str:
+    if plan.measurements is None or found.timing is not None:
+        return ""
+    taken = taken_by(plan).get(found.site.name)
+    if taken is not None:
+        return f"it is {taken_words(taken)}"
+    if found.site.blocked is not None:
+        return "it cannot be patched"
+    return (
+        f"{plan.measurements[0]} lacks its own GEMMs, or the recipe that it may run in, or what makes the operands of "
+        "that: the order of the catalogue decides"
+    )
+
+
+def _timing(plan: Plan, found: SitePlan) -> ExplainedTiming | None:
+    if found.timing is None:
+        return None
+    return ExplainedTiming(
+        measurements=plan.measurements[0] if plan.measurements is not None else "the measurements",
+        chosen=found.timing.chosen,
+        as_is=found.timing.as_is,
+        speedup=round(found.timing.speedup, 4),
+        min_speedup=budget_of(found.history).min_speedup,
+        gemms=tuple(gemm.gemm for gemm in found.gemms),
+        candidates=found.candidates,
+    )
+
+
+def _seen(found: SitePlan, known: ProfiledSites) -> ProfileView:
+    running = {gemm.gemm: gemm_words(gemm) for gemm in found.gemms}
+    budget = budget_of(found.history)
+    return profile_view(known, found.site.name, budget, running, speed_said(found, budget))
+
+
+def _fields(plan: Plan, found: SitePlan, notes: Mapping[str, str]) -> tuple[FieldHistory, ...]:
+    """Every field, those that the policy set first; a range that the profile gave stands as if set by it."""
+    history = {path: entries for path, entries in found.history.items() if entries}
+    history |= {path: (*history.get(path, ()), given) for path, given in _given_ranges(plan, found)}
+    fields = [_field(path, entries, notes) for path, entries in sorted(history.items())]
+    return tuple(sorted(fields, key=lambda field: not field.holds.place))
+
+
+def _given_ranges(plan: Plan, found: SitePlan) -> list[tuple[str, Assignment]]:
+    """The static ranges of a site that no rule gave, each as an assignment of the profile."""
+    given = []
+    for gemm in found.gemms:
+        for operand, recipe in zip(OPERANDS[gemm.gemm], gemm.operands or (), strict=False):
+            path = f"{gemm.gemm.value}.{operand.value}.amax"
+            entries = found.history.get(path)
+            written = bool(entries) and entries is not None and entries[-1].line > 0
+            if recipe.range is Range.STATIC and recipe.amax is not None and not written and plan.profile is not None:
+                source = f"the largest |x| seen in {plan.profile[0]}"
+                given.append((path, Assignment(path, f"{recipe.amax:g}", source, "", 0)))
+    return given
+
+
+def _field(path: str, assignments: tuple[Assignment, ...], notes: Mapping[str, str]) -> FieldHistory:
+    settings = tuple(
+        ExplainedSetting(entry.value, entry.source, place_words(entry), notes.get(entry.source, ""))
+        for entry in reversed(assignments)
+    )
+    return FieldHistory(path, settings[0], settings[1:])
+
+
+def _bound_in(plan: Plan, name: str) -> str:
+    for binding in plan.bindings:
+        if any(name in sites for sites in binding.sites):
+            return f"modules.{binding.name}{_alike(binding)}"
+    return ""
+
+
+def _alike(binding: PlannedBinding) -> str:
+    others = len(binding.modules) - 1
+    return f", with {others} module{'s' if others != 1 else ''} alike" if others else ""

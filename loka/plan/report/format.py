@@ -1,0 +1,136 @@
+"""Decisions in a few words, for tables and reasons: the same words everywhere."""
+
+from __future__ import annotations
+
+from loka.kernels.gemm.catalogue import PREFERRED
+from loka.numerics.enums import OPERANDS, Accumulation, Gemm, Range
+from loka.plan.plan import NATIVE, NOTHING_AROUND, Evidence, GemmPlan, SitePlan
+from loka.policy.cascade.settings import Assignment, Budget, OperandRecipe
+from loka.probe.profile.profile import Interval
+
+USUAL = PREFERRED[0].name  # the kernel that goes without saying
+
+
+def recipe_words(recipe: OperandRecipe) -> str:
+    """One operand: `e4m3 rowwise`, `e5m2 tensorwise static(448) pow2`, `e4m3 turned`."""
+    if recipe.turned:
+        return f"{recipe.format.value} turned"  # the rest follows from that
+    words = [recipe.format.value, recipe.scaling.value]
+    if recipe.range is Range.STATIC:
+        words.append("static" if recipe.amax is None else f"static({recipe.amax:g})")
+    if recipe.power_of_two:
+        words.append("pow2")
+    return " ".join(words)
+
+
+def gemm_words(gemm: GemmPlan) -> str:
+    """One GEMM: `e4m3 rowwise` where both operands are alike, else both with their names; `as-is` where it is kept."""
+    return NATIVE if gemm.operands is None else pair_words(gemm.gemm, gemm.operands)
+
+
+def pair_words(gemm: Gemm, pair: tuple[OperandRecipe, OperandRecipe]) -> str:
+    """The recipes of both operands: `e4m3 rowwise` where they are alike, else each with its operand's name."""
+    first, second = pair
+    if first == second:
+        return recipe_words(first)
+    names = OPERANDS[gemm]
+    return f"{names[0].value} {recipe_words(first)}, {names[1].value} {recipe_words(second)}"
+
+
+def decision_words(plan: SitePlan, gemm: Gemm) -> str:
+    """What one GEMM of a site runs in, or `-` where the site has no such GEMM; the kernel where it is not the usual."""
+    for decision in plan.gemms:
+        if decision.gemm is gemm:
+            return f"{gemm_words(decision)}{_kernel_words(decision)}"
+    return "-"
+
+
+def _kernel_words(decision: GemmPlan) -> str:
+    """The kernels that do not go without saying: ` by fbgemm.rowwise`, ` by fbgemm.rowwise up to M 1024, ...`."""
+    if decision.by_rows:
+        *below, (_, above) = decision.by_rows
+        return " by " + ", ".join([*(f"{kernel} up to M {rows}" for rows, kernel in below), f"{above} above"])
+    return "" if decision.kernel in (NATIVE, USUAL) else f" by {decision.kernel}"
+
+
+def reason_words(plan: SitePlan) -> str:
+    """Why a site runs as it does: one reason where its GEMMs share it, else each with its name.
+
+    That there is nothing around a site to take along is left to `explain`: it is no refusal.
+    """
+    reasons: dict[str, list[str]] = {}
+    for decision in plan.gemms:
+        reasons.setdefault(decision.reason, []).append(decision.gemm.value)
+    if len(reasons) == 1:
+        text = next(iter(reasons))
+    else:
+        text = "; ".join(f"{', '.join(gemms)}: {reason}" for reason, gemms in reasons.items())
+    if plan.region_note and plan.region_note != NOTHING_AROUND:
+        text = f"{text}; region not replaced: {plan.region_note}"
+    return text
+
+
+def place_words(assignment: Assignment) -> str:
+    """Where a field was set: `ranker.yaml:14`; "" where it is built in."""
+    return f"{assignment.file}:{assignment.line}" if assignment.line else ""
+
+
+def mere_words(mere: Interval) -> str:
+    """A MERE with its interval: `0.26 [0.25, 0.27]`."""
+    return f"{mere.mean:.3g} [{mere.low:.3g}, {mere.high:.3g}]"
+
+
+def sqnr_words(sqnr_db: Interval) -> str:
+    """An SQNR with its interval, in dB: `24.1 [23.4, 24.8]`."""
+    return f"{sqnr_db.mean:.1f} [{sqnr_db.low:.1f}, {sqnr_db.high:.1f}]"
+
+
+def evidence_words(evidence: Evidence | None) -> str:
+    """The verdict and the figures: `undecided, MERE 0.021 [0.02, 0.022], SQNR 24.1 dB [23.4, 24.8]`."""
+    if evidence is None:
+        return "no evidence"
+    return f"{evidence.verdict.value}, MERE {mere_words(evidence.mere)}, SQNR {_decibels(evidence.sqnr_db)}"
+
+
+def run_words(kernel: str, accumulation: Accumulation | None) -> str:
+    """A kernel, and that it sums fast where it does: `torch.scaled_mm fast`."""
+    return f"{kernel} fast" if accumulation is Accumulation.FAST else kernel
+
+
+def time_words(us: float) -> str:
+    """A time: `43.2 us`, `1204 us`."""
+    return f"{figure_words(us)} us"
+
+
+def figure_words(us: float) -> str:
+    """A time in microseconds without its unit: `43.2`, `1204`."""
+    return f"{us:.1f}" if us < 1000 else f"{us:.0f}"
+
+
+def speedup_words(speedup: float) -> str:
+    """A ratio of times: `1.31x`."""
+    return f"{speedup:.2f}x"
+
+
+def over_words(mere: Interval, sqnr_db: Interval, budget: Budget) -> str:
+    """Which figures lie wholly outside the budget: `MERE 0.26 [0.25, 0.27] over the budget 0.2`."""
+    found = []
+    if mere.low > budget.mere:
+        found.append(f"MERE {mere_words(mere)} over the budget {budget.mere:g}")
+    if sqnr_db.high < budget.sqnr_db:
+        found.append(f"SQNR {_decibels(sqnr_db)} under the budget {budget.sqnr_db:g}")
+    return " and ".join(found)
+
+
+def about_words(mere: Interval, sqnr_db: Interval, budget: Budget) -> str:
+    """Which intervals hold the budget: `SQNR 24.1 dB [23.4, 24.8] about the budget 24`."""
+    found = []
+    if mere.low <= budget.mere < mere.high:
+        found.append(f"MERE {mere_words(mere)} about the budget {budget.mere:g}")
+    if sqnr_db.low < budget.sqnr_db <= sqnr_db.high:
+        found.append(f"SQNR {_decibels(sqnr_db)} about the budget {budget.sqnr_db:g}")
+    return " and ".join(found)
+
+
+def _decibels(sqnr_db: Interval) -> str:
+    return sqnr_words(sqnr_db).replace(" [", " dB [", 1)

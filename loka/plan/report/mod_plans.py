@@ -1,0 +1,217 @@
+"""The policy's mods as a plan holds them, in a few words, and which of them a site has to do with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from loka.mods import fuse_interaction
+from loka.mods.adaptation import Adaptation, Unchanged
+from loka.mods.descriptions import FORWARD_MOD_DESCRIPTIONS
+from loka.mods.modded_model import Adapted
+from loka.mods.registry import MODEL_MODS
+from loka.mods.rewrite_result import RewriteResult
+from loka.plan.plan import ModPlan, Plan
+from loka.plan.report.plan_rows import common_pattern, pattern_of
+from loka.plan.rewrite.forward_mods import Modded
+from loka.plan.rewrite.fused_interactions import FusedInteractions
+from loka.policy.policy import Policy
+
+
+class Forwards(Protocol):
+    """What one entry of the policy's `mods` made of the forwards of owners, and what it left as it is."""
+
+    @property
+    def rewritten(self) -> tuple[RewriteResult, ...]: ...
+
+    @property
+    def unchanged(self) -> tuple[Unchanged, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class InForwards:
+    """`Forwards`, as they are."""
+
+    rewritten: tuple[RewriteResult, ...] = ()
+    unchanged: tuple[Unchanged, ...] = ()
+
+
+def forwards_made(policy: Policy, modded: Modded, made: FusedInteractions) -> dict[str, Forwards]:
+    """What each of the policy's mods made of forwards, by the entry's `source`."""
+    return {**modded.made, **_interactions_made(policy, made)}
+
+
+def _interactions_made(policy: Policy, made: FusedInteractions) -> dict[str, Forwards]:
+    found: dict[str, Forwards] = {}
+    for rule in policy.mods:
+        if rule.use != fuse_interaction.NAME:
+            continue
+        fused = [each for each in made.fused if rule.wants(each.owner)]
+        rewritten = tuple(RewriteResult(rule.use, each.owner, each.sites, "", each.what) for each in fused)
+        reasons = made.reasons.items()
+        unchanged = tuple(Unchanged(owner, reason) for owner, reason in reasons if rule.wants(owner))
+        found[rule.source] = InForwards(rewritten, unchanged)
+    return found
+
+
+def mod_plans(policy: Policy, adapted: Adapted, forwards: Mapping[str, Forwards]) -> tuple[ModPlan, ...]:
+    """All entries of a policy's `mods`, with what they did; `forwards` by the entry's `source`."""
+    modules = {applied.rule.source: applied for applied in adapted.applied}
+    plans = []
+    for rule in policy.mods:
+        changed, made = modules.get(rule.source), forwards.get(rule.source, InForwards())
+        exact, promise = _promise(rule.use)
+        plans.append(
+            ModPlan(
+                use=rule.use,
+                source=rule.source,
+                place=f"{policy.relative(rule.file)}:{rule.line}",
+                exact=exact,
+                promise=promise,
+                settings=rule.settings,
+                adaptations=changed.adaptations if changed is not None else (),
+                rewritten=made.rewritten,
+                unchanged=(*(changed.unchanged if changed is not None else ()), *made.unchanged),
+                note=rule.note or "",
+            )
+        )
+    return tuple(plans)
+
+
+def _promise(use: str) -> tuple[bool, str]:
+    if use in MODEL_MODS:
+        return MODEL_MODS[use].exact, MODEL_MODS[use].promise
+    return FORWARD_MOD_DESCRIPTIONS[use].exact, FORWARD_MOD_DESCRIPTIONS[use].text
+
+
+def changed_words(mod: ModPlan) -> str:
+    """What a mod changed: `12 biases`, `8 LayerNorm -> BlockNorm 256, 2 RMSNorm -> BlockNorm 64`; "nothing"."""
+    words = adapted_words(mod.adaptations)
+    made = _alike((each.owner, each.what) for each in mod.rewritten)
+    words += [f"{what} in {owner}{f' ({count} times)' if count > 1 else ''}" for owner, what, count in made]
+    return ", ".join(words) or "nothing"
+
+
+def adapted_words(adaptations: Sequence[Adaptation]) -> list[str]:
+    """What becomes of how many modules: `12 biases dropped`, `8 LayerNorm -> BlockNorm 256`."""
+    counts: Counter[str] = Counter()
+    for adaptation in adaptations:
+        counts[_kind(adaptation)] += len(adaptation.modules)
+    return [f"{count} {_plural(kind, count)}" for kind, count in counts.items()]
+
+
+def mod_words(mod: ModPlan) -> str:
+    """One line: `block_norm (ranker.yaml:14), a new model to train: 8 LayerNorm -> BlockNorm 256`."""
+    kind = "the same function" if mod.exact else "a new model to train"
+    return f"{mod.use} ({mod.place}), {kind}: {changed_words(mod)}"
+
+
+def gain_words(mod: ModPlan) -> str:
+    """What a mod gains: `gains 12.3 us of a training step, 3.1 % (estimated)`; "" where that is not known."""
+    if mod.gain is None:
+        return ""
+    if mod.gain.us == 0:
+        return "no difference in what is timed"
+    word = "gains" if mod.gain.us >= 0 else "costs"
+    return f"{word} {abs(mod.gain.us):.1f} us of a training step, {100 * abs(mod.gain.share):.1f} % (estimated)"
+
+
+def gained_words(plan: Plan, mod: ModPlan) -> str:
+    """What a mod of a plan gains; of one whose interactions torch.compile was never measured with, that."""
+    untimed = [each for each in plan.interactions if each.chosen is not None and each.as_is is None]
+    if mod.gain is None and mod.use == fuse_interaction.NAME and len(untimed) == len(plan.interactions) > 0:
+        return "its gain is not known: never measured by torch.compile"
+    return gain_words(mod)
+
+
+def left_words(unchanged: Sequence[Unchanged]) -> list[str]:
+    """What a mod left, a line for each reason: `layers.*.norm (4): 100 is no multiple of 16`."""
+    groups = _alike((each.name, each.reason) for each in unchanged)
+    return [f"{name}{f' ({count})' if count > 1 else ''}: {reason}" for name, reason, count in groups]
+
+
+def _alike(told: Iterable[tuple[str, str]]) -> list[tuple[str, str, int]]:
+    """What is told of names that differ in numbers alone, once, with the pattern of the names and their number."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, text in told:
+        groups.setdefault((pattern_of(name), text), []).append(name)
+    return [(common_pattern(names) or "the model itself", text, len(names)) for (_, text), names in groups.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """What one mod did at a site, or beside it."""
+
+    mod: str  # "mod 2: block_norm"
+    place: str  # "ranker.yaml:14"
+    what: str  # "layers.0.fmb.1: LayerNorm -> BlockNorm 256"
+    note: str = ""
+
+
+def touches(plan: Plan, site: str) -> tuple[Touch, ...]:
+    """What mods did at a site of the plan or its neighbours: modules beside it that no other site stands between."""
+    beside = _beside(plan, site)
+    owner = next((each.site.owner for each in plan.sites if each.site.name == site), "")
+    found = []
+    for mod in plan.mods:
+        whats = [
+            f"{name}: {_kind(adaptation)}"
+            for adaptation in mod.adaptations
+            for name in adaptation.modules
+            if name in (site, owner) or beside(name)
+        ]
+        whats += [each.what for each in mod.rewritten if site in (each.site, *each.sites)]
+        whats += [f"left as it is: {each.reason}" for each in mod.unchanged if each.name == site]
+        found += [Touch(mod.source, mod.place, what, mod.note) for what in whats]
+    return tuple(found)
+
+
+class _Beside:
+    """Whether a module stands beside a site: of the same parent, and in a list, with no other site between the two."""
+
+    def __init__(self, site: str, sites: Sequence[str]) -> None:
+        self._sites = frozenset(sites)
+        self._parent, _, own = site.rpartition(".")
+        numbers = [int(last) for parent, last in map(_split, sites) if parent == self._parent and last.isdecimal()]
+        self._between: tuple[float, float] | None = None
+        if own.isdecimal():
+            below = max((number for number in numbers if number < int(own)), default=float("-inf"))
+            self._between = (below, min((number for number in numbers if number > int(own)), default=float("inf")))
+
+    def __call__(self, name: str) -> bool:
+        parent, last = _split(name)
+        if parent != self._parent or name in self._sites:
+            return False
+        if self._between is None or not last.isdecimal():
+            return True
+        return self._between[0] < int(last) < self._between[1]
+
+
+def _beside(plan: Plan, site: str) -> _Beside:
+    return _Beside(site, [each.site.name for each in plan.sites])
+
+
+def _split(name: str) -> tuple[str, str]:
+    parent, _, last = name.rpartition(".")
+    return parent, last
+
+
+def _kind(adaptation: Adaptation) -> str:
+    """What becomes of each module: `bias`, `LayerNorm -> BlockNorm 256`."""
+    settings, before = dict(adaptation.settings), adaptation.replaces.rpartition(".")[2]
+    match adaptation.mod:
+        case "no_bias":
+            return "bias dropped"
+        case "block_norm":
+            return f"{before} -> BlockNorm {settings.get('block', '')}".strip()
+        case "hard_swish":
+            return f"{before} -> {'Hardsigmoid' if before == 'Sigmoid' else 'Hardswish'}"
+        case "norm_first":
+            return f"{before} before its linear"
+    return f"{before} by {adaptation.mod}"
+
+
+def _plural(kind: str, count: int) -> str:
+    return "biases dropped" if kind == "bias dropped" and count > 1 else kind

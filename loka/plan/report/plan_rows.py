@@ -1,0 +1,274 @@
+"""A plan as rows of a table: one a site, or one for all sites that are alike."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from loka.kernels.measurements.parts import TimeSource
+from loka.numerics.enums import Gemm
+from loka.plan.plan import Evidence, GemmPlan, InteractionPlan, Plan, SitePlan
+from loka.plan.report.format import (
+    decision_words,
+    figure_words,
+    mere_words,
+    reason_words,
+    speedup_words,
+    sqnr_words,
+    time_words,
+)
+from loka.plan.select.interaction_times import step_times, taken_by, taken_words
+from loka.policy.cascade.settings import OperandRecipe
+from loka.probe.profile.profile import Verdict
+
+Pair = tuple[OperandRecipe, OperandRecipe]
+
+NOT_KNOWN = "-"
+_NUMBER = re.compile(r"(?<![^.#])\d+(?![^.#])")  # a part of a name that is a number: the 3 in "layers.3.fmb"
+_PARTS = re.compile(r"([.#])")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """Sites that are alike but for the numbers in their names. `pattern` is a glob where they are several."""
+
+    pattern: str
+    count: int
+    kind: str
+    rows: str  # M of one call, at the plan's batch size; with the number of calls where there are several
+    k: int
+    n: int
+    share: float  # of the model's forward GEMM FLOPs, all of them together
+    runs_in: tuple[str, str, str]  # fprop, dgrad, wgrad
+    region: tuple[str, ...]  # the operations of the region that is replaced around each
+    reason: str
+    mere: str = "-"  # the worst of all its GEMMs, with its interval and which GEMM's it is; `-` without evidence
+    sqnr_db: str = "-"
+    steps: str = "-"  # sampled steps of all steps, "40/4000"
+    us: str = "-"  # of all calls of one site in a training step; `-` without measurements
+    as_is_us: str = "-"  # the same as the model has it
+    speedup: str = "-"  # "1.31x"
+
+
+def group_sites(plan: Plan, alike: bool) -> tuple[PlanRow, ...]:
+    """The rows of a plan in model order; `alike`: sites that differ only in the numbers of their names share one."""
+    groups: dict[tuple[object, ...], list[SitePlan]] = {}
+    taken = {name: taken_words(each) for name, each in taken_by(plan).items()}
+    for number, found in enumerate(plan.sites):
+        site = found.site
+        key: tuple[object, ...] = (number,)
+        if alike:
+            # Sites that share decisions hold the same objects (loka.plan.resolve); their identities are enough here.
+            # With a profile each site has its own evidence: then it is what was decided that counts.
+            decided = id(found.gemms) if plan.profile is None else tuple(map(_decided, found.gemms))
+            key = (pattern_of(site.name), site.kind, site.rows, site.k, site.n, site.calls, decided)
+            key = (*key, found.region, found.region_note, found.timing, site.name in taken)
+        groups.setdefault(key, []).append(found)
+    return tuple(_row(plan, group, taken) for group in groups.values())
+
+
+def pattern_of(name: str) -> str:
+    """A name with each part that is a number as a star: layers.3.fmb.0 -> layers.*.fmb.*"""
+    return _NUMBER.sub("*", name)
+
+
+def common_pattern(names: Sequence[str]) -> str:
+    """The names' common glob: a part on which they differ is a star. All have as many parts."""
+    parts = zip(*(_PARTS.split(name) for name in names), strict=True)
+    return "".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
+
+
+def _decided(gemm: GemmPlan) -> tuple[object, ...]:
+    """What two GEMMs share that are decided alike, whatever their figures are."""
+    if gemm.evidence is None:
+        return (gemm.gemm, gemm.kernel, _without_amax(gemm), gemm.reason)
+    reason = gemm.reason.replace(gemm.evidence.figures, "")
+    return (gemm.gemm, gemm.kernel, _without_amax(gemm), reason, gemm.evidence.verdict)
+
+
+def _without_amax(gemm: GemmPlan) -> Pair | None:
+    return _plain(gemm.operands) if gemm.operands is not None else None
+
+
+def _plain(pair: Pair) -> Pair:
+    return replace(pair[0], amax=None), replace(pair[1], amax=None)
+
+
+def _row(plan: Plan, group: list[SitePlan], taken: Mapping[str, str]) -> PlanRow:
+    first = _worst(group)
+    inside = list(dict.fromkeys(taken[each.site.name] for each in group if each.site.name in taken))
+    site = first.site
+    m = site.rows.at(plan.batch_size)
+    evidence = [(gemm.gemm, gemm.evidence) for each in group for gemm in each.gemms if gemm.evidence is not None]
+    mere, sqnr_db, steps = _figures(evidence)
+    us, as_is_us, speedup = _times(first)
+    return PlanRow(
+        pattern=site.name if len(group) == 1 else common_pattern([each.site.name for each in group]),
+        count=len(group),
+        kind=site.kind.value,
+        rows=str(m) if site.calls == 1 else f"{m} x{site.calls}",
+        k=site.k,
+        n=site.n,
+        share=sum(each.site.share for each in group),
+        runs_in=(
+            _runs_in(group, Gemm.FPROP),
+            _runs_in(group, Gemm.DGRAD),
+            _runs_in(group, Gemm.WGRAD),
+        ),
+        region=first.region,
+        reason="; ".join([reason_words(first), *([common_pattern(inside)] if inside else [])]),
+        mere=mere,
+        sqnr_db=sqnr_db,
+        steps=steps,
+        us=us,
+        as_is_us=as_is_us,
+        speedup=speedup,
+    )
+
+
+def _times(plan: SitePlan) -> tuple[str, str, str]:
+    """What a site takes in a training step, as it is planned and as the model has it, and the ratio."""
+    if plan.timing is None:
+        return "-", "-", "-"
+    chosen, as_is = (each.us * plan.site.calls for each in (plan.timing.chosen, plan.timing.as_is))
+    return figure_words(chosen), figure_words(as_is), speedup_words(plan.timing.speedup)
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """The times of all sites that measurements decided, and of interactions, in one training step; their sources."""
+
+    us: float
+    as_is_us: float
+    sites: tuple[tuple[TimeSource, int], ...]  # how many sites' times are measured, interpolated, estimated
+    interactions: tuple[tuple[TimeSource, int], ...] = ()  # the same of interactions
+    left_out: int = 0  # interactions that are not in it: torch.compile's time for them is not known
+
+    @property
+    def speedup(self) -> float:
+        """Over the model as it is."""
+        return self.as_is_us / self.us
+
+
+def total_time(plan: Plan) -> Total | None:
+    """The sum over sites and interactions; None where no measurement decided any site, or none is called."""
+    timed = [(site.timing, site.site.calls) for site in plan.sites if site.timing is not None and site.site.calls]
+    if not timed:
+        return None
+    fused = [(chosen, as_is, each.calls) for each, chosen, as_is in step_times(plan.interactions)]
+    times = [*((timing.chosen, timing.as_is, calls) for timing, calls in timed), *fused]
+    return Total(
+        us=round(sum(chosen.us * calls for chosen, _, calls in times), 3),
+        as_is_us=round(sum(as_is.us * calls for _, as_is, calls in times), 3),
+        sites=_counted([timing.chosen.source for timing, _ in timed]),
+        interactions=_counted([chosen.source for chosen, _, _ in fused]),
+        left_out=len(plan.interactions) - len(fused),
+    )
+
+
+def _counted(sources: Sequence[TimeSource]) -> tuple[tuple[TimeSource, int], ...]:
+    return tuple((source, sources.count(source)) for source in TimeSource if source in sources)
+
+
+def total_words(total: Total) -> str:
+    """`GEMMs with their norms and interactions: 14213 us a training step, 33695 us in BF16, 2.37x`."""
+    return (
+        f"{counted_words(total)}: {time_words(total.us)} a training step, {time_words(total.as_is_us)} in BF16, "
+        f"{speedup_words(total.speedup)}"
+    )
+
+
+def counted_words(total: Total) -> str:
+    """What a total is the sum of: `GEMMs with their norms and interactions`."""
+    what = "GEMMs with their norms"
+    if total.interactions:
+        what += " and interactions"
+    if total.left_out:
+        left = f"{total.left_out} interaction{'s' if total.left_out > 1 else ''}"
+        what += f" (without {left}, never measured by torch.compile)"
+    return what
+
+
+def source_words(total: Total) -> str:
+    """`sites: 11 measured, 5 estimated; interactions: 8 measured`."""
+    words = []
+    for name, counts in (("sites", total.sites), ("interactions", total.interactions)):
+        if counts:
+            words.append(f"{name}: {', '.join(f'{count} {source.value}' for source, count in counts)}")
+    return "; ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class InteractionRow:
+    """Interactions that are alike but for the numbers in their owners' names."""
+
+    what: str
+    owner: str  # a glob where they are several
+    count: int
+    samples: int  # of one call
+    us: str  # of all calls of one in a training step; `-` where it is not known
+    as_is_us: str  # the same by torch.compile
+    speedup: str
+    source: str  # of the time by our kernels
+
+
+def group_interactions(plan: Plan) -> tuple[InteractionRow, ...]:
+    """The interactions that kernels of their own compute, in the model's order."""
+    groups: dict[tuple[object, ...], list[InteractionPlan]] = {}
+    for each in plan.interactions:
+        key = (pattern_of(each.owner), each.what, each.samples, each.calls, each.chosen, each.as_is)
+        groups.setdefault(key, []).append(each)
+    return tuple(_interaction_row(group) for group in groups.values())
+
+
+def _interaction_row(group: Sequence[InteractionPlan]) -> InteractionRow:
+    first = group[0]
+    us, as_is = (
+        NOT_KNOWN if time is None else figure_words(time.us * first.calls) for time in (first.chosen, first.as_is)
+    )
+    return InteractionRow(
+        what=first.what,
+        owner=common_pattern([each.owner for each in group]) or "the model itself",
+        count=len(group),
+        samples=first.samples,
+        us=us,
+        as_is_us=as_is,
+        speedup=NOT_KNOWN if first.speedup is None else speedup_words(first.speedup),
+        source=first.chosen.source.value if first.chosen is not None else NOT_KNOWN,
+    )
+
+
+def _worst(group: list[SitePlan]) -> SitePlan:
+    """The site whose reason is shown for a group: of those that are alike, the one with the largest MERE."""
+
+    def error(plan: SitePlan) -> float:
+        evidence = (gemm.evidence for gemm in plan.gemms if gemm.evidence is not None)
+        return max((each.mere.mean for each in evidence if each.verdict is not Verdict.SAFE), default=0.0)
+
+    return max(group, key=error)
+
+
+def _runs_in(group: list[SitePlan], gemm: Gemm) -> str:
+    """What a GEMM of the group runs in; where only static ranges differ, without them."""
+    words = {id(each.gemms): decision_words(each, gemm) for each in group}
+    if len(set(words.values())) == 1:
+        return next(iter(words.values()))
+    first = group[0]
+    plain = tuple(
+        each if each.operands is None else replace(each, operands=_plain(each.operands)) for each in first.gemms
+    )
+    return decision_words(replace(first, gemms=plain), gemm)
+
+
+def _figures(evidence: Sequence[tuple[Gemm, Evidence]]) -> tuple[str, str, str]:
+    """The worst MERE and SQNR of some GEMMs, each with its GEMM's name, and the steps seen."""
+    if not evidence:
+        return "-", "-", "-"
+    mere_of, mere = max(evidence, key=lambda each: each[1].mere.mean)
+    sqnr_of, sqnr = min(evidence, key=lambda each: each[1].sqnr_db.mean)
+    return (
+        f"{mere_words(mere.mere)} {mere_of.value}",
+        f"{sqnr_words(sqnr.sqnr_db)} {sqnr_of.value}",
+        f"{mere.samples}/{mere.steps}",
+    )

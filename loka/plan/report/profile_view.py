@@ -1,0 +1,115 @@
+"""What a profile holds of one site, judged against the site's budget: for `loka explain`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loka.numerics.enums import OPERANDS, Gemm
+from loka.plan.evidence import NEVER_RAN, ProfiledSites, evidence_of, ran
+from loka.plan.plan import Plan, SitePlan
+from loka.plan.report.format import pair_words, speedup_words
+from loka.policy.cascade.settings import Assignment, Budget
+from loka.probe.profile.profile import Finding, Interval, OperandSummary, Verdict
+
+NOT_JUDGED = "not judged: no measurement decides here, nor does min_speedup"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One recipe of the profile for one GEMM. `runs` marks what the plan runs."""
+
+    gemm: Gemm
+    recipe: str
+    mere: Interval
+    sqnr_db: Interval
+    draws: int
+    verdict: Verdict
+    figures: str  # those over or about the budget
+    runs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileView:
+    """The evidence of one site."""
+
+    profile: str
+    created: str
+    steps: int
+    samples: int
+    note: str  # why there is nothing, or ""
+    speed: str
+    budget: Budget
+    operands: tuple[OperandSummary, ...]
+    recipes: tuple[Tried, ...]
+    findings: tuple[Finding, ...]
+    unjudged: tuple[Gemm, ...] = ()  # without an estimate though its operands were seen: it was kept, or never finite
+
+
+def profile_view(
+    known: ProfiledSites, site: str, budget: Budget, running: dict[Gemm, str], speed: str = NOT_JUDGED
+) -> ProfileView:
+    """What the profile holds of a site. `running` gives the words of the recipe that each GEMM runs in."""
+    found = known.sites.get(site)
+    note = "the profile does not have this site: run loka probe" if found is None else ""
+    if found is not None and not ran(found):
+        note = NEVER_RAN
+    profile = known.profile
+    tried = []
+    for estimate in found.estimates if found is not None else ():
+        evidence = evidence_of(estimate, budget, profile)
+        recipe = pair_words(estimate.gemm, estimate.operands)
+        tried.append(
+            Tried(
+                gemm=estimate.gemm,
+                recipe=recipe,
+                mere=estimate.mere,
+                sqnr_db=estimate.sqnr_db,
+                draws=estimate.draws,
+                verdict=evidence.verdict,
+                figures=evidence.figures,
+                runs=running.get(estimate.gemm) == recipe,
+            )
+        )
+    judged = {each.gemm for each in tried}
+    operands = {each.operand for each in found.operands} if found is not None else set()
+    return ProfileView(
+        profile=known.name,
+        created=profile.created,
+        steps=profile.steps,
+        samples=profile.samples,
+        note=note,
+        speed=speed,
+        budget=budget,
+        operands=found.operands if found is not None else (),
+        recipes=tuple(sorted(tried, key=lambda each: list(Gemm).index(each.gemm))),
+        findings=tuple(finding for finding in profile.findings if finding.site == site),
+        unjudged=tuple(gemm for gemm in running if gemm not in judged and operands.issuperset(OPERANDS[gemm])),
+    )
+
+
+def speed_said(plan: SitePlan, budget: Budget) -> str:
+    """What the measurements say beside the budget's `min_speedup`."""
+    if plan.timing is None:
+        return NOT_JUDGED
+    return f"{speedup_words(plan.timing.speedup)}, {budget.min_speedup:g} at least to be in FP8"
+
+
+def budget_of(history: dict[str, tuple[Assignment, ...]]) -> Budget:
+    """A site's budget, from the assignments that hold: a plan keeps these."""
+    given = {name: float(history[f"budget.{name}"][-1].value) for name in _BUDGET if history.get(f"budget.{name}")}
+    return Budget(**given)
+
+
+def budgets(plan: Plan) -> dict[Budget, int]:
+    """The budgets of a plan's sites, in the order of the sites, and how many have each."""
+    known: dict[int, Budget] = {}  # by the identity of a history, which sites that are alike share
+    found: dict[Budget, int] = {}
+    for site in plan.sites:
+        if id(site.history) not in known:
+            known[id(site.history)] = budget_of(site.history)
+        budget = known[id(site.history)]
+        found[budget] = found.get(budget, 0) + 1
+    return found
+
+
+_BUDGET = ("mere", "sqnr_db", "min_speedup")

@@ -1,0 +1,402 @@
+"""Whose forward has to be rewritten for a plan, and what tracing made of it.
+
+A plain nn.Linear gets a forward of its own. A GEMM on a Parameter, or a region around a GEMM, needs the forward of the
+module that holds it all, the owner. Only owners that the plan needs are run and traced.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import nn
+
+from loka.errors import LokaError
+from loka.graph.ir import ForwardIR, Region, SiteCall, Statement
+from loka.graph.patterns.linear_chain import ChainStage, LinearChain, StaticOperands, find_chains
+from loka.graph.patterns.region import RegionScope, find_regions, inline_for
+from loka.graph.refused import Refused
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, GATES, NORMS
+from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
+from loka.mods.fuse_interaction import Interacting
+from loka.mods.residual_streams import ResidualStream, inner
+from loka.numerics.enums import Compute, Fuse, Gemm, Range, Scaling
+from loka.plan.plan import NOTHING_AROUND, SitePlan, Skipped
+from loka.plan.rewrite.float64 import REASON as FLOAT64
+from loka.plan.rewrite.float64 import float64_modules
+from loka.plan.rewrite.fused_interactions import FusedInteractions, choose_interactions
+from loka.plan.select.workload import Surroundings, Traced
+from loka.policy.cascade.settings import SiteSettings
+from loka.sites.site import GemmKind, Site
+
+OUTSIDE = "its Parameter belongs to a module outside of the one that multiplies by it"
+SEVERAL = "it stands for several calls of one Parameter, which cannot be told apart"
+_KNOWN = StaticOperands(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteRequest:
+    """Sites that need the forward of their owner, some for several reasons, and owners that need it without a site."""
+
+    parameters: tuple[Site, ...] = ()  # on Parameters: without a rewritten forward they stay as they are
+    fused: tuple[Site, ...] = ()  # their neighbours are to be taken along
+    kept: frozenset[str] = frozenset()  # names of those whose GEMMs stay in the model's dtype
+    chained: frozenset[str] = frozenset()  # names of those in `fused` whose operands are those of a chain
+    apart: frozenset[str] = frozenset()  # owners in which chained linears of several modules are not to be joined
+    crossed: tuple[Site, ...] = ()  # linears that cross layers may follow
+    together: tuple[tuple[str, str], ...] = ()  # of these: the module that holds all that belong together
+    owners: frozenset[str] = frozenset()  # modules whose interactions are to be fused
+    changed: frozenset[str] = frozenset()  # names of those in `parameters` that mods changed, whatever they run in
+    streams: tuple[ResidualStream, ...] = ()  # modules whose residual sums are to be carried
+    float64: frozenset[str] = frozenset()  # names of kept sites that are not in `fused` because of their dtype
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """All of them, each once."""
+        return tuple({site.name: site for site in (*self.parameters, *self.fused, *self.crossed)}.values())
+
+    def only(self, names: Container[str]) -> RewriteRequest:
+        """The part of the wish that is for some sites, with all owners."""
+        return replace(
+            self,
+            parameters=tuple(site for site in self.parameters if site.name in names),
+            fused=tuple(site for site in self.fused if site.name in names),
+            kept=frozenset(name for name in self.kept if name in names),
+            chained=frozenset(name for name in self.chained if name in names),
+            crossed=tuple(site for site in self.crossed if site.name in names),
+            together=tuple((name, owner) for name, owner in self.together if name in names),
+            changed=frozenset(name for name in self.changed if name in names),
+        )
+
+    def within(self, scope: RegionScope) -> RewriteRequest:
+        """The part of the wish that a scope is for."""
+        prefix = f"{scope.owner}." if scope.owner else ""
+        names = {prefix + name for name in scope.sites}
+        inside = {scope.owner, *(prefix + name for name in scope.inline)}
+        own = self.only({site.name for site in self.sites if names & {site.name, site.weight, *site.members}})
+        streams = tuple(stream for stream in self.streams if stream.owner in inside)
+        return replace(own, owners=self.owners & inside, streams=streams)
+
+    @property
+    def without_interactions(self) -> RewriteRequest:
+        """The wish without those sites and owners that only interactions are for."""
+        other = {site.name for site in self.needed} | {site.name for site in self.fused}
+        return replace(self.only(other), crossed=(), together=(), owners=frozenset())
+
+    @property
+    def needed(self) -> tuple[Site, ...]:
+        """The sites on Parameters that run in FP8, or as a mod has them, if their owner can be rewritten."""
+        return tuple(site for site in self.parameters if site.name not in self.kept or site.name in self.changed)
+
+
+# Trace an owner; sites in the forward that comes back are named as the owner calls them.
+Trace = Callable[[RegionScope], "ForwardIR | Refused"]
+
+
+@dataclass(slots=True)
+class Rewrites:
+    """What came of the wishes. Sites are named as in the model, in forwards too."""
+
+    forwards: dict[str, ForwardIR] = field(default_factory=dict)  # by owner
+    refused: dict[str, str] = field(default_factory=dict)  # site on a Parameter -> why it stays as it is
+    skipped: list[Skipped] = field(default_factory=list)
+    regions: dict[str, tuple[str, ...]] = field(default_factory=dict)  # site -> the operations of its region
+    notes: dict[str, str] = field(default_factory=dict)  # site -> why its region is not replaced
+    chains: list[LinearChain] = field(default_factory=list)  # of linears in FP8 with transposed copies
+    interactions: FusedInteractions = field(default_factory=FusedInteractions)
+    streamless: dict[str, str] = field(default_factory=dict)  # module -> why its forward cannot be had for its sums
+
+    @property
+    def traced(self) -> Traced:
+        """What is now known of the sites' neighbours."""
+        around = {name: found for chain in self.chains for name, found in _surroundings(chain)}
+        chains = tuple(tuple(stage.site for stage in chain.stages) for chain in self.chains)
+        return Traced(chains, around, frozenset(name for name in self.notes if name not in around))
+
+
+def _surroundings(chain: LinearChain) -> list[tuple[str, Surroundings]]:
+    """What stands around each site of a chain: what follows a linear is what precedes the next."""
+    found = []
+    before = chain.stages[0].before.kind if chain.stages[0].before is not None else ""
+    for number, stage in enumerate(chain.stages):
+        after = _after(stage)
+        found.append((stage.site, Surroundings(before, after, number == 0, number == len(chain.stages) - 1)))
+        before = after
+    return found
+
+
+def _after(stage: ChainStage) -> str:
+    norm = [stage.after.kind] if stage.after is not None else []
+    return " ".join([*norm, *([stage.activation] if stage.activation is not None else [])])
+
+
+def rewrite_request_of(
+    plans: Sequence[SitePlan],
+    settings: Sequence[SiteSettings],
+    asked: Interacting | None = None,
+    changed: frozenset[str] = frozenset(),
+    streams: tuple[ResidualStream, ...] = (),
+    float64: frozenset[str] = frozenset(),
+) -> RewriteRequest:
+    """The sites of a plan that cannot be patched by a forward of their own, or shall not.
+
+    Among them those that mods changed, `changed` by name, and those with `fuse: always` that the policy or the
+    measurements keep: only the kernels around their GEMMs are replaced, unless the site is in `float64`. `asked` says
+    where interactions are to be fused, `streams` where residual sums are to be carried.
+    """
+    asked = asked or Interacting()
+    interacting = {site.name for site in asked.sites}
+    parameters, fused = list[Site](), list[Site]()
+    kept, chained, exact = set[str](), set[str](), set[str]()
+    for plan, wanted in zip(plans, settings, strict=True):
+        site, always = plan.site, wanted.fuse is Fuse.ALWAYS or plan.gains_by_fusing
+        if always and not plan.fp8 and _may_be_fused_as_it_is(plan, wanted):
+            (exact if site.name in float64 else kept).add(site.name)
+        fuses = plan.fp8 or site.name in kept
+        if not plan.fp8 and site.name in interacting:
+            kept.add(site.name)
+        if not plan.fp8 and site.name not in kept | changed:
+            continue
+        if site.kind is not GemmKind.LINEAR:
+            parameters.append(site)
+        if always and fuses:
+            fused.append(site)
+            if _is_of_a_chain(plan):
+                chained.add(site.name)
+    return RewriteRequest(
+        parameters=tuple(parameters),
+        fused=tuple(fused),
+        kept=frozenset(kept),
+        chained=frozenset(chained),
+        crossed=tuple(site for site in asked.sites if site.kind is GemmKind.LINEAR),
+        together=asked.together,
+        owners=asked.owners,
+        changed=changed,
+        streams=streams,
+        float64=frozenset(exact),
+    )
+
+
+def _may_be_fused_as_it_is(plan: SitePlan, wanted: SiteSettings) -> bool:
+    """Whether the policy itself keeps all of a site's GEMMs, or their times do, and the site could be patched."""
+    site = plan.site
+    keeps = all(asked.compute is Compute.KEEP for asked in wanted.gemms.values())
+    by_time = plan.timing is not None and plan.timing.kept
+    return (keeps or by_time) and not site.blocked and (site.kind is GemmKind.LINEAR or _weight(site) is not None)
+
+
+def _is_of_a_chain(plan: SitePlan) -> bool:
+    """Whether a GEMM reads a transposed copy of what another quantised, as every linear of a chain does.
+
+    That is an operand that is turned, or, under one known scale, any. A site that needs no dgrad and keeps wgrad has
+    none; there fprop must quantise rows as a chain does.
+    """
+    found = {gemm.gemm: gemm.operands for gemm in plan.gemms}
+    operands = [operand for pair in found.values() if pair is not None for operand in pair]
+    if any(each.turned or (each.range is Range.STATIC and each.scaling is Scaling.TENSORWISE) for each in operands):
+        return True
+    fprop = found.get(Gemm.FPROP)
+    rows = fprop is not None and all(each.scaling is Scaling.ROWWISE and each.power_of_two for each in fprop)
+    return rows and Gemm.DGRAD not in found and found.get(Gemm.WGRAD) is None
+
+
+def rewrite(wish: RewriteRequest, model: nn.Module, trace: Trace) -> Rewrites:
+    """Trace the owners of the sites, and sort out what came back. Only the structure of `model` is read here."""
+    made = Rewrites(notes=dict.fromkeys(sorted(wish.float64), FLOAT64))
+    wide = float64_modules(wish.owners, model)
+    made.interactions.refuse(sorted(wide), FLOAT64)
+    wish = replace(wish, owners=wish.owners - wide)
+    outside = {site.name for site in wish.parameters if not _is_inside(site)}
+    for owner in dict.fromkeys(site.owner for site in wish.parameters if site.name in outside):
+        _refuse(wish.only({site.name for site in wish.sites if site.owner == owner} & outside), owner, OUTSIDE, made)
+    _rewrite(wish.only({site.name for site in wish.sites} - outside), model, trace, made)
+    made.interactions.close(wish.owners)
+    return made
+
+
+def _is_inside(site: Site) -> bool:
+    weight = _weight(site)
+    return weight is not None and (not site.owner or weight.startswith(f"{site.owner}."))
+
+
+def _weight(site: Site) -> str | None:
+    """The Parameter that a site multiplies by; where a mod merged several, they are called like the site."""
+    return site.name if site.members else site.weight
+
+
+def _rewrite(wish: RewriteRequest, model: nn.Module, trace: Trace, made: Rewrites) -> None:
+    covered: set[str] = set()
+    for scope in scopes_of(wish, model):
+        own = wish.within(scope)
+        covered.update(site.name for site in own.sites)
+        traced = trace(scope)
+        if isinstance(traced, Refused):
+            _retry(own, scope, traced.reason, model, trace, made)
+        else:
+            _take(own, scope, traced, made)
+    made.notes.update((site.name, NOTHING_AROUND) for site in wish.fused if site.name not in covered)
+
+
+def scopes_of(wish: RewriteRequest, model: nn.Module) -> tuple[RegionScope, ...]:
+    """The owners to trace for a wish."""
+    if not (wish.sites or wish.owners or wish.streams):
+        return ()
+    also: dict[str, tuple[str, ...]] = dict.fromkeys(sorted(wish.owners), ())
+    also |= {stream.owner: stream.inline for stream in wish.streams}
+    held = {name: owner for name, owner in wish.together if owner not in wish.apart}
+    return inline_for(model, wish.sites, wish.chained, lambda owner: owner not in wish.apart, held, also)
+
+
+def _retry(
+    wish: RewriteRequest, scope: RegionScope, reason: str, model: nn.Module, trace: Trace, made: Rewrites
+) -> None:
+    """Without the sites that the reason names, else in smaller owners, else without interactions, long chains, regions.
+
+    Residual sums are then carried in the modules that write them. Where nothing is left, the owner is refused.
+    """
+    named = {site.name for site in wish.parameters if reason.startswith(f"'{_relative(scope, site)}' ")}
+    rest = {site.name for site in wish.sites} - named
+    if named and rest:
+        _refuse(wish.only(named), scope.owner, reason, made)
+        _rewrite(wish.only(rest), model, trace, made)
+    elif wish.streams:
+        made.streamless.update((stream.owner, reason) for stream in wish.streams)
+        within = tuple(each for stream in wish.streams for each in inner(stream, model))
+        _rewrite(replace(wish, streams=within), model, trace, made)
+    elif (wish.chained or wish.together) and scope.owner not in wish.apart:
+        _rewrite(replace(wish, apart=wish.apart | {scope.owner}), model, trace, made)
+    elif wish.owners or wish.crossed:
+        made.interactions.refuse(sorted(wish.owners), reason)
+        _rewrite(wish.without_interactions, model, trace, made)
+    elif wish.chained:
+        _rewrite(replace(wish, chained=frozenset()), model, trace, made)
+    elif wish.fused and wish.needed:
+        _refuse(RewriteRequest(fused=wish.fused), scope.owner, reason, made)
+        _rewrite(RewriteRequest(wish.needed, changed=wish.changed), model, trace, made)
+    else:
+        _refuse(wish, scope.owner, reason, made)
+
+
+def _relative(scope: RegionScope, site: Site) -> str:
+    """What the owner calls a site on a Parameter."""
+    weight = _weight(site) or ""
+    return weight.removeprefix(f"{scope.owner}.") if scope.owner else weight
+
+
+def _refuse(wish: RewriteRequest, owner: str, reason: str, made: Rewrites) -> None:
+    made.refused.update((site.name, reason) for site in wish.needed)
+    made.notes.update((site.name, reason) for site in wish.fused)
+    share = sum(site.share for site in wish.needed)
+    for index, known in enumerate(made.skipped):
+        if (known.owner, known.reason) == (owner, reason):
+            made.skipped[index] = replace(known, share=known.share + share)
+            return
+    made.skipped.append(Skipped(owner, reason, share))
+
+
+def _take(wish: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: Rewrites) -> None:
+    """Keep a forward if it is worth it: for the sites on Parameters that it calls, or for a region."""
+    fused = {site.name for site in wish.fused}
+    relative = {_relative(scope, site) for site in wish.parameters if site.name in fused}
+    relative |= {name for name in scope.sites if (f"{scope.owner}.{name}" if scope.owner else name) in fused}
+    found = find_regions(traced, relative)
+    forward, lost = named_as_in_model(wish, scope, replace(traced, regions=found))
+    made.refused.update((site.name, SEVERAL) for site in lost if site.name not in wish.kept)
+    chains, taken = _chained(wish, forward)
+    made.chains += chains
+    in_chains = {stage.site for chain in chains if len(chain.stages) > 1 for stage in chain.stages}
+    regions = tuple(
+        region
+        for region in forward.regions
+        if region.last > region.first and (region.site in taken if region.site in wish.kept else region.site in fused)
+    )
+    chosen = choose_interactions(forward, wish.owners, wish.kept, chains, made.interactions)
+    regions = tuple(region for region in regions if not chosen.crosses_in(region))
+    made.regions.update((region.site, region.ops) for region in regions)
+    made.regions.update((site, ops) for site, ops in chosen.regions if site not in made.regions)
+    around = {region.site for region in regions}.union(site for site, _ in chosen.regions)
+    made.notes.update((name, "" if name in in_chains else NOTHING_AROUND) for name in fused - around)
+    if around or chosen.any or forward.rewritten or any(site not in lost for site in wish.needed):
+        made.forwards[scope.owner] = replace(
+            forward, regions=regions, mixes=chosen.mixes, joins=chosen.joins, crosses=chosen.crosses
+        )
+
+
+def _chained(wish: RewriteRequest, forward: ForwardIR) -> tuple[tuple[LinearChain, ...], set[str]]:
+    """The chains of linears in FP8, and the sites in the model's dtype that kernels take something for."""
+    sizes = {site.name: (site.k, site.n) for site in wish.sites}
+    fp8 = [region for region in forward.regions if region.site in wish.chained]
+    taken: set[str] = set()
+    for chain in find_chains(forward, _wanted(forward, wish.kept), _KNOWN, sizes=sizes):
+        if chain.last > chain.first:
+            taken.update(stage.site for stage in chain.stages)
+    return find_chains(forward, fp8, _KNOWN, sizes=sizes), taken
+
+
+def _wanted(forward: ForwardIR, names: Container[str]) -> tuple[Region, ...]:
+    return tuple(region for region in forward.regions if region.site in names and region.last > region.first)
+
+
+def named_as_in_model(
+    wish: RewriteRequest, scope: RegionScope, traced: ForwardIR
+) -> tuple[ForwardIR, tuple[Site, ...]]:
+    """The forward with its sites named as in the model, and the sites on Parameters that no call could be given to.
+
+    A Parameter that is used at several places makes several sites of one relative name: its calls are theirs in order.
+    """
+    sharing: dict[str, list[Site]] = {}
+    for site in wish.parameters:
+        sharing.setdefault(_relative(scope, site), []).append(site)
+    calls = Counter(step.call.site for step in traced.statements if step.call is not None)
+    lost = tuple(
+        site
+        for relative, sites in sharing.items()
+        if len(sites) > 1 and calls[relative] != len(sites)
+        for site in sites
+    )
+    unnamed = {site.name for site in lost}
+    seen: Counter[str] = Counter()
+
+    def named(step: Statement) -> Statement:
+        if step.call is None:
+            return step
+        relative = step.call.site
+        sites = sharing.get(relative)
+        if sites is None:
+            name = f"{scope.owner}.{relative}" if scope.owner else relative
+        else:
+            name = sites[min(seen[relative], len(sites) - 1)].name
+            seen[relative] += 1
+        return replace(step, call=None if name in unnamed else replace(step.call, site=name))
+
+    statements = tuple(map(named, traced.statements))
+    regions = tuple(
+        replace(region, site=_call_in(statements, region.first, region.last).site)
+        for region in traced.regions
+        if any(step.call is not None for step in statements[region.first : region.last + 1])
+    )
+    return replace(traced, statements=statements, regions=regions), lost
+
+
+def _call_in(statements: Sequence[Statement], first: int, last: int) -> SiteCall:
+    for step in statements[first : last + 1]:
+        if step.call is not None:
+            return step.call
+    raise LokaError("a region without a GEMM. This is a fault in LoKA: please report it.")
+
+
+def with_regions(plans: Sequence[SitePlan], rewrites: Rewrites) -> tuple[SitePlan, ...]:
+    """The plans with what came of their regions."""
+    if not rewrites.regions and not rewrites.notes:
+        return tuple(plans)
+    return tuple(_with_region(plan, rewrites) for plan in plans)
+
+
+def _with_region(plan: SitePlan, rewrites: Rewrites) -> SitePlan:
+    name = plan.site.name
+    if name in rewrites.regions:
+        return replace(plan, region=rewrites.regions[name], region_note="")
+    if name in rewrites.notes and name not in rewrites.refused:  # why it is refused is its GEMMs' reason
+        return replace(plan, region=(), region_note=rewrites.notes[name])
+    return plan

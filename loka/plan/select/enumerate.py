@@ -1,0 +1,340 @@
+"""The ways of running a site: which of its GEMMs are in FP8, each on its fastest kernel, and what the whole costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import isfinite
+
+from loka.kernels.gemm.catalogue import GEMM_KERNELS
+from loka.numerics.enums import Accumulation, Fuse, Gemm
+from loka.plan.plan import NATIVE, GemmPlan, KernelTime, Rejected, StepTime
+from loka.plan.report.format import run_words, time_words
+from loka.plan.select.perf_model import PerfModel, Price
+from loka.plan.select.transposed_operands import unsupported_transpose
+from loka.plan.select.workload import (
+    Pair,
+    SiteSizes,
+    Surroundings,
+    gemm_part,
+    has_form_of_chain,
+    keeps_wgrad_in_chain,
+    native_part,
+    workload_of,
+)
+
+MERE_OF_FAST, DB_OF_FAST = 0.005, 0.25  # what fast sums may cost beside precise ones, as measured on normal operands
+LEAST_ROWS = 256  # smaller batches share a kernel
+WORTH_A_TABLE = 1.05  # what a kernel for other batches must gain over the planned one
+ROWS_BEYOND = 8  # times the planned M: how far a table of kernels by rows goes
+_OF_LIBRARIES = frozenset(kernel.name for kernel in GEMM_KERNELS if kernel.library is not None)
+_POSITIONS = {kernel.name: place for place, kernel in enumerate(GEMM_KERNELS)}
+Order = tuple[tuple[bool, int, str], ...]
+Run = tuple[str, Accumulation]  # a kernel and how it sums
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A GEMM that could run in FP8: the kernels that can, each with the form of the recipe that it takes."""
+
+    kernels: Mapping[Run, Pair]
+    padding: bool = True  # without it, what runs depends on whether the batch's rows fit
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a step of a site takes."""
+
+    forward: Price
+    backward: Price
+    total: Price  # of both
+
+    @classmethod
+    def of(cls, forward: Price, backward: Price) -> Cost:
+        """With the sum."""
+        return cls(forward, backward, forward + backward)
+
+    def rounded(self) -> StepTime:
+        """As a plan records it: to the nanosecond."""
+        return StepTime(round(self.forward.us, 3), round(self.backward.us, 3), self.total.source)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExecutionOption:
+    """One way of running all GEMMs of a site."""
+
+    kernels: tuple[str, ...]  # in the order of the site's GEMMs
+    fp8: frozenset[Gemm]
+    order: Order  # that in which ties are broken: by fprop's place in the catalogue, then dgrad's, then wgrad's
+    chained: bool  # its operands are made as in a chain
+    fused: bool  # with its neighbours taken along
+    apart: Cost
+    joined: Cost  # where the site before is in the same chain
+    error: tuple[float, float] | None  # MERE and SQNR (dB), the worst of its GEMMs in FP8; None where one is not known
+
+    def cost(self, joined: bool) -> Cost:
+        """What it takes beside such a neighbour."""
+        return self.joined if joined else self.apart
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelChoice:
+    """The kernels of one GEMM, timed: the one that is taken, and why not the others."""
+
+    kernel: str
+    accumulation: Accumulation
+    operands: Pair  # in the form that it takes
+    price: Price
+    error: tuple[float, float] | None  # MERE and SQNR (dB) of the kernel that is taken
+    times: tuple[KernelTime, ...]  # the model's own last
+    lost: tuple[Rejected, ...]
+    by_rows: tuple[tuple[int, str], ...] = ()  # as in a GemmPlan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteOptions:
+    """All ways of a site that measurements tell the time of, in the order in which ties are broken."""
+
+    gemms: tuple[Gemm, ...]
+    choices: Mapping[Gemm, KernelChoice]  # of the GEMMs that could run in FP8
+    own: Mapping[Gemm, KernelTime]  # the model's own
+    ways: tuple[ExecutionOption, ...]
+
+    @property
+    def as_is(self) -> ExecutionOption:
+        """The model as it is: the last, whatever else there is."""
+        return self.ways[-1]
+
+    def way(self, fp8: frozenset[Gemm]) -> ExecutionOption | None:
+        """The one with exactly these GEMMs in FP8."""
+        return next((way for way in self.ways if way.fp8 == fp8), None)
+
+    def times(self, gemm: Gemm) -> tuple[KernelTime, ...]:
+        """Every kernel that was measured for a GEMM."""
+        return self.choices[gemm].times if gemm in self.choices else (self.own[gemm],)
+
+
+def place_in_catalogue(kernel: str) -> tuple[bool, int, str]:
+    """Where a kernel comes in ties: as in the catalogue, then those that it lacks by name, the model's own last."""
+    return kernel == NATIVE, _POSITIONS.get(kernel, len(_POSITIONS)), kernel
+
+
+def enumerate_options(
+    sizes: SiteSizes,
+    gemms: Sequence[Gemm],
+    offers: Mapping[Gemm, Offer],
+    around: Surroundings,
+    fuse: Fuse,
+    pricer: PerfModel,
+) -> SiteOptions | None:
+    """The menu of a site; None where not even the model's own GEMMs were measured.
+
+    `around` is taken along where `fuse` says so; under Fuse.AUTO where that is faster by more than the noise.
+    """
+    own = {gemm: pricer.part(native_part(gemm, sizes)) for gemm in gemms}
+    known = {gemm: price for gemm, price in own.items() if price is not None}
+    if len(known) < len(own):
+        return None
+    choices: dict[Gemm, KernelChoice] = {}
+    for gemm, offer in offers.items():
+        choice = _choice(gemm, sizes, offer, known[gemm], pricer)
+        if choice is not None:
+            choices[gemm] = choice
+    ways = []
+    for fp8 in _valid_sets(gemms, choices):
+        way = _way(sizes, gemms, choices, known, fp8, around, fuse, pricer)
+        if way is not None:
+            ways.append(way)
+    if not any(not way.fp8 for way in ways):
+        return None
+    ways.sort(key=lambda way: way.order)
+    own_times = {gemm: _kernel_time((NATIVE, None), price, None) for gemm, price in known.items()}
+    return SiteOptions(tuple(gemms), choices, own_times, tuple(ways))
+
+
+def _choice(gemm: Gemm, sizes: SiteSizes, offer: Offer, own: Price, pricer: PerfModel) -> KernelChoice | None:
+    """The fastest kernel for a GEMM; of those that cannot be told apart from it, the first in the catalogue."""
+    prices: dict[Run, Price] = {}
+    errors: dict[Run, tuple[float, float] | None] = {}
+    times, lost = [], []
+    for run in sorted(offer.kernels, key=_place):
+        part = gemm_part(gemm, sizes, run[0], offer.kernels[run], run[1])
+        price, errors[run] = pricer.part(part), pricer.error(part)
+        if price is None:
+            lost.append(Rejected(run_words(*run), f"never measured with {part.recipe}"))
+            continue
+        times.append(_kernel_time(run, price, errors[run]))
+        unsupported_reason = _less_accurate(run, errors)
+        if unsupported_reason:
+            lost.append(Rejected(run_words(*run), unsupported_reason))
+        else:
+            prices[run] = price
+    if not prices:
+        return None
+    fastest = min(prices.values(), key=lambda price: price.us)
+    taken = next(run for run, price in prices.items() if price.ties_with(fastest))
+    for run, price in prices.items():
+        if run != taken:
+            lost.append(Rejected(run_words(*run), _why_lost(price, run_words(*taken), prices[taken])))
+    operands = offer.kernels[taken]
+    like = tuple(
+        run[0]
+        for run in prices
+        if run[1] is taken[1] and offer.kernels[run] == operands and (run == taken or run[0] not in _OF_LIBRARIES)
+    )
+    by_rows = _by_rows(gemm, sizes, offer, taken, like, pricer) if offer.padding else ()
+    times.append(_kernel_time((NATIVE, None), own, None))
+    return KernelChoice(*taken, operands, prices[taken], errors[taken], tuple(times), tuple(lost), by_rows)
+
+
+def _place(run: Run) -> tuple[tuple[bool, int, str], bool]:
+    """Precise sums before fast ones of the same kernel."""
+    return place_in_catalogue(run[0]), run[1] is Accumulation.FAST
+
+
+def _less_accurate(run: Run, errors: Mapping[Run, tuple[float, float] | None]) -> str:
+    """Why fast sums are no choice beside precise ones of the same kernel, or ""."""
+    kernel, accumulation = run
+    precise = (kernel, Accumulation.PRECISE)
+    if accumulation is Accumulation.PRECISE or precise not in errors:
+        return ""
+    found, base = errors[run], errors[precise]
+    if found is None or base is None:
+        return "the error of fast sums was never measured beside that of precise ones"
+    if found[0] > base[0] + MERE_OF_FAST or found[1] < base[1] - DB_OF_FAST:
+        return (
+            f"fast sums err more: MERE {found[0]:.3g}, SQNR {found[1]:.1f} dB, with precise ones {base[0]:.3g} and "
+            f"{base[1]:.1f} dB"
+        )
+    return ""
+
+
+def _by_rows(
+    gemm: Gemm, sizes: SiteSizes, offer: Offer, taken: Run, kernels: Sequence[str], pricer: PerfModel
+) -> tuple[tuple[int, str], ...]:
+    """The kernels for batches of other sizes, where another gains enough there; () where none does.
+
+    Looked at where M is a power of two, from 256 to 8 times the planned one; up to each of them the kernel holds that
+    is best at it, about the planned M the one that was taken. `kernels` take operands in one form, and need no library
+    that the one that was taken does without: none shall be missing for the sake of batches that may never come.
+    """
+    limits = [LEAST_ROWS << place for place in range(64) if LEAST_ROWS << place <= ROWS_BEYOND * sizes.m]
+    if len(kernels) < 2 or not limits:
+        return ()
+    table: list[tuple[int, str]] = []
+    for limit in limits:
+        kernel = taken[0]
+        if sizes.m > limit or (sizes.m <= limit // 2 and limit > LEAST_ROWS):
+            kernel = _fastest_at(gemm, SiteSizes(limit, sizes.k, sizes.n), offer, taken, kernels, pricer)
+        if table and table[-1][1] == kernel:
+            table.pop()
+        table.append((limit, kernel))
+    return tuple(table) if len(table) > 1 or table[0][1] != taken[0] else ()
+
+
+def _fastest_at(
+    gemm: Gemm, sizes: SiteSizes, offer: Offer, taken: Run, kernels: Sequence[str], pricer: PerfModel
+) -> str:
+    """The kernel for some rows: the one that is taken at the planned rows unless another gains enough over it."""
+    prices: dict[str, Price] = {}
+    for kernel in kernels:
+        price = pricer.part(gemm_part(gemm, sizes, kernel, offer.kernels[kernel, taken[1]], taken[1]))
+        if price is not None:
+            prices[kernel] = price
+    if not prices:
+        return taken[0]
+    fastest = min(prices.values(), key=lambda price: price.us)
+    own = prices.get(taken[0])
+    if own is not None and (own.us < WORTH_A_TABLE * fastest.us or own.ties_with(fastest)):
+        return taken[0]
+    return next(kernel for kernel, price in prices.items() if price.ties_with(fastest))
+
+
+def _why_lost(price: Price, taken: str, best: Price) -> str:
+    figures = f"{time_words(price.us)} against {time_words(best.us)} ({(price + best).source.value})"
+    if price.ties_with(best):
+        return f"no faster than {taken} beyond the noise, which comes first in the catalogue: {figures}"
+    return f"slower than {taken}: {figures}"
+
+
+def _kernel_time(run: tuple[str, Accumulation | None], price: Price, error: tuple[float, float] | None) -> KernelTime:
+    spread = round(price.noise / price.us, 4) if price.us else 0.0
+    mere, sqnr_db = error if error is not None and all(map(isfinite, error)) else (None, None)
+    return KernelTime(run[0], round(price.us, 3), spread, price.source, mere, sqnr_db, run[1])
+
+
+def _valid_sets(gemms: Sequence[Gemm], choices: Mapping[Gemm, KernelChoice]) -> Iterator[frozenset[Gemm]]:
+    """The sets of GEMMs that can run in FP8 together: what is turned has its source among them."""
+    able = [gemm for gemm in gemms if gemm in choices]
+    for count in range(len(able) + 1):
+        for chosen in combinations(able, count):
+            decided = {gemm: _draft(gemm, choices[gemm] if gemm in chosen else None) for gemm in gemms}
+            if all(unsupported_transpose(gemm, choices[gemm].operands, decided) is None for gemm in chosen):
+                yield frozenset(chosen)
+
+
+def _draft(gemm: Gemm, choice: KernelChoice | None) -> GemmPlan:
+    if choice is None:
+        return GemmPlan(gemm, NATIVE, None, None, "")
+    return GemmPlan(gemm, choice.kernel, choice.operands, choice.accumulation, "")
+
+
+def _way(
+    sizes: SiteSizes,
+    gemms: Sequence[Gemm],
+    choices: Mapping[Gemm, KernelChoice],
+    own: Mapping[Gemm, Price],
+    fp8: frozenset[Gemm],
+    around: Surroundings,
+    fuse: Fuse,
+    pricer: PerfModel,
+) -> ExecutionOption | None:
+    """A way with its costs; None where something around the GEMMs was never measured."""
+    kernels = tuple(choices[gemm].kernel if gemm in fp8 else NATIVE for gemm in gemms)
+    pairs = {gemm: choices[gemm].operands if gemm in fp8 else None for gemm in gemms}
+    products = {gemm: choices[gemm].price if gemm in fp8 else own[gemm] for gemm in gemms}
+
+    def cost(taken: bool, joined: bool) -> Cost | None:
+        sheet = workload_of(sizes, pairs, around, taken, joined, unfused)
+        forward, backward = pricer.sum(sheet.forward), pricer.sum(sheet.backward)
+        if forward is None or backward is None:
+            return None
+        for gemm, price in products.items():
+            if gemm is Gemm.FPROP:
+                forward += price
+            else:
+                backward += price
+        return Cost.of(forward, backward)
+
+    form = sizes.fits and has_form_of_chain(pairs)
+    unfused = bool(fp8) and not form and fuse is Fuse.ALWAYS
+    chained = form or (sizes.fits and keeps_wgrad_in_chain(pairs) and not around.any)
+    taken = form and around.any and fuse is not Fuse.NEVER
+    apart = cost(taken, False)
+    joined = cost(taken, True) if taken else apart
+    if taken and fuse is Fuse.AUTO:
+        alone = cost(False, False)
+        if alone is not None and not _gains(apart, alone):
+            taken, apart, joined = False, alone, alone
+    if apart is None or joined is None:
+        return None
+    order = tuple(map(place_in_catalogue, kernels))
+    return ExecutionOption(
+        kernels, fp8, order, chained, taken, apart, joined, _worst([choices[gemm].error for gemm in fp8])
+    )
+
+
+def _worst(errors: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
+    """The largest MERE and the least SQNR."""
+    known = [error for error in errors if error is not None and all(map(isfinite, error))]
+    if not known or len(known) < len(errors):
+        return None
+    return max(mere for mere, _ in known), min(sqnr_db for _, sqnr_db in known)
+
+
+def _gains(fused: Cost | None, alone: Cost) -> bool:
+    """Whether a site is faster with its neighbours, beyond the noise."""
+    if fused is None:
+        return False
+    return fused.total.us < alone.total.us and not fused.total.ties_with(alone.total)

@@ -1,0 +1,64 @@
+"""What each mod gains: the time of all sites as they are planned, against the same model planned without the mod."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from loka.errors import InputError
+from loka.mods import fuse_interaction
+from loka.plan.plan import Gain, ModPlan, Plan
+from loka.plan.report.plan_rows import total_time
+from loka.plan.select.interaction_times import step_times
+from loka.policy.policy import Policy
+
+
+def with_gains(plan: Plan, policy: Policy, replan: Callable[[Policy], Plan]) -> Plan:
+    """The plan of a policy with the gain of each of its mods; `replan` plans the policy with one mod fewer."""
+    mods = []
+    for number, mod in enumerate(plan.mods):
+        if not mod.adaptations and not mod.rewritten:
+            mods.append(mod)
+            continue
+        if mod.use == fuse_interaction.NAME:
+            mods.append(replace(mod, gain=gain_by_fusing(plan, mod)))
+            continue
+        fewer = (*policy.mods[:number], *policy.mods[number + 1 :])
+        try:
+            without = replan(replace(policy, mods=fewer))
+        except InputError:  # what other mods, or rules, ask for is not there without it
+            mods.append(mod)
+            continue
+        mods.append(replace(mod, gain=gain_of(without, plan)))
+    return replace(plan, mods=tuple(mods))
+
+
+def gain_by_fusing(plan: Plan, mod: ModPlan) -> Gain | None:
+    """By how much the interactions that a mod fuses take less than by torch.compile; None where no such time is known.
+
+    Its sites are no GEMMs of their own in this plan, so that a plan without it says nothing of the same work.
+    """
+    total, owners = total_time(plan), {each.owner for each in mod.rewritten}
+    times = [found for found in step_times(plan.interactions) if found[0].owner in owners]
+    if total is None or not times:
+        return None
+    gained = round(sum(each.calls * (as_is.us - chosen.us) for each, chosen, as_is in times), 3)
+    return Gain(gained, round(gained / (total.us + gained), 4))
+
+
+def gain_of(without: Plan, with_it: Plan) -> Gain | None:
+    """By how much the second plan takes less; None where measurements do not have the same sites of both.
+
+    Interactions count in both. A site that either plan alone has must be timed: a mod may make one site of several.
+    """
+    before, after = total_time(without), total_time(with_it)
+    if before is None or after is None or _untimed(without) != _untimed(with_it):
+        return None
+    if before.left_out != after.left_out:
+        return None
+    gained = round(before.us - after.us, 3)
+    return Gain(gained, round(gained / before.us, 4))
+
+
+def _untimed(plan: Plan) -> frozenset[str]:
+    return frozenset(site.site.name for site in plan.sites if site.timing is None and site.site.calls)

@@ -1,0 +1,317 @@
+"""What a site's step is made of, for each way of running it: the parts (`loka.kernels.measurements.parts`) that are timed.
+
+A site's step is its GEMMs, what makes their operands, and the norms and activations around it, forward and backward:
+
+- as the model has it: forward, the norm and activation before, in BF16, and the GEMM; backward, the gradient of those
+  after, in BF16, and the GEMMs;
+- in a chain's recipe, with its neighbours taken along: forward, the norm and activation before write FP8, and the
+  weight is quantised; backward, the gradient of those after is written in FP8; it, the input and the weight are turned;
+- in a chain's recipe alone: the same, with a quantiser each for the input and the output gradient;
+- in a chain under known scales: the same passes, which take longer than those that find rows' scales (`KNOWN`, and
+  `KNOWN_TILES` beside a BlockNorm, whose kernels write both copies of a tile);
+- in any other recipe, and where some of its GEMMs stay in BF16: each GEMM quantises both of its operands anew, from a
+  transposed copy where it has to. Such a site is no chain; where `fuse: always` would have rendered its norms, the
+  compiler writes them (`COMPILED`), which costs the site what fusion gains.
+
+A norm between two linears is counted once: its forward with the linear that reads it, its gradient with the linear
+before it. What is summed on the way (products, residuals, biases) costs the same bytes in each of these, and is left
+out. Transposed copies of the last are counted as a copy and a quantiser; the compiler may make one kernel of both.
+
+The model's norms are counted as rendered kernels too, where it stays as it is: what FP8 gains is then never what fusion
+gains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import dropwhile, takewhile
+
+from loka.graph.patterns.region import ELEMENTWISE
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NORMS
+from loka.kernels.fused.norm.norm_widths import LARGEST_WIDTH
+from loka.kernels.gemm.catalogue import gemm_sizes
+from loka.kernels.measurements.parts import Part, PartKind
+from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
+from loka.plan.plan import NATIVE
+from loka.policy.cascade.settings import OperandRecipe
+from loka.sites.site import Site
+
+Pair = tuple[OperandRecipe, OperandRecipe]
+Pairs = Mapping[Gemm, Pair | None]  # the GEMMs of a site; None where one stays as the model has it
+
+RENDERED = "rendered"
+COMPILED = "compiled"  # by torch.compile; not measured, priced by what is rendered
+KNOWN, KNOWN_TILES = "known", "known-tiles"  # rendered under known scales; not recorded, priced by what is rendered
+DTYPE = "bfloat16"  # of activations: the model's own, or autocast's
+_GEMMS = frozenset({"linear", "matmul", "mm", "addmm", "einsum", "bmm"})
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What stands around a site, as kernels of a chain would take it along: "layer_norm silu", "" for nothing."""
+
+    before: str = ""  # makes the input
+    after: str = ""  # is applied to the product
+    first: bool = True  # no linear stands before `before`: its gradient is counted here
+    last: bool = True  # no linear reads what `after` makes: its forward is counted here
+    takes_before: bool = True  # the site's own kernel can make its input from it; else only in a chain with the linear
+    takes_after: bool = True  # the kernel of its gradient can write FP8
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything to take along."""
+        return bool(self.before or self.after)
+
+    def in_chain(self, traced: Surroundings) -> Surroundings:
+        """The same, where tracing found what a chain takes of it; what it does not take is there all the same."""
+        return Surroundings(
+            before=traced.before or self.before,
+            after=traced.after or self.after,
+            first=traced.first and self.first,
+            last=traced.last and self.last,
+            takes_before=traced.first and bool(traced.before),
+            takes_after=bool(traced.after),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SiteSizes:
+    """A site's y = x @ weight.T: x of (m, k), weight of (n, k), m of one call at the policy's batch size."""
+
+    m: int
+    k: int
+    n: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether rendered kernels are wide enough for both."""
+        return max(self.k, self.n) <= LARGEST_WIDTH
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The parts of one step beside its GEMMs, in the order in which they run."""
+
+    forward: tuple[Part, ...]
+    backward: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What tracing found of the sites whose neighbours were to be taken along."""
+
+    chains: tuple[tuple[str, ...], ...] = ()  # the names of the sites of each
+    around: Mapping[str, Surroundings] = field(default_factory=dict)  # of each site in a chain
+    alone: frozenset[str] = frozenset()  # the others: no kernel takes anything around them along
+
+
+def surroundings_of(site: Site) -> Surroundings:
+    """What the model's own operations around a site amount to, before anything is traced."""
+    before, beyond = _around(tuple(reversed(site.fed_by)), backwards=True)
+    after, behind = _around(site.followed_by, backwards=False)
+    return Surroundings(before, after, beyond not in _GEMMS, behind not in _GEMMS, takes_before=before in NORMS)
+
+
+def _around(ops: tuple[str, ...], backwards: bool) -> tuple[str, str]:
+    """[norm] [activation] next to a site, in words, and the operation beyond; `ops` in the order of the forward."""
+    near = tuple(reversed(ops)) if backwards else ops
+    skipped = tuple(takewhile(lambda op: op in ELEMENTWISE, near))
+    near = near[len(skipped) :]
+    found: list[str] = []
+    for kinds in (ACTIVATIONS, NORMS) if backwards else (NORMS, ACTIVATIONS):
+        if near and near[0] in kinds:
+            found.append(near[0])
+            near = near[1:]
+    beyond = next(dropwhile(lambda op: op in ELEMENTWISE, near), "")
+    return " ".join(reversed(found) if backwards else found), beyond
+
+
+def gemm_part(gemm: Gemm, sizes: SiteSizes, kernel: str, pair: Pair | None, accumulation: Accumulation | None) -> Part:
+    """The GEMM itself on a kernel; `pair` and `accumulation` are None where it stays as the model has it."""
+    found = gemm_sizes(gemm, sizes.m, sizes.k, sizes.n)
+    recipe = ""
+    if pair is not None:
+        how = accumulation or Accumulation.PRECISE
+        recipe = f"{_written(pair[0])}, {_written(pair[1])}, {how.value}"
+    return Part(PartKind.GEMM, kernel, found.rows, found.columns, found.contraction, DTYPE, recipe)
+
+
+def native_part(gemm: Gemm, sizes: SiteSizes) -> Part:
+    """The model's own GEMM."""
+    return gemm_part(gemm, sizes, NATIVE, None, None)
+
+
+def has_form_of_chain(pairs: Pairs) -> bool:
+    """Whether kernels of a chain make all operands, as `loka.codegen` decides it (`SiteRecipe.turned` and `known`).
+
+    Either e4m3 with measured powers of two as scales of rows, wgrad's operands both turned, dgrad's weight too where
+    there is a dgrad; or under known scales.
+    """
+    wgrad = pairs.get(Gemm.WGRAD)
+    if wgrad is None or not _is_quantised_by_rows(pairs):
+        return wgrad is not None and has_static_scales(pairs)
+    first, second = wgrad
+    turned = first.turned and second.turned and {first.format, second.format} == {Format.E4M3}
+    return turned and first.scaling is second.scaling and first.scaling in (Scaling.ROWWISE, Scaling.TENSORWISE)
+
+
+def has_static_scales(pairs: Pairs) -> bool:
+    """Whether inputs and output gradients are under one known scale each, and the weight under one that is measured."""
+    fprop, dgrad, wgrad = pairs.get(Gemm.FPROP), pairs.get(Gemm.DGRAD), pairs.get(Gemm.WGRAD)
+    if fprop is None or dgrad is None:
+        return False
+    (x, weight), (dy, turned) = fprop, dgrad
+    same = turned == weight and (wgrad is None or wgrad == (dy, x))
+    known = all(_is_e4m3(recipe, Scaling.TENSORWISE, Range.STATIC) for recipe in (x, dy))
+    return same and known and _is_e4m3(weight, Scaling.TENSORWISE, Range.DYNAMIC)
+
+
+def keeps_wgrad_in_chain(pairs: Pairs) -> bool:
+    """Whether it is that form but for wgrad, which stays as the model has it."""
+    return pairs.get(Gemm.WGRAD) is None and (_is_quantised_by_rows(pairs) or has_static_scales(pairs))
+
+
+def _is_quantised_by_rows(pairs: Pairs) -> bool:
+    """Whether fprop and dgrad are those of a chain; a site without a dgrad has its fprop alone."""
+    fprop = pairs.get(Gemm.FPROP)
+    if fprop is None or not all(map(_is_e4m3_rows, fprop)):
+        return False
+    if Gemm.DGRAD not in pairs:
+        return True
+    dgrad = pairs[Gemm.DGRAD]
+    if dgrad is None or not _is_e4m3_rows(dgrad[0]):
+        return False
+    weight = dgrad[1]
+    return weight.turned and weight.format is Format.E4M3 and weight.scaling is Scaling.ROWWISE
+
+
+def _is_e4m3_rows(recipe: OperandRecipe) -> bool:
+    return _is_e4m3(recipe, Scaling.ROWWISE, Range.DYNAMIC) and recipe.power_of_two
+
+
+def _is_e4m3(recipe: OperandRecipe, scaling: Scaling, range_: Range) -> bool:
+    form = (recipe.format, recipe.scaling, recipe.range, recipe.turned)
+    return form == (Format.E4M3, scaling, range_, False)
+
+
+def workload_of(
+    sizes: SiteSizes, pairs: Pairs, around: Surroundings, taken: bool, joined: bool, unfused: bool = False
+) -> Workload:
+    """The parts beside the GEMMs.
+
+    `taken` says whether kernels of a chain take the neighbours along, and `joined` whether the site before is in the
+    same chain, so that its last kernel makes this one's input; `unfused`, whether norms and activations are left to the
+    compiler that other ways of this site have rendered.
+    """
+    if sizes.fits and has_form_of_chain(pairs):
+        sheet = _chained(sizes, pairs, around, taken, joined)
+        return _under_known_scales(sheet, around) if has_static_scales(pairs) else sheet
+    sheet = _plain(sizes, pairs, around)
+    return Workload(_left(sheet.forward), _left(sheet.backward)) if unfused else sheet
+
+
+def _under_known_scales(sheet: Workload, around: Surroundings) -> Workload:
+    """The passes that write FP8 or transpose it, as they are under known scales; the others as they were."""
+    kernel = KNOWN_TILES if "block_norm" in f"{around.before} {around.after}" else KNOWN
+
+    def known(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        return tuple(part if part.recipe == DTYPE else replace(part, kernel=kernel) for part in parts)
+
+    return Workload(known(sheet.forward), known(sheet.backward))
+
+
+def _left(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    return tuple(replace(part, kernel=COMPILED) if part.around else part for part in parts)
+
+
+def _chained(sizes: SiteSizes, pairs: Pairs, around: Surroundings, taken: bool, joined: bool) -> Workload:
+    m, k, n = sizes.m, sizes.k, sizes.n
+    forward, backward = [], []
+    rows = "e4m3 rowwise"  # a known scale is written in one pass as well
+    weight = "e4m3 tensorwise" if has_static_scales(pairs) else rows
+    if taken and around.before and (joined or around.takes_before):
+        forward.append(_part(PartKind.FORWARD, m, k, rows, around.before))
+    else:
+        forward += _before(sizes, around)
+        forward.append(_part(PartKind.QUANTISE, m, k, rows))
+    forward.append(_part(PartKind.QUANTISE, n, k, weight))
+    forward += _last(sizes, around)
+    if taken and around.after and around.takes_after:
+        backward.append(_part(PartKind.BACKWARD, m, n, rows, around.after))
+    else:
+        backward += _after(sizes, around)
+        backward.append(_part(PartKind.QUANTISE, m, n, rows))
+    backward += [_turned(m, n), _turned(m, k)]
+    if Gemm.DGRAD in pairs:
+        backward.append(_turned(n, k))
+        backward += _first(sizes, around)
+    return Workload(tuple(forward), tuple(backward))
+
+
+def _plain(sizes: SiteSizes, pairs: Pairs, around: Surroundings) -> Workload:
+    """Each GEMM in FP8 quantises its own operands; norms and activations stay as they are."""
+    m, k, n = sizes.m, sizes.k, sizes.n
+    forward, backward = [*_before(sizes, around)], [*_after(sizes, around)]
+    fprop, dgrad, wgrad = pairs.get(Gemm.FPROP), pairs.get(Gemm.DGRAD), pairs.get(Gemm.WGRAD)
+    if fprop is not None:
+        forward += [_quantised(fprop[0], m, k), _quantised(fprop[1], n, k)]
+    if dgrad is not None:
+        in_chain = keeps_wgrad_in_chain(pairs) and not around.any
+        weight = (_turned(n, k),) if in_chain else _across(dgrad[1], n, k)
+        backward += [_quantised(dgrad[0], m, n), *weight]
+    if wgrad is not None:
+        backward += [*_across(wgrad[0], m, n), *_across(wgrad[1], m, k)]
+    forward += _last(sizes, around)
+    if Gemm.DGRAD in pairs:
+        backward += _first(sizes, around)
+    return Workload(tuple(forward), tuple(backward))
+
+
+def _across(recipe: OperandRecipe, rows: int, columns: int) -> tuple[Part, ...]:
+    """The passes that make an operand along the other dimension of a matrix: quantised and turned, or transposed."""
+    if recipe.turned:
+        return (
+            _part(PartKind.QUANTISE, rows, columns, f"{recipe.format.value} rowwise"),
+            _turned(rows, columns, recipe),
+        )
+    return (_part(PartKind.COPY, rows, columns, DTYPE), _quantised(recipe, columns, rows))
+
+
+def _quantised(recipe: OperandRecipe, rows: int, columns: int) -> Part:
+    """A quantiser; one under a known scale reads its matrix once, as one by rows does."""
+    if recipe.range is Range.STATIC:
+        return _part(PartKind.QUANTISE, rows, columns, f"{recipe.format.value} {Scaling.ROWWISE.value}")
+    return _part(PartKind.QUANTISE, rows, columns, _written(recipe))
+
+
+def _turned(rows: int, columns: int, recipe: OperandRecipe | None = None) -> Part:
+    """A matrix of (rows, columns) in FP8, transposed; all of the copy has one scale."""
+    written = recipe.format.value if recipe is not None else Format.E4M3.value
+    return _part(PartKind.TURN, rows, columns, f"{written} {Scaling.TENSORWISE.value}")
+
+
+def _before(sizes: SiteSizes, around: Surroundings) -> tuple[Part, ...]:
+    return (_part(PartKind.FORWARD, sizes.m, sizes.k, DTYPE, around.before),) if around.before else ()
+
+
+def _after(sizes: SiteSizes, around: Surroundings) -> tuple[Part, ...]:
+    return (_part(PartKind.BACKWARD, sizes.m, sizes.n, DTYPE, around.after),) if around.after else ()
+
+
+def _last(sizes: SiteSizes, around: Surroundings) -> tuple[Part, ...]:
+    counted = around.after and around.last
+    return (_part(PartKind.FORWARD, sizes.m, sizes.n, DTYPE, around.after),) if counted else ()
+
+
+def _first(sizes: SiteSizes, around: Surroundings) -> tuple[Part, ...]:
+    counted = around.before and around.first
+    return (_part(PartKind.BACKWARD, sizes.m, sizes.k, DTYPE, around.before),) if counted else ()
+
+
+def _part(work: PartKind, rows: int, columns: int, recipe: str, around: str = "") -> Part:
+    return Part(work, RENDERED, rows, columns, 0, DTYPE, recipe, around)
+
+
+def _written(recipe: OperandRecipe) -> str:
+    return f"{recipe.format.value} {recipe.scaling.value}"

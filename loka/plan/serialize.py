@@ -1,0 +1,380 @@
+"""plan.json: a plan as text, the same bytes on every machine, and back.
+
+Ten thousand sites share few decisions and few histories. The file keeps each of them once, in a table, and a site
+names them by number; a reader gets the shared objects back as one object. One row of a table is one line, so that a
+review of a changed plan shows the sites that changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from math import isfinite
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from loka.errors import InputError
+from loka.plan.plan import (
+    Candidate,
+    GemmPlan,
+    InteractionPlan,
+    ModPlan,
+    Plan,
+    PlannedBinding,
+    PlanTarget,
+    SitePlan,
+    SiteTiming,
+    Skipped,
+)
+from loka.policy.cascade.settings import Assignment
+from loka.sites.site import Site
+
+FORMAT = "loka.plan"
+# 2: measurements, and kernels by rows; 3: mods; 4: interactions. A plan is written in the first version that has all
+# it says.
+VERSION = 4
+
+Row = TypeVar("Row", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class _SiteRow:
+    """A site with its decisions and history as numbers of rows in the tables."""
+
+    site: Site
+    gemms: tuple[int, ...]
+    history: int
+    region: tuple[str, ...] = ()
+    region_note: str = ""
+    timing: int | None = None
+    gains_by_fusing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _TimingRow:
+    """What sites that are alike share of their times."""
+
+    timing: SiteTiming
+    candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _PlanFile:
+    """The layout of plan.json."""
+
+    format: Literal["loka.plan"]
+    version: Literal[1, 2, 3, 4]
+    name: str
+    target: PlanTarget
+    batch_size: int
+    loka_version: str
+    policy_files: tuple[tuple[str, str], ...]
+    assignments: tuple[Assignment, ...]
+    histories: tuple[dict[str, tuple[int, ...]], ...]
+    decisions: tuple[GemmPlan, ...]
+    sites: tuple[_SiteRow, ...]
+    bindings: tuple[PlannedBinding, ...]
+    skipped: tuple[Skipped, ...]
+    rule_notes: tuple[tuple[str, str], ...]
+    profile: tuple[str, str] | None = None
+    measurements: tuple[str, str] | None = None
+    timings: tuple[_TimingRow, ...] = ()
+    mods: tuple[ModPlan, ...] = ()
+    interactions: tuple[InteractionPlan, ...] = ()
+
+
+class _Table(Generic[Row]):
+    """Rows, each kept once. The same object is found by its identity, which spares hashing deep values again."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self._by_value: dict[Row, int] = {}
+        self._by_identity: dict[int, tuple[Row, int]] = {}
+
+    def number(self, row: Row) -> int:
+        """The number of a row, which is added where it is new."""
+        seen = self._by_identity.get(id(row))
+        if seen is not None:
+            return seen[1]
+        number = self._by_value.setdefault(row, len(self.rows))
+        if number == len(self.rows):
+            self.rows.append(row)
+        self._by_identity[id(row)] = (row, number)  # the row is kept alive, so its identity stays its own
+        return number
+
+
+class _Timings:
+    """The table of times; sites that are alike hold the same objects."""
+
+    def __init__(self) -> None:
+        self.table: _Table[_TimingRow] = _Table()
+        self._rows: dict[tuple[int, int], _TimingRow] = {}
+
+    def number(self, site: SitePlan) -> int | None:
+        """The number of a site's row, None where it has no times."""
+        if site.timing is None:
+            return None
+        key = (id(site.timing), id(site.candidates))  # kept alive by the plan
+        if key not in self._rows:
+            self._rows[key] = _TimingRow(site.timing, site.candidates)
+        return self.table.number(self._rows[key])
+
+
+@cache
+def _adapter() -> TypeAdapter[_PlanFile]:
+    return TypeAdapter(_PlanFile)
+
+
+def to_json(plan: Plan) -> str:
+    """The text of plan.json: keys sorted, one row a line, a newline at the end."""
+    data: dict[str, Any] = _adapter().dump_python(_to_file(plan), mode="json")
+    for name, there in (
+        ("profile", plan.profile is not None),
+        ("measurements", plan.measurements is not None),
+        ("timings", bool(data["timings"])),
+        ("mods", bool(plan.mods)),
+        ("interactions", bool(plan.interactions)),
+    ):
+        if not there:
+            del data[name]
+    for mod in data.get("mods", ()):
+        if mod["gain"] is None:
+            del mod["gain"]
+    for site in data["sites"]:
+        _show_timing(site)
+        if not site["site"]["members"]:
+            del site["site"]["members"]
+    for decision in data["decisions"]:
+        _show_evidence(decision)
+        _show_turned(decision)
+        _show_times(decision)
+        if not decision["by_rows"]:
+            del decision["by_rows"]
+    for binding in data["bindings"]:
+        _show_even(binding)
+        if binding["forward"] is not None and not binding["forward"]["rewritten"]:
+            del binding["forward"]["rewritten"]
+        _show_crosses(binding)
+        _show_built_in(binding)
+    return "{\n" + ",\n".join(f" {_dump(key)}: {_value(data[key])}" for key in sorted(data)) + "\n}\n"
+
+
+def from_json(text: str, name: str = "plan.json") -> Plan:
+    """Read what `to_json` wrote. `name` is the file's, for messages.
+
+    Raises InputError for text that is truncated, is no plan, or was written by a newer LoKA.
+    """
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{name}:{error.lineno}:{error.colno}: not a whole JSON file ({error.msg}); it may have been cut short: "
+            "make it again with `loka generate`"
+        ) from error
+    except ValueError as error:  # a number of more digits than Python reads
+        raise InputError(f"{name}: damaged: {error}; make the plan again with `loka generate`") from error
+    except RecursionError as error:
+        raise InputError(f"{name}: nested too deeply to be a plan; name a plan.json of `loka generate`") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise InputError(f"{name}: not a plan of LoKA; name a plan.json of `loka generate`, or a policy (.yaml)")
+    version = data.get("version")
+    if not isinstance(version, int) or version > VERSION:
+        raise InputError(
+            f"{name}: the plan has version {version!r} and this LoKA reads up to {VERSION}: upgrade LoKA, or make the "
+            "plan again with `loka generate`"
+        )
+    try:
+        file = _adapter().validate_json(text)
+        _refuse_nonsense(file, name)
+        return _from_file(file)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise InputError(
+            f"{name}: damaged at {place}: {first['msg']}; make the plan again with `loka generate`"
+        ) from error
+    except IndexError as error:
+        raise InputError(
+            f"{name}: damaged: a site names a row that the file lacks; make the plan again with `loka generate`"
+        ) from error
+
+
+def _refuse_nonsense(file: _PlanFile, name: str) -> None:
+    """Raises InputError for what is well formed and yet no plan, as an edit by hand leaves it."""
+    wrong = ""
+    if file.batch_size < 1:
+        wrong = f"batch_size is {file.batch_size}, and has to be 1 or more"
+    counts = Counter(row.site.name for row in file.sites)
+    for site, count in counts.items():
+        if count > 1:
+            wrong = f"site {site!r} is there {count} times"
+    times = [each.time for row in file.timings for each in row.candidates]
+    times += [time for row in file.timings for time in (row.timing.chosen, row.timing.as_is)]
+    times += [time for each in file.interactions for time in (each.chosen, each.as_is) if time is not None]
+    if not all(isfinite(time.us) and min(time.forward, time.backward) >= 0 and time.us > 0 for time in times):
+        wrong = "a time is zero, negative or not finite"
+    if wrong:
+        raise InputError(f"{name}: damaged: {wrong}; make the plan again with `loka generate`")
+
+
+def _to_file(plan: Plan) -> _PlanFile:
+    assignments: _Table[Assignment] = _Table()
+    decisions: _Table[GemmPlan] = _Table()
+    histories: _Table[tuple[tuple[str, tuple[int, ...]], ...]] = _Table()
+    timings = _Timings()
+    numbers: dict[int, int] = {}  # of histories, by identity: `plan` keeps them alive
+    rows = []
+    for site in plan.sites:
+        history = numbers.get(id(site.history))
+        if history is None:
+            entries = sorted(site.history.items())
+            history = histories.number(tuple((path, tuple(map(assignments.number, field))) for path, field in entries))
+            numbers[id(site.history)] = history
+        gemms = tuple(map(decisions.number, site.gemms))
+        around = (site.region, site.region_note, timings.number(site), site.gains_by_fusing)
+        rows.append(_SiteRow(site.site, gemms, history, *around))
+    return _PlanFile(
+        format="loka.plan",
+        version=_version(plan, decisions.rows),
+        name=plan.name,
+        target=plan.target,
+        batch_size=plan.batch_size,
+        loka_version=plan.loka_version,
+        policy_files=plan.policy_files,
+        assignments=tuple(assignments.rows),
+        histories=tuple(dict(entries) for entries in histories.rows),
+        decisions=tuple(decisions.rows),
+        sites=tuple(rows),
+        bindings=plan.bindings,
+        skipped=plan.skipped,
+        rule_notes=plan.rule_notes,
+        profile=plan.profile,
+        measurements=plan.measurements,
+        timings=tuple(timings.table.rows),
+        mods=plan.mods,
+        interactions=plan.interactions,
+    )
+
+
+def _version(plan: Plan, decisions: Iterable[GemmPlan]) -> Literal[1, 2, 3, 4]:
+    if plan.interactions:
+        return 4
+    if plan.mods:
+        return 3
+    return 2 if plan.measurements or any(decision.by_rows for decision in decisions) else 1
+
+
+def _from_file(file: _PlanFile) -> Plan:
+    histories = [
+        {path: tuple(_row(file.assignments, number) for number in field) for path, field in history.items()}
+        for history in file.histories
+    ]
+    return Plan(
+        name=file.name,
+        target=file.target,
+        batch_size=file.batch_size,
+        policy_files=file.policy_files,
+        sites=tuple(_site(file, row, _row(histories, row.history)) for row in file.sites),
+        bindings=file.bindings,
+        skipped=file.skipped,
+        loka_version=file.loka_version,
+        rule_notes=file.rule_notes,
+        profile=file.profile,
+        measurements=file.measurements,
+        mods=file.mods,
+        interactions=file.interactions,
+    )
+
+
+def _site(file: _PlanFile, row: _SiteRow, history: dict[str, tuple[Assignment, ...]]) -> SitePlan:
+    timed = _row(file.timings, row.timing) if row.timing is not None else None
+    return SitePlan(
+        site=row.site,
+        gemms=tuple(_row(file.decisions, number) for number in row.gemms),
+        history=history,
+        region=row.region,
+        region_note=row.region_note,
+        timing=timed.timing if timed is not None else None,
+        candidates=timed.candidates if timed is not None else (),
+        gains_by_fusing=row.gains_by_fusing,
+    )
+
+
+def _show_evidence(decision: dict[str, Any]) -> None:
+    """What a plan without a profile does not have is not written; JSON has no infinities, "inf" reads back as one."""
+    evidence = decision["evidence"]
+    if evidence is None:
+        del decision["evidence"]
+        return
+    for name in ("mere", "sqnr_db"):
+        evidence[name] = {end: value if isfinite(value) else str(value) for end, value in evidence[name].items()}
+
+
+def _show_turned(decision: dict[str, Any]) -> None:
+    """Only an operand that is turned says so."""
+    for recipe in decision["operands"] or ():
+        if not recipe["turned"]:
+            del recipe["turned"]
+
+
+def _show_times(decision: dict[str, Any]) -> None:
+    """Only a GEMM of which measurements say something has times."""
+    if not decision["times"]:
+        del decision["times"]
+
+
+def _show_timing(site: dict[str, Any]) -> None:
+    """Only a site that measurements decided has its number of a row."""
+    if site["timing"] is None:
+        del site["timing"]
+    if not site["gains_by_fusing"]:
+        del site["gains_by_fusing"]
+
+
+def _show_even(binding: dict[str, Any]) -> None:
+    """Only a statement whose tensors have one shape says so."""
+    for statement in (binding["forward"] or {}).get("statements", ()):
+        if not statement["even"]:
+            del statement["even"]
+
+
+def _show_crosses(binding: dict[str, Any]) -> None:
+    """Only a forward with cross layers says so."""
+    if binding["forward"] is not None and not binding["forward"]["crosses"]:
+        del binding["forward"]["crosses"]
+
+
+def _show_built_in(binding: dict[str, Any]) -> None:
+    """Only a forward that was traced with what it read says so."""
+    for name in ("reads", "called", "constants"):
+        if binding["forward"] is not None and not binding["forward"][name]:
+            del binding["forward"][name]
+
+
+_Item = TypeVar("_Item")
+
+
+def _row(table: tuple[_Item, ...] | list[_Item], number: int) -> _Item:
+    """A row by its number; unlike plain indexing, a negative number is no row."""
+    if number < 0:
+        raise IndexError(number)
+    return table[number]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict | list):
+        return "[\n" + ",\n".join(_lines(value)) + "\n ]"
+    return _dump(value)
+
+
+def _lines(rows: Iterable[Any]) -> Iterable[str]:
+    return (f"  {_dump(row)}" for row in rows)
+
+
+def _dump(value: Any) -> str:
+    # Python writes a float as the shortest text that reads back the same, on every machine.
+    return json.dumps(value, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(", ", ": "))

@@ -1,0 +1,244 @@
+"""The cascade: rules in order, field by field, the last one wins; every field remembers who set it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+from loka.numerics.enums import (
+    OPERANDS,
+    Accumulation,
+    AccumulationSetting,
+    Compute,
+    Format,
+    Fuse,
+    Gemm,
+    Operand,
+    Range,
+    Scaling,
+)
+from loka.policy.cascade.expand import shown_value
+from loka.policy.cascade.settings import (
+    ANY_KERNEL,
+    TRANSPOSED_FROM,
+    Assignment,
+    Budget,
+    GemmSettings,
+    OperandRecipe,
+    SiteFacts,
+    SiteSettings,
+)
+from loka.policy.cascade.unmatched import unmatched_patterns
+from loka.policy.policy import OPERAND_FIELDS, Leaf, Policy, Rule
+from loka.policy.problems import Place, PolicyError, Problem, printable, problem
+
+_MIXED_SCALING = {Scaling.BLOCKWISE_1X128, Scaling.BLOCKWISE_128X128}
+_SAME_SCALING = (Scaling.TENSORWISE, Scaling.ROWWISE, Scaling.BLOCKWISE_1X128)
+_STATIC_WITHOUT_AMAX = (
+    "range: static needs a maximum: give amax, name a profile to take it from (loka probe), or use range: dynamic"
+)
+_BESIDE_TURNED = (Scaling.TENSORWISE, Scaling.ROWWISE)  # what the one scale of a turned operand can stand for
+
+
+class _State:
+    """The leaves of one site: each one's last assignment with its number in the cascade, and all of them."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.last: dict[str, tuple[int, Leaf]] = {}
+        self.history: dict[str, list[Assignment]] = {}
+        number = 0
+        for rule in rules:
+            for leaf in rule.leaves:
+                number += 1
+                path = leaf.assignment.path
+                self.last[path] = (number, leaf)
+                self.history.setdefault(path, []).append(leaf.assignment)
+
+    def value(self, path: str) -> object:
+        return self.last[path][1].value
+
+    def turned(self, gemm: Gemm, operand: Operand) -> bool:
+        """Whether an operand is turned; there is no such leaf unless a rule sets one."""
+        path = f"{gemm}.{operand}.turned"
+        return path in self.last and self.value(path) is True
+
+    def kernel(self, gemm: Gemm) -> str:
+        """The kernel that a rule pins; there is no such leaf either unless one does."""
+        path = f"{gemm}.kernel"
+        return cast(str, self.value(path)) if path in self.last else ANY_KERNEL
+
+    def later(self, first: str, second: str) -> Leaf:
+        """The one of two leaves that was assigned last."""
+        return max(self.last[first], self.last[second], key=lambda numbered: numbered[0])[1]
+
+
+def resolve_settings(policy: Policy, facts: Sequence[SiteFacts]) -> tuple[SiteSettings, ...]:
+    """What the policy says of each site, in the order of `facts`. Sites that the same rules match share one object.
+
+    Raises PolicyError for every pattern that matches nothing and every contradiction between the fields of a GEMM.
+    """
+    columns = [_matched(rule, facts) for rule in policy.rules]
+    rules = [_marked(rule, column) for rule, column in zip(policy.rules, columns, strict=True)]
+    problems = unmatched_patterns(policy.rules, facts)
+    groups: dict[tuple[bool, ...], list[int]] = {}
+    for index, matched in enumerate(zip(*columns, strict=True)):
+        groups.setdefault(matched, []).append(index)
+    settings: dict[int, SiteSettings] = {}
+    conflicts: dict[tuple[Place, str], list[int]] = {}
+    for matched, sites in groups.items():
+        state = _State([rule for rule, on in zip(rules, matched, strict=True) if on])
+        for key in _conflicts(state, policy.profile is not None):
+            conflicts.setdefault(key, []).extend(sites)
+        settings.update(dict.fromkeys(sites, _settings(state)))
+    problems += [_conflict(place, message, sites, facts) for (place, message), sites in conflicts.items()]
+    if problems:
+        raise PolicyError(sorted(problems, key=lambda each: (each.file, each.line, each.column)))
+    return tuple(settings[index] for index in range(len(facts)))
+
+
+def _matched(rule: Rule, facts: Sequence[SiteFacts]) -> list[bool]:
+    matches = rule.match.matches
+    return [matches(site) for site in facts]
+
+
+def _marked(rule: Rule, column: list[bool]) -> Rule:
+    # A rule by kind or size that happens to meet one site does not name it.
+    return rule.naming_one_site() if rule.match.patterns and column.count(True) == 1 else rule
+
+
+def _settings(state: _State) -> SiteSettings:
+    gemms = {gemm: _gemm(state, gemm) for gemm in Gemm}
+    return SiteSettings(
+        gemms=gemms,
+        budget=Budget(
+            mere=cast(float, state.value("budget.mere")),
+            sqnr_db=cast(float, state.value("budget.sqnr_db")),
+            min_speedup=cast(float, state.value("budget.min_speedup")),
+        ),
+        fuse=cast(Fuse, state.value("fuse")),
+        history={path: tuple(assignments) for path, assignments in state.history.items()} | _followed(state, gemms),
+    )
+
+
+def _followed(state: _State, gemms: dict[Gemm, GemmSettings]) -> dict[str, tuple[Assignment, ...]]:
+    """The history of each field of a turned operand that is not as the rules left it: being turned decides it."""
+    found = {}
+    for (gemm, operand), source in TRANSPOSED_FROM.items():
+        if not state.turned(gemm, operand):
+            continue
+        base = f"{gemm}.{operand}."
+        recipe = gemms[gemm].operands[OPERANDS[gemm].index(operand)]
+        by = state.last[base + "turned"][1].assignment
+        for name in OPERAND_FIELDS:
+            value, path = getattr(recipe, name), base + name
+            if value != state.value(path):
+                last = replace(by, path=path, value=shown_value(value), source=f"turned from {'.'.join(source)}")
+                found[path] = (*state.history[path], last)
+    return found
+
+
+def _gemm(state: _State, gemm: Gemm) -> GemmSettings:
+    first, second = OPERANDS[gemm]
+    accumulation = cast(AccumulationSetting, state.value(f"{gemm}.accumulation"))
+    fast = accumulation is AccumulationSetting.FAST
+    return GemmSettings(
+        compute=cast(Compute, state.value(f"{gemm}.compute")),
+        operands=(_recipe(state, gemm, first), _recipe(state, gemm, second)),
+        accumulation=Accumulation.FAST if fast else Accumulation.PRECISE,
+        padding=cast(bool, state.value(f"{gemm}.padding")),
+        kernel=state.kernel(gemm),
+        may_be_fast=accumulation is AccumulationSetting.AUTO,
+    )
+
+
+def _recipe(state: _State, gemm: Gemm, operand: Operand) -> OperandRecipe:
+    if state.turned(gemm, operand):
+        return _turned_recipe(state, gemm, operand)
+    base = f"{gemm}.{operand}."
+    return OperandRecipe(**{name: state.value(base + name) for name in OPERAND_FIELDS})  # type: ignore[arg-type]
+
+
+def _turned_recipe(state: _State, gemm: Gemm, operand: Operand) -> OperandRecipe:
+    source_gemm, source = TRANSPOSED_FROM[gemm, operand]
+    other = _other(gemm, operand)
+    beside = Scaling.TENSORWISE if state.turned(gemm, other) else state.value(f"{gemm}.{other}.scaling")
+    return OperandRecipe(
+        format=cast(Format, state.value(f"{source_gemm}.{source}.format")),
+        scaling=Scaling.TENSORWISE if beside is Scaling.TENSORWISE else Scaling.ROWWISE,
+        power_of_two=True,
+        turned=True,
+    )
+
+
+def _other(gemm: Gemm, operand: Operand) -> Operand:
+    first, second = OPERANDS[gemm]
+    return second if operand is first else first
+
+
+def _conflicts(state: _State, profiled: bool) -> list[tuple[Place, str]]:
+    """Fields of one GEMM that contradict each other; none where it stays as the model has it.
+
+    `profiled`: the policy names a profile, from which planning takes a static range's maximum.
+    """
+    found = []
+    for gemm, operands in OPERANDS.items():
+        if state.value(f"{gemm}.compute") is Compute.KEEP:
+            continue
+        found += _scaling_conflict(state, gemm)
+        for operand in operands:
+            if not state.turned(gemm, operand):
+                found += _range_conflict(state, f"{gemm}.{operand}", profiled)
+    return found
+
+
+def _scaling_conflict(state: _State, gemm: Gemm) -> list[tuple[Place, str]]:
+    turned = [operand for operand in OPERANDS[gemm] if state.turned(gemm, operand)]
+    if turned:
+        return _conflict_beside(state, gemm, turned[0]) if len(turned) == 1 else []
+    first, second = (f"{gemm}.{operand}.scaling" for operand in OPERANDS[gemm])
+    pair = (cast(Scaling, state.value(first)), cast(Scaling, state.value(second)))
+    if set(pair) == _MIXED_SCALING or (pair[0] is pair[1] and pair[0] in _SAME_SCALING):
+        return []
+    leaf = state.later(first, second)
+    names = OPERANDS[gemm]
+    return [
+        (
+            _place(leaf),
+            f"{gemm}: no kernel multiplies {names[0]} {pair[0]} by {names[1]} {pair[1]}; give both tensorwise, rowwise "
+            "or blockwise_1x128, or one blockwise_1x128 and the other blockwise_128x128",
+        )
+    ]
+
+
+def _conflict_beside(state: _State, gemm: Gemm, turned: Operand) -> list[tuple[Place, str]]:
+    other = _other(gemm, turned)
+    scaling = cast(Scaling, state.value(f"{gemm}.{other}.scaling"))
+    if scaling in _BESIDE_TURNED:
+        return []
+    leaf = state.later(f"{gemm}.{turned}.turned", f"{gemm}.{other}.scaling")
+    message = (
+        f"{gemm}: no kernel multiplies {other} {scaling} by {turned} turned, which has one scale; give {other} rowwise "
+        f"or tensorwise, or {turned} turned: false"
+    )
+    return [(_place(leaf), message)]
+
+
+def _range_conflict(state: _State, base: str, profiled: bool) -> list[tuple[Place, str]]:
+    amax = state.last[f"{base}.amax"][1]
+    range_ = state.last[f"{base}.range"][1]
+    if range_.value is Range.STATIC and amax.value is None and not profiled:
+        # `range: dynamic` after `range: static` is no conflict, so the last range is the offending one.
+        return [(_place(range_), f"{base}: {_STATIC_WITHOUT_AMAX}")]
+    if range_.value is Range.DYNAMIC and amax.value is not None:
+        return [(_place(amax), f"{base}: amax is for range: static, and the range is dynamic; add range: static")]
+    return []
+
+
+def _place(leaf: Leaf) -> Place:
+    return Place(leaf.assignment.file, leaf.assignment.line, leaf.column)
+
+
+def _conflict(place: Place, message: str, sites: list[int], facts: Sequence[SiteFacts]) -> Problem:
+    others = f" and {len(sites) - 1} more" if len(sites) > 1 else ""
+    return problem(place, f"{message} (at {printable(facts[min(sites)].name)}{others})")

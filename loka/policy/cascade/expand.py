@@ -1,0 +1,125 @@
+"""A setting of a policy spread out into leaves, broad before narrow: what the cascade works on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from loka.numerics.enums import OPERANDS, AccumulationSetting, Compute, Gemm, Operand, Range, Scaling
+from loka.policy.cascade.settings import TRANSPOSED_FROM, Assignment, Budget, OperandRecipe, SiteSettings
+from loka.policy.policy import OPERAND_FIELDS, Leaf
+from loka.policy.problems import Place
+from loka.policy.schema.policy_schema import GemmFields, OperandSetting, ScalingChoice, SiteSetting
+from loka.policy.yaml.tree import Mapping, Path, Scalar, follow
+
+GEMM_FIELDS = ("compute", "accumulation", "padding", "kernel")
+BUILT_IN = "built-in"
+
+
+@dataclass(frozen=True, slots=True)
+class RuleOrigin:
+    """Where a setting is written: its tree and path, and the name that provenance shows."""
+
+    root: Mapping
+    path: Path
+    source: str
+
+    def leaf(self, name: str, value: object, *steps: str) -> Leaf:
+        """The leaf `name`, set by the field at `steps` below the setting."""
+        node = follow(self.root, (*self.path, *steps)).node
+        text = node.text if isinstance(node, Scalar) and isinstance(value, float) else shown_value(value)
+        place: Place = node.place
+        return Leaf(Assignment(name, text, self.source, place.file, place.line), value, place.column)
+
+
+def shown_value(value: object) -> str:
+    """A leaf's value as a policy would write it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value.value if isinstance(value, StrEnum) else str(value)
+
+
+def expand(setting: SiteSetting, origin: RuleOrigin) -> tuple[Leaf, ...]:
+    """Every leaf that a setting assigns: the site's fields, then those of each GEMM, then those of each operand."""
+    leaves = list(_gemm_fields(setting, Gemm, origin))
+    if setting.budget is not None:
+        for name in ("mere", "sqnr_db", "min_speedup"):
+            value = getattr(setting.budget, name)
+            if value is not None:
+                leaves.append(origin.leaf(f"budget.{name}", float(value), "budget", name))
+    if setting.fuse is not None:
+        leaves.append(origin.leaf("fuse", setting.fuse, "fuse"))
+    gemms = [(gemm, getattr(setting, gemm.value)) for gemm in Gemm]
+    for gemm, fields in gemms:
+        if fields is not None:
+            leaves.extend(_gemm_fields(fields, (gemm,), origin, gemm.value))
+    for gemm, fields in gemms:
+        for operand in OPERANDS[gemm]:
+            recipe = getattr(fields, operand.value) if fields is not None else None
+            if recipe is not None:
+                leaves.extend(_operand_fields(recipe, ((gemm, operand),), origin, gemm.value, operand.value))
+    return tuple(leaves)
+
+
+def built_in() -> tuple[Leaf, ...]:
+    """The settings of a site that no policy has touched, leaf by leaf."""
+    recipe, budget = OperandRecipe(), Budget()
+    values: dict[str, object] = {}
+    for gemm in Gemm:
+        values |= {
+            f"{gemm}.compute": Compute.AUTO,
+            f"{gemm}.accumulation": AccumulationSetting.PRECISE,
+            f"{gemm}.padding": True,
+        }
+        for operand in OPERANDS[gemm]:
+            values |= {f"{gemm}.{operand}.{name}": getattr(recipe, name) for name in OPERAND_FIELDS}
+    values |= {f"budget.{name}": getattr(budget, name) for name in ("mere", "sqnr_db", "min_speedup")}
+    values["fuse"] = SiteSettings(gemms={}).fuse
+    return tuple(
+        Leaf(Assignment(name, shown_value(value), BUILT_IN, "", 0), value, 0) for name, value in values.items()
+    )
+
+
+def _gemm_fields(fields: GemmFields, gemms: Iterable[Gemm], origin: RuleOrigin, *steps: str) -> Iterator[Leaf]:
+    gemms = tuple(gemms)
+    for name in GEMM_FIELDS:
+        value = getattr(fields, name)
+        if value is not None:
+            for gemm in gemms:
+                yield origin.leaf(f"{gemm}.{name}", value, *steps, name)
+    pairs = [(gemm, operand) for gemm in gemms for operand in OPERANDS[gemm]]
+    yield from _operand_fields(fields, pairs, origin, *steps)
+
+
+def _operand_fields(
+    fields: OperandSetting, pairs: Iterable[tuple[Gemm, Operand]], origin: RuleOrigin, *steps: str
+) -> Iterator[Leaf]:
+    pairs = tuple(pairs)
+    for name in OPERAND_FIELDS:
+        value = getattr(fields, name)
+        if value is None:
+            continue
+        for gemm, operand in pairs:
+            if name == "scaling":
+                yield origin.leaf(f"{gemm}.{operand}.scaling", _scaling(value, operand), *steps, name)
+            elif name == "amax":
+                yield origin.leaf(f"{gemm}.{operand}.amax", float(value), *steps, name)
+            else:
+                yield origin.leaf(f"{gemm}.{operand}.{name}", value, *steps, name)
+            if value is Range.DYNAMIC:
+                # A policy has no word for "no amax": measuring forgets the one that was given before.
+                yield origin.leaf(f"{gemm}.{operand}.amax", None, *steps, name)
+    turned = getattr(fields, "turned", None)
+    if turned is not None:
+        for gemm, operand in pairs:
+            if (gemm, operand) in TRANSPOSED_FROM:
+                yield origin.leaf(f"{gemm}.{operand}.turned", turned, *steps, "turned")
+
+
+def _scaling(choice: ScalingChoice, operand: Operand) -> Scaling:
+    if choice is ScalingChoice.BLOCKWISE:
+        return Scaling.BLOCKWISE_128X128 if operand is Operand.WEIGHT else Scaling.BLOCKWISE_1X128
+    return Scaling(choice.value)

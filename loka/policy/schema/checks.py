@@ -1,0 +1,106 @@
+"""What single values of a policy must be, beyond their type. Each check returns the value or says what to write."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from typing import Protocol, TypeVar
+
+from pydantic_core import PydanticCustomError
+
+from loka.policy.cascade.patterns import PatternError, compile_pattern
+
+NAME_PATTERN = "^[A-Za-z_][A-Za-z0-9_]*$"
+CALLABLE_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+KERNEL_PATTERN = r"^(auto|[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*)$"
+POWERS_OF_TWO = tuple(2**exponent for exponent in range(20))
+MAX_NAME = 100  # a directory is called so
+
+_NAME = re.compile(NAME_PATTERN)
+_KERNEL = re.compile(KERNEL_PATTERN)
+
+
+def refuse(reason: str) -> PydanticCustomError:
+    """The error that pydantic passes on with our own words."""
+    return PydanticCustomError("loka", "{reason}", {"reason": reason})
+
+
+def package_name(value: str) -> str:
+    """A name that a generated package can have."""
+    if not _NAME.fullmatch(value):
+        raise refuse(f"{value!r} is no Python identifier; use letters, digits and _, as in ranker_v2")
+    if keyword.iskeyword(value):
+        raise refuse(f"{value!r} is a Python keyword; choose another name")
+    if value.startswith("__"):
+        raise refuse(f"{value!r} begins with __, which Python keeps for itself; choose another name")
+    if len(value) > MAX_NAME:
+        raise refuse(f"{len(value)} characters; use at most {MAX_NAME}, a directory is called so")
+    return value
+
+
+def callable_name(value: str) -> str:
+    """The syntax of "package.module:name"."""
+    module, colon, name = value.partition(":")
+    parts = [*module.split("."), name]
+    if colon and all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
+        return value
+    hint = ""
+    dotted = value.split(".")
+    if not colon and len(dotted) > 1 and all(part.isidentifier() for part in dotted):
+        hint = f", perhaps {'.'.join(dotted[:-1])}:{dotted[-1]}"
+    raise refuse(f"{value!r} names no callable; write package.module:name{hint}")
+
+
+def kernel_name(value: str) -> str:
+    """The syntax of "library.kernel"; planning knows which there are."""
+    if value == "as-is":
+        raise refuse("as-is is the model's own GEMM; write compute: keep")
+    if not _KERNEL.fullmatch(value):
+        raise refuse(f"{value!r} names no kernel; write auto, or library.kernel as in torch.scaled_mm")
+    return value
+
+
+def power_of_two(value: int) -> int:
+    """A size that is a power of two."""
+    if value not in POWERS_OF_TWO:
+        below = max(size for size in POWERS_OF_TWO if size <= value)
+        raise refuse(f"{value} is no power of two; write {below} or {2 * below}")
+    return value
+
+
+def pattern(value: str) -> str:
+    """A glob, or "re:" and a regular expression."""
+    try:
+        compile_pattern(value)
+    except PatternError as error:
+        raise refuse(str(error)) from None
+    return value
+
+
+class _Fields(Protocol):
+    """A model that knows which of its fields were given."""
+
+    @property
+    def model_fields_set(self) -> set[str]: ...
+
+
+_F = TypeVar("_F", bound=_Fields)
+
+
+def turned(value: _F) -> _F:
+    """An operand that is turned says nothing else: the rest follows from the one it is made from."""
+    others = sorted(value.model_fields_set - {"turned"})
+    if getattr(value, "turned", None) and others:
+        raise refuse(f"a turned operand takes the rest from the one it is made from; leave out {', '.join(others)}")
+    return value
+
+
+def criteria(value: _F) -> _F:
+    """Criteria say something, and no lower bound is over its upper one."""
+    if not value.model_fields_set:
+        raise refuse('an empty mapping says nothing; write "*" for every site')
+    for name in ("m", "k", "n", "share"):
+        least, largest = getattr(value, f"min_{name}"), getattr(value, f"max_{name}")
+        if least is not None and largest is not None and least > largest:
+            raise refuse(f"min_{name} {least} is over max_{name} {largest}; nothing can match: change one of them")
+    return value

@@ -1,0 +1,236 @@
+"""What pydantic found, in the words of a policy and at its place."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from loka.policy.cascade.settings import TRANSPOSED_FROM
+from loka.policy.problems import Problem, problem
+from loka.policy.schema import policy_schema
+from loka.policy.schema.mod_schema import MODS
+from loka.policy.yaml.scalars import looks_like_number
+from loka.policy.yaml.tree import FoundNode, Mapping, Node, Path, Scalar, Sequence, follow
+
+_GEMMS: dict[str | int, type[BaseModel]] = {
+    "fprop": policy_schema.FpropSetting,
+    "dgrad": policy_schema.DgradSetting,
+    "wgrad": policy_schema.WgradSetting,
+}
+_CALLABLES = ("factory", "inputs", "batches", "loss", "test")
+_OPERANDS = ("input", "weight", "grad_output")
+_EXPECTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "model_type": "a mapping of keys to values",
+}
+_PATTERN_FORMS = 'write "layers.*", "re:...", a list of these, or (for match) a mapping such as {kind: linear}'
+_NAME_FORMS = 'write "layers.*", "re:..." or a list of these'
+_COMPARED = {
+    "greater_than": ("gt", "greater than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+def validation_errors(errors: Iterable[ErrorDetails], root: Mapping, complete: bool) -> list[Problem]:
+    """One problem for each error of pydantic's that is not on the list already.
+
+    `complete` is False where a base could not be read: then what seems to be missing may stand there.
+    """
+    problems = []
+    for error in errors:
+        found = follow(root, error["loc"])
+        if (
+            _reported(root, found.path)
+            or _reported(root, (*found.path, "use"))
+            or (error["type"] == "missing" and not complete)
+        ):
+            continue
+        problems.append(_complaint(error, found))
+    return problems
+
+
+def _complaint(error: ErrorDetails, found: FoundNode) -> Problem:
+    kind, context = error["type"], error.get("ctx", {})
+    name = _name(found.path)
+    if kind == "missing":
+        field = str(error["loc"][-1])
+        return problem(found.key, f"{name}{field} is missing; add it{_example(field)}")
+    if kind == "extra_forbidden":
+        if found.path[0] == "mods":
+            return problem(found.key, _unknown_parameter(str(found.path[-1]), str(error["loc"][2]).strip("<>")))
+        return problem(found.key, _unknown_key(found.path))
+    if kind == "enum":
+        return problem(found.node.place, f"{name}{_choice(found.node, str(context['expected']))}")
+    if kind in _COMPARED:
+        key, words = _COMPARED[kind]
+        return problem(
+            found.node.place, f"{name}{describe(found.node)} is out of range; it must be {words} {context[key]:.12g}"
+        )
+    if kind in ("string_too_short", "too_short"):
+        return problem(found.node.place, f"{name}empty; give at least one, or remove the key")
+    if kind == "loka":
+        return problem(found.node.place, f"{name}{error['msg']}")
+    if kind in ("union_tag_not_found", "union_tag_invalid"):
+        if len(found.path) == 2 and found.path[0] == "mods":
+            return _no_mod(found)
+        forms = _NAME_FORMS if found.path[0] == "mods" else _PATTERN_FORMS
+        return problem(found.node.place, f"{name}expected a pattern, found {describe(found.node)}; {forms}")
+    if kind in _EXPECTED:
+        return problem(
+            found.node.place, f"{name}expected {_EXPECTED[kind]}, found {describe(found.node)}{_hint(kind, found)}"
+        )
+    return problem(found.node.place, f"{name}{error['msg']}; found {describe(found.node)}: correct it")
+
+
+def _no_mod(found: FoundNode) -> Problem:
+    """An entry of `mods` that names no mod."""
+    entry = found.node.entries.get("use") if isinstance(found.node, Mapping) else None
+    if not isinstance(found.node, Mapping):
+        message = f"expected a mapping of keys to values, found {describe(found.node)}; write 'use: NAME' lines"
+        return problem(found.node.place, message)
+    if entry is None:
+        return problem(found.key, "use is missing; add it, as in 'use: no_bias'")
+    return problem(entry.node.place, f"use: {_choice(entry.node, ', '.join(MODS))}")
+
+
+def describe(node: Node) -> str:
+    """A value in a few words: `text "abc"`, `the number 3`, `a list`."""
+    if isinstance(node, Mapping):
+        return "a mapping"
+    if isinstance(node, Sequence):
+        return "a list"
+    if isinstance(node.value, str):
+        return f"text {json.dumps(node.value[:60], ensure_ascii=False)}"
+    if isinstance(node.value, bool):
+        return node.text
+    return f"the number {node.text}" if node.value is not None else "nothing"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that was probably meant."""
+    words = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(word[:60].lower().replace("-", "_"), words, n=1, cutoff=0.6)
+    return words[close[0]] if close else None
+
+
+def known_keys(path: Path) -> tuple[str, ...]:
+    """The keys that the mapping at a path may have; none where any may stand."""
+    return _keys(_model_at(path))
+
+
+def _keys(model: type[BaseModel] | None) -> tuple[str, ...]:
+    return tuple(field.alias or name for name, field in model.model_fields.items()) if model else ()
+
+
+def _model_at(path: Path) -> type[BaseModel] | None:
+    match path:
+        case ():
+            return policy_schema.PolicySetting
+        case ("model",):
+            return policy_schema.ModelSetting
+        case ("train",):
+            return policy_schema.TrainSetting
+        case ("rules", int()):
+            return policy_schema.RuleSetting
+        case ("rules", int(), "match"):
+            return policy_schema.Criteria
+        case ("defaults", *rest) | ("rules", int(), *rest):
+            return _setting_at(rest)
+    return None
+
+
+def _setting_at(rest: list[str | int]) -> type[BaseModel] | None:
+    match rest:
+        case []:
+            return policy_schema.SiteSetting
+        case ["budget"]:
+            return policy_schema.BudgetSetting
+        case [gemm] if gemm in _GEMMS:
+            return _GEMMS[gemm]
+        case [gemm, operand] if gemm in _GEMMS:
+            return (
+                policy_schema.TransposableSetting
+                if (gemm, operand) in TRANSPOSED_FROM
+                else policy_schema.OperandSetting
+            )
+    return None
+
+
+def _unknown_key(path: Path) -> str:
+    key, above = str(path[-1]), path[:-1]
+    known = known_keys(above)
+    close = nearest(key, known)
+    where = f" in {above[-1]}" if above and isinstance(above[-1], str) else " in a rule" if above else ""
+    start = f"unknown key {json.dumps(key[:60], ensure_ascii=False)}{where}"
+    if close:
+        return f"{start}; did you mean {close}?"
+    if not above and key in known_keys(("defaults",)):
+        return f"{start}; write it under defaults or in a rule"
+    if key in _OPERANDS and above[:1] in (("defaults",), ("rules",)):
+        return f"{start}; write it under a GEMM that takes it: fprop, dgrad or wgrad"
+    if key == "turned" and above[:1] in (("defaults",), ("rules",)):
+        turnable = ", ".join(f"{gemm}: {{{operand}: ...}}" for gemm, operand in TRANSPOSED_FROM)
+        return f"{start}; write it site-wide, or where an operand is read along its other dimension: {turnable}"
+    return f"{start}; remove it, or use one of {', '.join(known)}"
+
+
+def _unknown_parameter(key: str, mod: str) -> str:
+    known = _keys(MODS[mod])
+    close = nearest(key, known)
+    advice = f"did you mean {close}?" if close else f"remove it, or use one of {', '.join(known)}"
+    return f"unknown key {json.dumps(key[:60], ensure_ascii=False)} in {mod}; {advice}"
+
+
+def _choice(node: Node, expected: str) -> str:
+    """pydantic lists the words as `'a', 'b' or 'c'`."""
+    words = [word.strip(" '") for word in expected.replace(" or ", ", ").split(",")]
+    close = nearest(node.value, words) if isinstance(node, Scalar) and isinstance(node.value, str) else None
+    meant = f"did you mean {close}? It is " if close else "give "
+    return f"{describe(node)} is not known; {meant}one of {', '.join(words)}"
+
+
+def _hint(kind: str, found: FoundNode) -> str:
+    node = found.node
+    if kind in ("int_type", "float_type") and isinstance(node, Scalar) and isinstance(node.value, str):
+        return "; remove the quotes" if node.quoted and looks_like_number(node.value) else "; write a number"
+    if kind == "string_type":
+        callable_here = found.path and found.path[-1] in _CALLABLES
+        return "; write package.module:name" if callable_here else "; write one word, or text in quotes"
+    if kind == "list_type":
+        return "; begin each item with '- '"
+    if kind == "model_type":
+        keys = known_keys(found.path)
+        return (
+            f"; write 'key: value' lines, with keys of {', '.join(keys[:4])}, ..."
+            if keys
+            else "; write 'key: value' lines"
+        )
+    if kind == "bool_type":
+        return "; write one of the two, without quotes"
+    return "; write it so"
+
+
+def _example(field: str) -> str:
+    examples = {"version": ": 'version: 1'", "name": ", as in 'name: ranker'", "match": ", as in 'match: \"layers.*\"'"}
+    return f", as in '{field}: \"package.module:name\"'" if field in _CALLABLES else examples.get(field, "")
+
+
+def _name(path: Path) -> str:
+    """The field that a message is about: its last key."""
+    keys = [step for step in path if isinstance(step, str)]
+    return f"{keys[-1]}: " if keys else ""
+
+
+def _reported(root: Mapping, path: Path) -> bool:
+    """Whether a value, or what it stands in, is on the list of problems already."""
+    return any(follow(root, path[:length]).node.reported for length in range(len(path) + 1))

@@ -1,0 +1,258 @@
+"""YAML text to a tree with places: one document, text keys, no tags beyond the core schema, bounded depth and size.
+
+PyYAML parses; its events are composed here, because its own composer recurses, forgets which tags were written, and
+reads words as YAML 1.1 does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import NoReturn, Protocol
+
+import yaml
+
+from loka.policy.problems import Place, Problem, problem
+from loka.policy.yaml.scalars import SCALAR_TAGS, ScalarError, resolve, resolve_tagged
+from loka.policy.yaml.tree import Entry, Mapping, Node, Scalar, Sequence
+
+MAX_DEPTH = 32
+MAX_NODES = 50_000  # aliases written out
+
+_CONTAINER_TAGS = {
+    yaml.MappingStartEvent: ("tag:yaml.org,2002:map", "!"),
+    yaml.SequenceStartEvent: ("tag:yaml.org,2002:seq", "!"),
+}
+_ADVICE = (
+    ("'\\t'", "a tab where YAML takes spaces; replace it with spaces"),
+    ("mapping values are not allowed", "a second ': ' on the line; put the text in quotes, or check the indentation"),
+    ("found undefined tag handle", "a tag with an unknown handle; remove the tag"),
+    ("could not find expected ':'", "a line without 'key: value'; add the ':' or check the indentation above"),
+    ("found unexpected end of stream", "a quote that is never closed; close it"),
+    ("'<stream end>'", "a bracket that is never closed; close it"),
+    ("that cannot start any token", "text that must be in quotes, because of its first character; add them"),
+    ("found unknown escape", "an unknown escape; double the backslash, or use single quotes"),
+    ("found duplicate anchor", "an anchor that is already in use; give it another name"),
+)
+
+
+class _Mark(Protocol):
+    """PyYAML's position, counted from 0."""
+
+    line: int
+    column: int
+
+
+class _StopError(Exception):
+    """The rest of the document cannot be read; the problem is on the list."""
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A list or mapping that is still open."""
+
+    place: Place
+    mapping: bool
+    anchor: str | None
+    reported: bool
+    size: int = 1
+    items: list[Node] = field(default_factory=list)
+    entries: dict[str, Entry] = field(default_factory=dict)
+    at_key: bool = True
+    key: str | None = None  # None where the key was refused: its value is dropped
+    key_place: Place | None = None
+
+
+def compose(text: str, file: str) -> tuple[Mapping | None, list[Problem]]:
+    """The document as a tree, and what is wrong with it; no tree where it cannot be read to its end."""
+    composer = _Composer(file)
+    try:
+        return composer.run(text), composer.problems
+    except _StopError:
+        return None, composer.problems
+
+
+class _Composer:
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.problems: list[Problem] = []
+        self.stack: list[_Frame] = []
+        self.anchors: dict[str, Node | None] = {}  # None while the anchored list or mapping is still open
+        self.root: Node | None = None
+        self.nodes = 0
+
+    def run(self, text: str) -> Mapping:
+        self._parse(text)
+        root = self.root
+        if root is None or (isinstance(root, Scalar) and root.value is None):
+            place = root.place if root and not root.reported else Place(self.file, 1, 1)
+            self._stop(place, "the policy is empty; it needs at least version, name and model")
+        if not isinstance(root, Mapping):
+            place = root.place if root else Place(self.file, 1, 1)
+            self._stop(place, "a policy is a mapping of keys to values; begin with 'version: 1'")
+        return root
+
+    def _parse(self, text: str) -> None:
+        loader = None
+        documents = 0
+        try:
+            loader = yaml.SafeLoader(text)
+            while loader.check_event():
+                event: yaml.Event = loader.get_event()  # type: ignore[no-untyped-call]
+                if isinstance(event, yaml.DocumentStartEvent):
+                    documents += 1
+                    if documents > 1:
+                        self._stop(self._at(event.start_mark), "a second document; keep one and remove the '---'")
+                self._take(event)
+        except yaml.MarkedYAMLError as error:
+            unclosed = "<stream end>" in (error.problem or "") and self.stack
+            self._stop(self.stack[-1].place if unclosed else self._at(_mark(error)), _syntax(error))
+        except yaml.YAMLError as error:
+            self._stop(Place(self.file, 1, 1), f"not valid YAML: {error}; correct it")
+        except (ValueError, OverflowError):
+            # PyYAML does not check the number in \U escapes and %YAML before it converts it.
+            mark = loader.get_mark() if loader else None
+            self._stop(self._at(mark), "an escape or version number that is out of range; correct it")
+        finally:
+            if loader is not None:
+                loader.dispose()
+
+    def _take(self, event: yaml.Event) -> None:
+        if isinstance(event, yaml.ScalarEvent):
+            self._count(event, 1)
+            self._add(self._scalar(event), event.anchor)
+        elif isinstance(event, yaml.AliasEvent):
+            self._add(self._alias(event), None)
+        elif isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
+            self._open(event)
+        elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
+            self._close()
+
+    def _scalar(self, event: yaml.ScalarEvent) -> Scalar:
+        place = self._at(event.start_mark)
+        quoted = event.style is not None
+        node = Scalar(place, event.value, event.value, quoted=quoted)
+        try:
+            if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in event.value):
+                raise ScalarError("an escape for NUL or half a surrogate pair; remove it")
+            if event.tag is not None and event.tag != "!":
+                if event.tag not in SCALAR_TAGS:
+                    raise ScalarError(_foreign_tag(event.tag))
+                return replace(node, value=resolve_tagged(event.value, event.tag))
+            return node if quoted or event.tag == "!" else replace(node, value=resolve(event.value))
+        except ScalarError as error:
+            self.problems.append(problem(place, str(error)))
+            return replace(node, reported=True)
+
+    def _alias(self, event: yaml.AliasEvent) -> Node:
+        place = self._at(event.start_mark)
+        name = str(event.anchor)
+        if name not in self.anchors:
+            self._stop(place, f"alias *{name} has no anchor before it; put a pattern that begins with * in quotes")
+        node = self.anchors[name]
+        if node is None:
+            self._stop(place, f"alias *{name} stands inside its own anchor; write the value out")
+        self._count(event, node.size)
+        return replace(node, place=place)
+
+    def _open(self, event: yaml.MappingStartEvent | yaml.SequenceStartEvent) -> None:
+        self._count(event, 1)
+        place = self._at(event.start_mark)
+        if len(self.stack) >= MAX_DEPTH:
+            self._stop(place, f"nested more than {MAX_DEPTH} levels deep; a policy needs no more than six")
+        tagged = event.tag is not None and event.tag not in _CONTAINER_TAGS[type(event)]
+        if tagged:
+            self.problems.append(problem(place, _foreign_tag(str(event.tag))))
+        if event.anchor is not None:
+            self.anchors[event.anchor] = None
+        self.stack.append(_Frame(place, isinstance(event, yaml.MappingStartEvent), event.anchor, tagged))
+
+    def _close(self) -> None:
+        frame = self.stack.pop()
+        node: Node
+        if frame.mapping:
+            node = Mapping(frame.place, frame.entries, frame.size, frame.reported)
+        else:
+            node = Sequence(frame.place, tuple(frame.items), frame.size, frame.reported)
+        self._add(node, frame.anchor)
+
+    def _add(self, node: Node, anchor: str | None) -> None:
+        if anchor is not None:
+            self.anchors[anchor] = node
+        if not self.stack:
+            self.root = node
+            return
+        frame = self.stack[-1]
+        frame.size += node.size
+        if not frame.mapping:
+            frame.items.append(self._refuse_nothing(node))
+        elif frame.at_key:
+            frame.key, frame.key_place, frame.at_key = self._key(frame, node), node.place, False
+        else:
+            if frame.key is not None and frame.key_place is not None:
+                frame.entries[frame.key] = Entry(frame.key_place, self._refuse_nothing(node, frame))
+            frame.at_key = True
+
+    def _key(self, frame: _Frame, node: Node) -> str | None:
+        """The text of a key; None, with the problem on the list, where it cannot be one."""
+        if not isinstance(node, Scalar) or not isinstance(node.value, str):
+            what = f"{node.text or 'nothing'} is" if isinstance(node, Scalar) else "a list or mapping is"
+            self.problems.append(problem(node.place, f"{what} no key; a key is a word followed by ':'"))
+            return None
+        if node.reported:
+            return None
+        if node.value == "<<" and not node.quoted:
+            message = "merge keys (<<) are not part of a policy; write the fields out, or use extends"
+            self.problems.append(problem(node.place, message))
+            return None
+        if node.value in frame.entries:
+            first = frame.entries[node.value].key
+            self.problems.append(
+                problem(node.place, f"duplicate key {node.value!r}, first on line {first.line}; keep one")
+            )
+            return None
+        return node.value
+
+    def _refuse_nothing(self, node: Node, frame: _Frame | None = None) -> Node:
+        """A key or list item without a value is reported: `rules:` with everything under it commented out."""
+        if not isinstance(node, Scalar) or node.value is not None or node.reported:
+            return node
+        if frame is not None and frame.key_place is not None:
+            self.problems.append(problem(frame.key_place, f"{frame.key} has no value; give it one, or remove the key"))
+        else:
+            self.problems.append(problem(node.place, "an item without a value; give it one, or remove it"))
+        return replace(node, reported=True)
+
+    def _count(self, event: yaml.Event, size: int) -> None:
+        self.nodes += size
+        if self.nodes > MAX_NODES:
+            message = f"over {MAX_NODES} values, aliases written out; use broader rules and fewer aliases"
+            self._stop(self._at(event.start_mark), message)
+
+    def _at(self, mark: _Mark | None) -> Place:
+        return Place(self.file, mark.line + 1, mark.column + 1) if mark else Place(self.file, 1, 1)
+
+    def _stop(self, place: Place, message: str) -> NoReturn:
+        self.problems.append(problem(place, message))
+        raise _StopError
+
+
+def _foreign_tag(tag: str) -> str:
+    return f"tag {tag.replace('tag:yaml.org,2002:', '!!')} is not allowed in a policy; remove it"
+
+
+def _mark(error: yaml.MarkedYAMLError) -> _Mark | None:
+    """Where to look: at the quote that was opened or the value that begins with *; else at what was met."""
+    if "end of stream" in (error.problem or "") or error.context == "while scanning an alias":
+        return error.context_mark or error.problem_mark
+    return error.problem_mark or error.context_mark
+
+
+def _syntax(error: yaml.MarkedYAMLError) -> str:
+    """PyYAML's complaint in terms of what to do."""
+    complaint = error.problem or error.context or "unreadable"
+    if error.context == "while scanning an alias":
+        return "a value that begins with * must be in quotes; add them"
+    for part, advice in _ADVICE:
+        if part in complaint:
+            return advice
+    return f"not valid YAML: {complaint}; check the indentation, quotes and brackets here"

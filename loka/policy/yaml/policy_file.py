@@ -1,0 +1,90 @@
+"""Reading a policy file: a regular file of bounded size, in UTF-8, without control characters."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from dataclasses import dataclass
+
+from loka.policy.problems import Place, PolicyError, problem
+
+MAX_BYTES = 1_000_000
+
+# What YAML allows in a text, less U+0085, U+2028 and U+2029, which YAML 1.1 takes for line breaks and editors do not.
+_REFUSED = re.compile("[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_BREAK = re.compile("\r\n|\r|\n")
+_UTF_16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySource:
+    """The text of one policy file, without a byte order mark, and the hash of its bytes."""
+
+    file: str  # as the user named it
+    text: str
+    sha256: str
+
+
+def read_source(path: str, file: str) -> PolicySource:
+    """Reads `path`, calling it `file` in messages.
+
+    Raises PolicyError where it cannot be opened, is over `MAX_BYTES`, is no UTF-8 or holds control characters.
+    """
+    data = _read(path, file)
+    digest = hashlib.sha256(data).hexdigest()
+    return PolicySource(file, decode(data, file), digest)
+
+
+def decode(data: bytes, file: str) -> str:
+    """UTF-8 bytes as text; raises PolicyError at the first byte or character that is refused."""
+    if data.startswith(_UTF_16_OR_32):
+        raise _refuse(file, 1, 1, "the file is in UTF-16 or UTF-32; save it as UTF-8")
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode("utf-8")
+        message = f"byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
+        raise _refuse(file, *line_and_column(before), message) from None
+    found = _REFUSED.search(text)
+    if found:
+        code = ord(found[0])
+        name = "a NUL character" if code == 0 else f"the control character U+{code:04X}"
+        raise _refuse(file, *line_and_column(text[: found.start()]), f"{name} in the file; remove it")
+    return text
+
+
+def line_and_column(before: str) -> tuple[int, int]:
+    """The position, counted from 1, that follows a piece of text from the start of the file."""
+    lines = _BREAK.split(before)
+    return len(lines), len(lines[-1]) + 1
+
+
+def _read(path: str, file: str) -> bytes:
+    try:
+        with open(path, "rb", opener=_open) as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise _refuse(file, 0, 0, "not a regular file; give the path of a policy")
+            data = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise _refuse(file, 0, 0, "no such file; check the path") from None
+    except IsADirectoryError:
+        raise _refuse(file, 0, 0, "is a directory; give the path of a policy") from None
+    except OSError as error:
+        raise _refuse(file, 0, 0, f"cannot be read ({error.strerror}); check the path and its permissions") from None
+    except ValueError:  # a NUL or a lone surrogate in the path
+        raise _refuse(file, 0, 0, "is no valid path; check its characters") from None
+    if len(data) > MAX_BYTES:
+        raise _refuse(file, 0, 0, f"over {MAX_BYTES} bytes; a policy is a short text: use broader rules")
+    return data
+
+
+def _open(path: str, flags: int) -> int:
+    # Without O_NONBLOCK, opening a FIFO would wait for its writer.
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _refuse(file: str, line: int, column: int, message: str) -> PolicyError:
+    return PolicyError([problem(Place(file, line, column), message)])

@@ -1,0 +1,84 @@
+"""Updates of trackers as CUDA graphs: an update is some eighty small kernels, which take less time than their launches.
+
+All graphs of a Probe share their memory for what lies between, so they run one after another, on a stream of their own:
+beside the user's forward and backward, whose large kernels leave room for small ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+MOST = 512  # graphs of a device; models with more operands than that are large, and their steps take longer
+
+
+class Replays:
+    """The graphs of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # Updates of like shapes share what they read from.
+        self._inputs: dict[tuple[torch.Size, torch.Size], tuple[Tensor, Tensor]] = {}
+        self._captured = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether there are so many graphs that another one would cost more memory than it is worth."""
+        return self._captured >= MOST
+
+    def capture(self, update: Callable[[Tensor, Tensor], None], first: Tensor, second: Tensor) -> GraphReplay:
+        """`update(first, second)` as a graph; it is not run now. What it needs once (handles, kernels) must be there.
+
+        Waits for the device: call it outside of training steps.
+        """
+        shapes = (first.shape, second.shape)
+        first, second = self._inputs.setdefault(shapes, (torch.zeros_like(first), torch.zeros_like(second)))
+        self._captured += 1
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            update(first, second)
+        return GraphReplay(self, graph, first, second)
+
+    @contextmanager
+    def beside(self, *tensors: Tensor) -> Iterator[None]:
+        """What is queued inside runs beside the current stream, after what that holds by now; it reads `tensors`."""
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        for tensor in tensors:
+            tensor.record_stream(self._stream)
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join(self) -> None:
+        """Have the current stream wait for all updates so far."""
+        torch.cuda.current_stream(self.device).wait_stream(self._stream)
+
+
+class GraphReplay:
+    """One captured update, and the tensors that it reads."""
+
+    def __init__(self, replays: Replays, graph: torch.cuda.CUDAGraph, first: Tensor, second: Tensor) -> None:
+        self._replays = replays
+        self.graph = graph
+        self.first = first
+        self.second = second
+
+    def fits(self, first: Tensor, second: Tensor) -> bool:
+        """Whether an update of these shapes can be replayed."""
+        return first.shape == self.first.shape and second.shape == self.second.shape
+
+    def run(self, first: Tensor, second: Tensor, after: Callable[[], None]) -> None:
+        """Queue the update with these values, then what `after` queues."""
+        with self._replays.beside(first, second):
+            self.first.copy_(first)
+            self.second.copy_(second)
+            self.graph.replay()
+            after()
+
+    def join(self) -> None:
+        """Have the current stream wait for all updates so far."""
+        self._replays.join()

@@ -1,0 +1,183 @@
+"""Finding the sites of a policy's model in the live one, through the wrappers that training puts around modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast, runtime_checkable
+
+from torch import nn
+
+from loka.errors import InputError
+from loka.mods.adapt import AdaptError, is_adapted
+from loka.mods.adaptation import Adaptation
+from loka.mods.unwrap import unwrapped
+from loka.sites.site import GemmKind, Site
+
+PROBED = frozenset((GemmKind.LINEAR, GemmKind.FUNCTIONAL_LINEAR, GemmKind.MATMUL, GemmKind.ADDMM, GemmKind.EINSUM))
+
+# Wrapper classes and the attribute under which each keeps the module: the policy's model is without them.
+_INSIDE = {
+    "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
+    "torch.nn.parallel.distributed.DistributedDataParallel": "module",
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper": "_checkpoint_wrapped_module",
+}
+_REFUSED = {
+    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": (
+        "FullyShardedDataParallel flattens and shards its parameters: probe it before it is wrapped, or under DDP"
+    ),
+    "torch.distributed.fsdp.FSDPModule": (
+        "fully_shard shards its parameters (DTensor): probe it before it is sharded, or under DDP"
+    ),
+    "torch.nn.parallel.data_parallel.DataParallel": (
+        "nn.DataParallel runs copies of the model in threads: use DistributedDataParallel"
+    ),
+    "torch.jit._script.ScriptModule": (
+        "torch.jit.script runs without Python, so that nothing of it can be watched: probe the module itself"
+    ),
+}
+
+
+@runtime_checkable
+class LiveCounters(Protocol):
+    """What a module patched by a generated package carries as `loka`: the numbers under which its GEMMs run."""
+
+    sites: tuple[str, ...]
+    gemms: tuple[tuple[str, ...], ...]  # of each site, those that run in FP8
+
+    def counter_id(self, index: int) -> int:
+        """The number of site `index`'s fprop; dgrad is one more, wgrad two."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSite:
+    """A site of the policy's model and its Parameter in the live one."""
+
+    site: Site
+    parameter: nn.Parameter
+    module: nn.Module | None  # whose forward runs for the site: the nn.Linear, else the owner
+    counter_id: int | None = None  # where a generated package runs it in FP8, the number of its fprop
+    fp8: tuple[str, ...] = ()  # and which of its GEMMs
+
+
+@dataclass(frozen=True, slots=True)
+class LiveModel:
+    """The live model without its wrappers; `sites` can be probed; `others` share a Parameter with one."""
+
+    root: nn.Module
+    sites: tuple[LiveSite, ...]
+    others: tuple[LiveSite, ...]
+
+
+def find_live(model: nn.Module, sites: tuple[Site, ...]) -> LiveModel:
+    """Map sites onto a live model by name.
+
+    Sites whose weight is no Parameter of two dimensions, and those that cannot be patched, are left out.
+
+    Raises:
+        InputError: a wrapper or Parameter that cannot be watched, a Parameter that is missing, or of another shape
+            than in the model that the policy builds.
+    """
+    root = unwrap(model, "the model")
+    patched = dict(_patched(root))
+    found, rest = [], []
+    for site in sites:
+        if site.weight is None or site.kind not in PROBED:
+            continue
+        if site.blocked is not None:
+            if (parameter := _parameter(root, site.weight)) is not None:
+                rest.append(LiveSite(site, parameter, _module_of(root, site)))
+            continue
+        parameter = _checked(root, site)
+        counter_id, fp8 = patched.get(site.name, (None, ()))
+        found.append(LiveSite(site, parameter, _module_of(root, site), counter_id, fp8))
+    shared = {id(live.parameter) for live in found}
+    others = tuple(live for live in rest if id(live.parameter) in shared)
+    return LiveModel(root, tuple(found), others)
+
+
+def check_adapted(model: nn.Module, adaptations: Sequence[Adaptation]) -> None:
+    """Raises InputError where a live model is not as the policy's mods make it."""
+    if not adaptations:
+        return
+    try:
+        with unwrapped(model, lambda module: unwrap(module, "a part of the model")) as root:
+            done = is_adapted(root, adaptations)
+    except AdaptError as error:
+        raise InputError(f"probe: the policy's mods do not fit the model: {error}") from error
+    if not done:
+        count = sum(len(adaptation.modules) for adaptation in adaptations)
+        raise InputError(
+            f"probe: the policy's mods change {count} modules, {adaptations[0].modules[0]!r} among them, and the model "
+            "is as it was before: call adapt(model) of the generated package first, before the optimizer is made"
+        )
+
+
+def unwrap(module: nn.Module, name: str) -> nn.Module:
+    """The module inside torch.compile, DDP and activation-checkpoint wrappers, however many.
+
+    Raises InputError, with `name` in it, at a wrapper that hides what runs inside.
+    """
+    while True:
+        names = [f"{base.__module__}.{base.__qualname__}" for base in type(module).__mro__]
+        reason = next((_REFUSED[each] for each in names if each in _REFUSED), None)
+        if reason is not None:
+            raise InputError(f"probe: {name} cannot be probed: {reason}")
+        attribute = next((_INSIDE[each] for each in names if each in _INSIDE), None)
+        if attribute is None:
+            return module
+        module = getattr(module, attribute)
+
+
+def find_module(root: nn.Module, name: str) -> nn.Module | None:
+    """The module of a qualified name ("" is `root`), wrappers passed over on the way; None where there is none."""
+    module = root
+    for part in name.split(".") if name else ():
+        child = module._modules.get(part)
+        if child is None:
+            return None
+        module = unwrap(child, f"the module of {name!r}")
+    return module
+
+
+def _parameter(root: nn.Module, name: str) -> nn.Parameter | None:
+    owner, _, last = name.rpartition(".")
+    module = find_module(root, owner)
+    return None if module is None else module._parameters.get(last)
+
+
+def _module_of(root: nn.Module, site: Site) -> nn.Module | None:
+    return find_module(root, site.name if site.kind is GemmKind.LINEAR else site.owner)
+
+
+def _checked(root: nn.Module, site: Site) -> nn.Parameter:
+    parameter = _parameter(root, cast("str", site.weight))
+    shape = (site.n, site.k)
+    if parameter is None:
+        raise InputError(
+            f"probe: site {site.name!r}: the model has no Parameter {site.weight!r} (of {shape[0]} x {shape[1]}): "
+            f"probe the model that the policy's model.factory builds, or correct the policy"
+        )
+    if any(base.__name__ == "DTensor" for base in type(parameter).__mro__):
+        raise InputError(
+            f"probe: site {site.name!r}: its Parameter {site.weight!r} is a DTensor, of which each rank holds a part: "
+            f"probe the model before it is sharded, or under DDP"
+        )
+    # x @ P has it the other way around.
+    if tuple(parameter.shape) not in (shape, shape[::-1]) or (
+        site.kind is GemmKind.LINEAR and tuple(parameter.shape) != shape
+    ):
+        raise InputError(
+            f"probe: site {site.name!r}: its Parameter {site.weight!r} is of shape {tuple(parameter.shape)}, but in "
+            f"the model that the policy builds {shape}: give the policy's factory the sizes of the model that trains"
+        )
+    return parameter
+
+
+def _patched(root: nn.Module) -> Iterator[tuple[str, tuple[int, tuple[str, ...]]]]:
+    """The sites that a generated package runs, with their numbers."""
+    for module in root.modules():
+        counters = vars(module).get("loka")
+        if isinstance(counters, LiveCounters):
+            for index, name in enumerate(counters.sites):
+                yield name, (counters.counter_id(index), counters.gemms[index])

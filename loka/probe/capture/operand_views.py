@@ -1,0 +1,191 @@
+"""From a call of a torch function to the operands of y = x @ weight.T, as views of what the call was given."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from loka.graph.trace.site_calls import einsum_views
+
+IsWeight = Callable[[Any], bool]  # whether an argument is a site's Parameter or its transpose
+View = Callable[[Tensor], Tensor]
+
+_STEP = re.compile(r"\.(permute|movedim)\(([-\d, ]+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class OperandProduct:
+    """One call that multiplies a site's Parameter. `weight` is what the call was given for it, (N, K) or (K, N)."""
+
+    x: Tensor  # (..., K), a view: its rows are those of the matrix (M, K)
+    weight: Tensor
+    transposed: bool  # `weight` is (K, N)
+    gradient: View  # of the output, as (..., N) with the rows of x in the same order; it holds no tensor
+
+    @property
+    def k(self) -> int:
+        """Columns of x."""
+        return self.x.shape[-1]
+
+    @property
+    def n(self) -> int:
+        """Columns of the output gradient."""
+        return self.weight.shape[1 if self.transposed else 0]
+
+
+def find_product(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], is_weight: IsWeight
+) -> OperandProduct | None:
+    """The product of an input and a site's Parameter that a call makes; None for any other call."""
+    parse = _PARSERS.get(function)
+    return None if parse is None else parse(args, kwargs, is_weight)
+
+
+def rows_of(x: Tensor) -> int:
+    """M of (..., C)."""
+    return math.prod(x.shape[:-1])
+
+
+def take_rows(x: Tensor, index: Tensor | None) -> Tensor:
+    """Rows of (..., C) by number, as contiguous float32 (R, C); all where `index` is None. `x` itself is not copied."""
+    if index is None:
+        return x.reshape(-1, x.shape[-1]).float().contiguous()
+    if x.dim() == 2:
+        return x.index_select(0, index).float().contiguous()
+    places: list[Tensor] = []
+    for size in reversed(x.shape[1:-1]):
+        places.append(index % size)
+        index = index.div(size, rounding_mode="floor")
+    rows: Tensor = x[(index, *reversed(places))]
+    return rows.float().contiguous()
+
+
+def column_amax(x: Tensor) -> Tensor:
+    """The largest |x| of each column of (..., C), float32 (C,), in one pass; NaN and infinity show."""
+    if x.numel() == 0:
+        return x.new_zeros(x.shape[-1], dtype=torch.float32)
+    amax: Tensor = torch.linalg.vector_norm(x, math.inf, dim=tuple(range(x.dim() - 1)))
+    return amax.float()
+
+
+def _same(grad: Tensor) -> Tensor:
+    return grad
+
+
+def _as_row(grad: Tensor) -> Tensor:
+    return grad.unsqueeze(0)
+
+
+def _flipped(grad: Tensor) -> Tensor:
+    return grad.transpose(-1, -2)
+
+
+def _arg(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, *names: str) -> Any:
+    if position < len(args):
+        return args[position]
+    return next((kwargs[name] for name in names if name in kwargs), None)
+
+
+def _between(a: Any, b: Any, is_weight: IsWeight) -> OperandProduct | None:
+    """a @ b with torch.matmul's rules for the dimensions, one side a Parameter."""
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or not a.dim() or not b.dim():
+        return None
+    left, right = is_weight(a), is_weight(b)
+    if left == right:
+        return None
+    if right:
+        x, view = (a.unsqueeze(0), _as_row) if a.dim() == 1 else (a, _same)
+        return OperandProduct(x, b, True, view)
+    x, view = (b.unsqueeze(0), _as_row) if b.dim() == 1 else (b.transpose(-1, -2), _flipped)
+    return OperandProduct(x, a, False, view)
+
+
+def _linear(args: tuple[Any, ...], kwargs: dict[str, Any], is_weight: IsWeight) -> OperandProduct | None:
+    x, weight = _arg(args, kwargs, 0, "input"), _arg(args, kwargs, 1, "weight")
+    of_x, of_weight = is_weight(x), is_weight(weight)
+    if of_x == of_weight or not isinstance(x, Tensor) or not isinstance(weight, Tensor):
+        return None
+    if of_x:  # F.linear(P, x): (N, M)
+        return None if weight.dim() != 2 else OperandProduct(weight, x, False, _flipped)
+    return (
+        OperandProduct(x.unsqueeze(0), weight, False, _as_row)
+        if x.dim() == 1
+        else OperandProduct(x, weight, False, _same)
+    )
+
+
+def _matmul(args: tuple[Any, ...], kwargs: dict[str, Any], is_weight: IsWeight) -> OperandProduct | None:
+    a = _arg(args, kwargs, 0, "input", "self", "tensor1")
+    return _between(a, _arg(args, kwargs, 1, "other", "mat2", "vec", "tensor2"), is_weight)
+
+
+def _rmatmul(args: tuple[Any, ...], kwargs: dict[str, Any], is_weight: IsWeight) -> OperandProduct | None:
+    return _between(args[1], args[0], is_weight)
+
+
+def _addmm(args: tuple[Any, ...], kwargs: dict[str, Any], is_weight: IsWeight) -> OperandProduct | None:
+    a, b = _arg(args, kwargs, 1, "mat1", "mat"), _arg(args, kwargs, 2, "mat2", "vec")
+    return _between(a, b, is_weight)
+
+
+def _einsum(args: tuple[Any, ...], kwargs: dict[str, Any], is_weight: IsWeight) -> OperandProduct | None:
+    operands = list(args[1]) if len(args) == 2 and isinstance(args[1], list | tuple) else list(args[1:])
+    if len(operands) != 2 or not isinstance(args[0], str):
+        return None
+    inputs, arrow, output = args[0].replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    which = [is_weight(operand) for operand in operands]
+    if which[0] == which[1] or len(terms) != 2:
+        return None
+    if not arrow:
+        joined = "".join(terms)
+        output = "".join(sorted(name for name in set(joined) if joined.count(name) == 1))
+    side = which.index(True)
+    views = einsum_views(terms[1 - side], terms[side], output)
+    if views is None:
+        return None
+    x_view, transposed, out_view = views
+    return OperandProduct(
+        _apply(x_view, operands[1 - side]), operands[side], transposed, partial(_apply, _inverse(out_view))
+    )
+
+
+def _apply(view: str, tensor: Tensor) -> Tensor:
+    """A view as `einsum_views` writes it: nothing, or one permute or movedim."""
+    found = _STEP.fullmatch(view)
+    if found is None:
+        return tensor
+    numbers = [int(number) for number in found[2].split(",")]
+    return tensor.permute(numbers) if found[1] == "permute" else tensor.movedim(numbers[0], numbers[1])
+
+
+def _inverse(view: str) -> str:
+    found = _STEP.fullmatch(view)
+    if found is None:
+        return ""
+    numbers = [int(number) for number in found[2].split(",")]
+    if found[1] == "movedim":
+        return f".movedim({numbers[1]}, {numbers[0]})"
+    return f".permute({', '.join(str(numbers.index(place)) for place in range(len(numbers)))})"
+
+
+_T = torch.Tensor
+_aten = torch.ops.aten
+_PARSERS: dict[Callable[..., Any], Callable[[tuple[Any, ...], dict[str, Any], IsWeight], OperandProduct | None]] = {
+    **dict.fromkeys((F.linear, _aten.linear.default), _linear),
+    **dict.fromkeys(
+        (torch.matmul, torch.mm, torch.mv, torch.linalg.matmul, _T.matmul, _T.mm, _T.mv, _T.__matmul__), _matmul
+    ),
+    **dict.fromkeys((_aten.matmul.default, _aten.mm.default, _aten.mv.default), _matmul),
+    _T.__rmatmul__: _rmatmul,
+    **dict.fromkeys((torch.addmm, torch.addmv, _T.addmm, _T.addmm_, _T.addmv, _aten.addmm.default), _addmm),
+    torch.einsum: _einsum,
+}

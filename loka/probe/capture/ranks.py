@@ -1,0 +1,183 @@
+"""Merging what all ranks learned, exactly, with one packed all_reduce.
+
+Counts and comoments are added. What does not add (a mean, a maximum) has a slot for each rank, zero in the tensors of
+the others, so that the same sum carries it; each rank then merges the slots by itself, in the same order. Everything
+travels as float64, which holds counts up to 2^53 exactly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from loka.errors import InputError
+from loka.numerics.enums import Operand
+from loka.probe.stats.bins import RELATIVE_BINS, ROW_RMS_BINS, SPREAD_BINS, VALUE_BINS, VIEWS
+from loka.probe.stats.joint_moments import subset
+from loka.probe.stats.moments import sketch_matrix
+from loka.probe.stats.site_stats import CHECKS, FULL_WIDTH, JOINT, SKETCH, JointStats, Moments, OperandStats, SiteStats
+
+_COUNTS = ("values", "relative", "row_rms", "row_spread", "block_spread", "call_amax")
+_NUMBERS = ("calls", "rows", "sampled", "nonfinite", "nonfinite_calls")
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    handle: dist.ProcessGroup
+    rank: int
+    size: int
+
+
+def merge_across(stats: tuple[SiteStats, ...], group: dist.ProcessGroup) -> tuple[SiteStats, ...]:
+    """What all ranks of `group` learned, the same on every rank; collective. Weights are the rank's own (replicated).
+
+    A small all_reduce before the packed one finds out whether the ranks have the same sites.
+
+    Raises InputError, on every rank, where they do not.
+    """
+    ranks = _Group(group, dist.get_rank(group), dist.get_world_size(group))
+    device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend(group) else None
+    _check_same(stats, ranks, device)
+    packed = torch.cat([piece for site in stats for piece in _packed(site, ranks)] or [torch.zeros(1).double()])
+    packed = packed.to(device) if device is not None else packed
+    dist.all_reduce(packed, group=group)
+    reader = _Reader(packed.cpu())
+    return tuple(_unpacked(site, reader, ranks) for site in stats)
+
+
+def _check_same(stats: tuple[SiteStats, ...], ranks: _Group, device: torch.device | None) -> None:
+    """Each rank puts a number for its sites in a slot of its own."""
+    text = repr([(site.name, site.k, site.n) for site in stats])
+    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")  # below 2^53
+    slots = torch.zeros(ranks.size, dtype=torch.float64, device=device)
+    slots[ranks.rank] = number
+    dist.all_reduce(slots, group=ranks.handle)
+    others = [rank for rank, other in enumerate(slots.tolist()) if other != number]
+    if others:
+        raise InputError(
+            f"probe: rank {ranks.rank} has other sites than rank {others[0]} of its group: give all ranks of the group "
+            f"the same model and policy"
+        )
+
+
+def _slots(values: Tensor, ranks: _Group) -> Tensor:
+    slots = torch.zeros(ranks.size, values.numel(), dtype=torch.float64)
+    slots[ranks.rank] = values.double().flatten()
+    return slots.flatten()
+
+
+def _sketch_columns(width: int) -> int:
+    return width if width <= FULL_WIDTH else SKETCH + CHECKS
+
+
+def _packed(site: SiteStats, ranks: _Group) -> Iterator[Tensor]:
+    for operand, width in ((site.input, site.k), (site.grad_output, site.n)):
+        seen = operand or _nothing(width)
+        yield torch.tensor([getattr(seen, name) for name in _NUMBERS], dtype=torch.float64)
+        yield from (getattr(seen, name).double().flatten() for name in _COUNTS)
+        yield _slots(seen.column_amax, ranks)
+        yield from _packed_moments(seen.moments, ranks)
+    coherence = (0.0, 0.0) if site.joint is None else (site.joint.coherent, site.joint.incoherent)
+    yield torch.tensor(coherence, dtype=torch.float64)
+    joint = min(site.k, JOINT) + min(site.n, JOINT)
+    yield from _packed_moments(site.joint.moments if site.joint is not None else _no_moments(joint), ranks)
+
+
+def _packed_moments(moments: Moments, ranks: _Group) -> Iterator[Tensor]:
+    yield _slots(torch.tensor([float(moments.count)]), ranks)
+    yield _slots(moments.mean, ranks)
+    yield moments.diagonal.double()
+    yield moments.comoment.double().flatten()
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Takes the pieces out again, in the order in which they were packed."""
+
+    packed: Tensor
+    place: int = 0
+
+    def take(self, *shape: int) -> Tensor:
+        size = torch.Size(shape).numel()
+        self.place += size
+        return self.packed[self.place - size : self.place].reshape(shape).clone()
+
+
+def _unpacked(site: SiteStats, reader: _Reader, ranks: _Group) -> SiteStats:
+    given = _unpacked_operand(Operand.INPUT, site.k, reader, ranks)
+    grad = _unpacked_operand(Operand.GRAD_OUTPUT, site.n, reader, ranks)
+    coherent, incoherent = reader.take(2).tolist()
+    moments = _unpacked_moments(min(site.k, JOINT) + min(site.n, JOINT), reader, ranks)
+    joint = JointStats(subset(site.k, JOINT), subset(site.n, JOINT), moments, coherent, incoherent)
+    return replace(
+        site,
+        input=given if given.calls else None,
+        grad_output=grad if grad.calls else None,
+        joint=joint if moments.count else site.joint,
+    )
+
+
+def _unpacked_operand(operand: Operand, width: int, reader: _Reader, ranks: _Group) -> OperandStats:
+    calls, rows, sampled, nonfinite, nonfinite_calls = (round(number) for number in reader.take(len(_NUMBERS)).tolist())
+    counts: Callable[..., Tensor] = lambda *shape: reader.take(*shape).round().long()  # noqa: E731
+    return OperandStats(
+        operand=operand,
+        calls=calls,
+        rows=rows,
+        sampled=sampled,
+        nonfinite=nonfinite,
+        nonfinite_calls=nonfinite_calls,
+        values=counts(width, VALUE_BINS),
+        relative=counts(len(VIEWS), RELATIVE_BINS),
+        row_rms=counts(ROW_RMS_BINS),
+        row_spread=counts(SPREAD_BINS),
+        block_spread=counts(SPREAD_BINS),
+        call_amax=counts(ROW_RMS_BINS),
+        column_amax=reader.take(ranks.size, width).amax(0),
+        moments=_unpacked_moments(width, reader, ranks),
+    )
+
+
+def _unpacked_moments(width: int, reader: _Reader, ranks: _Group) -> Moments:
+    """The comoments about the common mean: those about the ranks' own, and those of the ranks' means."""
+    counts, means = reader.take(ranks.size), reader.take(ranks.size, width)
+    diagonal, comoment = reader.take(width), reader.take(width, _sketch_columns(width))
+    total = float(counts.sum())
+    if not total:
+        return Moments(0, torch.zeros_like(diagonal), diagonal, comoment)
+    mean = counts @ means / total
+    shifts = means - mean
+    weighted = shifts * counts[:, None]
+    across = shifts if width <= FULL_WIDTH else shifts @ sketch_matrix(width).double()
+    return Moments(round(total), mean, diagonal + (weighted * shifts).sum(0), comoment + weighted.t() @ across)
+
+
+def _no_moments(width: int) -> Moments:
+    zeros = torch.zeros(width, dtype=torch.float64)
+    return Moments(0, zeros, zeros, torch.zeros(width, _sketch_columns(width), dtype=torch.float64))
+
+
+def _nothing(width: int) -> OperandStats:
+    """An operand that a rank has not seen."""
+    count: Callable[..., Tensor] = lambda *shape: torch.zeros(shape, dtype=torch.int64)  # noqa: E731
+    return OperandStats(
+        operand=Operand.INPUT,
+        calls=0,
+        rows=0,
+        sampled=0,
+        nonfinite=0,
+        nonfinite_calls=0,
+        moments=_no_moments(width),
+        values=count(width, VALUE_BINS),
+        relative=count(len(VIEWS), RELATIVE_BINS),
+        row_rms=count(ROW_RMS_BINS),
+        row_spread=count(SPREAD_BINS),
+        block_spread=count(SPREAD_BINS),
+        column_amax=torch.zeros(width, dtype=torch.float64),
+        call_amax=count(ROW_RMS_BINS),
+    )

@@ -1,0 +1,206 @@
+"""How far the operands of a model have moved since its profile was made, site by site, in octaves.
+
+The distance of an operand is the largest of three:
+
+- magnitudes: the one-dimensional Wasserstein distance between the two histograms of log2 |x| of non-zero elements, in
+  octaves: how far a magnitude has to move on average. All values eight times as large are 3 octaves.
+- amax: the change of log2 of the usual amax (median over calls), at half its value: it hangs on single elements, and
+  between short samples of the same training it scatters more than the magnitudes do.
+- zeros: the change of the share of zeros, at ZEROS octaves for the whole: a change by a quarter counts as one octave.
+
+Where only one of the two has a non-zero element, or non-finite elements where the profile has none, the distance is
+bins.OCTAVES, the whole range of the histograms: nothing that the profile says can hold.
+
+The thresholds are what different seeds of one model do not reach, each trained from the start for 60 steps of 512
+samples (zoo.ranker, ten seeds, 45 pairs, the furthest of 30 operands): at most 1.15 octaves for inputs and 3.7 for
+gradients, with medians of 0.4 and 1.3. From step 140 to 200 it is 0.7 and 1.8. Gradients vary with the seed and shrink
+or grow as training goes, so theirs is wider; scales that are measured at each step follow that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from loka.errors import InputError
+from loka.numerics.enums import Operand
+from loka.probe.profile.profile import OperandSummary, Profile, SiteProfile
+from loka.probe.stats.bins import OCTAVES, PER_OCTAVE
+
+THRESHOLD = {Operand.INPUT: 1.5, Operand.GRAD_OUTPUT: 4.0}  # octaves
+AMAX = 0.5  # octaves of distance for an octave of the usual amax
+ZEROS = 4.0  # octaves of distance for a share of zeros that changes from 0 to 1
+FEW_ROWS = 4.0  # octaves that n sampled rows scatter, times sqrt(n)
+NAMED = 4  # sites in `way_back`
+
+
+@dataclass(frozen=True, slots=True)
+class SiteDrift:
+    """One activation operand of a site: how far it is from what the profile says of it."""
+
+    site: str
+    operand: Operand
+    distance: float  # octaves
+    threshold: float  # octaves
+    words: str  # what changed most, and by how much
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the profile no longer describes this operand."""
+        return self.distance > self.threshold
+
+
+def compare(
+    profile: Profile,
+    fresh: Profile,
+    *,
+    input_threshold: float = THRESHOLD[Operand.INPUT],
+    grad_threshold: float = THRESHOLD[Operand.GRAD_OUTPUT],
+) -> tuple[SiteDrift, ...]:
+    """Compare what a profile says with a fresh sample of the same model; summaries suffice.
+
+    One row for each activation operand that either side has seen, in the order of `fresh`; sites that it lacks last.
+    Thresholds are in octaves; few rows on either side raise them by FEW_ROWS / sqrt(rows), what such samples scatter.
+    Raises InputError where a site's K or N changed, or a threshold is not positive.
+    """
+    thresholds = {Operand.INPUT: input_threshold, Operand.GRAD_OUTPUT: grad_threshold}
+    for operand, threshold in thresholds.items():
+        if not 0.0 < threshold < math.inf:
+            raise InputError(f"drift threshold of {operand} must be positive and finite, not {threshold}")
+    known = {site.name: site for site in profile.sites}
+    rows: list[SiteDrift] = []
+    for site in fresh.sites:
+        old = known.pop(site.name, None)
+        if old is not None and (old.k, old.n) != (site.k, site.n):
+            raise InputError(
+                f"site {site.name!r} has K = {site.k}, N = {site.n}, and K = {old.k}, N = {old.n} in the profile: the "
+                "model changed; probe it again"
+            )
+        rows += _site(site.name, old, site, thresholds)
+    for old in known.values():
+        rows += _site(old.name, old, None, thresholds)
+    return tuple(rows)
+
+
+def exceeded(drifts: Iterable[SiteDrift]) -> tuple[SiteDrift, ...]:
+    """Those beyond their threshold, the furthest beyond first."""
+    return tuple(sorted((drift for drift in drifts if drift.exceeded), key=_excess, reverse=True))
+
+
+def way_back(drifts: Iterable[SiteDrift]) -> str:
+    """The call on a running model's patch that sends the sites of these back to the model's own GEMMs, as text.
+
+    Sites that share one generated forward go back together: the call says so where it needs more names.
+    """
+    names = list(dict.fromkeys(drift.site for drift in drifts))
+    shown = [repr(name) for name in names[:NAMED]]
+    return f"patch.keep({', '.join([*shown, '...'] if len(names) > NAMED else shown)})"
+
+
+def worst(drifts: Iterable[SiteDrift]) -> SiteDrift | None:
+    """The one furthest beyond its threshold, or nearest to it; None where there is nothing to compare."""
+    return max(drifts, key=_excess, default=None)
+
+
+def age(profile: Profile, now: datetime | None = None) -> str:
+    """In words, how much training the profile has seen, and how old it is. `now` is aware; None takes the present."""
+    seen = f"{profile.samples} samples over {profile.steps} training steps"
+    try:
+        created = datetime.fromisoformat(profile.created)
+    except ValueError:
+        return f"{seen}, at an unknown time"
+    if created.tzinfo is None:
+        created = created.replace(tzinfo=UTC)
+    days = ((now or datetime.now(UTC)) - created).days
+    if days < 0:
+        return f"{seen}, made on {created:%Y-%m-%d}, which lies ahead: a clock was wrong"
+    old = "today" if days == 0 else f"{days} day{'' if days == 1 else 's'} ago"
+    return f"{seen}, made on {created:%Y-%m-%d}, {old}"
+
+
+def magnitude_distance(a: tuple[int, ...], b: tuple[int, ...]) -> float:
+    """Wasserstein distance in octaves between two histograms of magnitudes, (bins.MAGNITUDE_BINS,), neither empty.
+
+    In one dimension it is the area between the two distribution functions. The geometric middles of neighbouring bins
+    lie exactly half an octave apart.
+    """
+    total_a, total_b = sum(a), sum(b)
+    below_a = below_b = 0
+    area = 0.0
+    for count_a, count_b in zip(a, b, strict=True):
+        below_a += count_a
+        below_b += count_b
+        area += abs(below_a / total_a - below_b / total_b)
+    return area / PER_OCTAVE
+
+
+def _excess(drift: SiteDrift) -> float:
+    return drift.distance / drift.threshold
+
+
+def _site(
+    name: str, old: SiteProfile | None, new: SiteProfile | None, thresholds: dict[Operand, float]
+) -> list[SiteDrift]:
+    rows = []
+    for operand, threshold in thresholds.items():
+        before, after = _operand(old, operand), _operand(new, operand)
+        if before is None and after is None:
+            continue
+        if before is None or after is None:
+            rows.append(SiteDrift(name, operand, float(OCTAVES), threshold, _one_sided(old, new, before)))
+            continue
+        distance, words = _distance(before, after)
+        sampled = min(before.sampled, after.sampled)
+        few = FEW_ROWS / math.sqrt(sampled) if sampled else float(OCTAVES)
+        rows.append(SiteDrift(name, operand, distance, threshold + few, words))
+    return rows
+
+
+def _operand(site: SiteProfile | None, operand: Operand) -> OperandSummary | None:
+    """The summary of an operand that was called at least once."""
+    found = () if site is None else site.operands
+    return next((summary for summary in found if summary.operand is operand and summary.calls), None)
+
+
+def _one_sided(old: SiteProfile | None, new: SiteProfile | None, before: OperandSummary | None) -> str:
+    if new is None:
+        return "the model no longer has this site"
+    if old is None:
+        return "the profile does not know this site"
+    if before is None:
+        return "the profile never saw it, and now it runs"
+    return "it ran when the profile was made, and not now"
+
+
+def _distance(before: OperandSummary, after: OperandSummary) -> tuple[float, str]:
+    """The distance of two samples of one operand, and what makes it."""
+    if after.nonfinite_calls and not before.nonfinite_calls:
+        return float(
+            OCTAVES
+        ), f"NaN or infinity in {after.nonfinite_calls} of {after.calls} calls, the profile saw none"
+    some_before, some_after = any(before.magnitudes), any(after.magnitudes)
+    if not some_before and not some_after:
+        return 0.0, "all zeros, as in the profile"
+    if not some_after:
+        return float(OCTAVES), "all zeros now; in the profile it had others"
+    if not some_before:
+        return float(OCTAVES), "all zeros in the profile; now it has others"
+    amax = _octaves(before.usual_amax, after.usual_amax)
+    zeros = after.zeros - before.zeros
+    return max(
+        (magnitude_distance(before.magnitudes, after.magnitudes), _magnitude_words(before, after)),
+        (AMAX * abs(amax), f"usual amax {before.usual_amax:.3g} -> {after.usual_amax:.3g} ({amax:+.1f} octaves)"),
+        (ZEROS * abs(zeros), f"zeros {before.zeros:.1%} -> {after.zeros:.1%} of the elements"),
+    )
+
+
+def _magnitude_words(before: OperandSummary, after: OperandSummary) -> str:
+    shift = _octaves(before.rms, after.rms)
+    return f"magnitudes moved; rms {before.rms:.3g} -> {after.rms:.3g} ({shift:+.1f} octaves)"
+
+
+def _octaves(before: float, after: float) -> float:
+    """log2(after / before), 0 where one of them is zero: then it says nothing of the size of a change."""
+    return math.log2(after / before) if before > 0.0 and after > 0.0 else 0.0

@@ -1,0 +1,115 @@
+"""What a rule about a site may look at, and how it words what it finds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from loka.mods.suggestions import Suggestible
+from loka.numerics.enums import OPERANDS, Compute, Gemm, Operand, Range
+from loka.policy.cascade.settings import OperandRecipe, SiteSettings
+from loka.probe.profile.profile import Estimate, Finding, OperandSummary, SiteProfile
+from loka.probe.stats.bias_track import BiasTrack
+from loka.probe.stats.site_stats import OperandStats, SiteStats
+from loka.sites.site import Site
+
+
+class FindingKind(StrEnum):
+    """What a finding is about."""
+
+    BIAS_DIVERGES = "bias_diverges"
+    NORM_CANCELS = "norm_cancels"
+    ACTIVATION_OUTLIERS = "activation_outliers"
+    FEATURE_DOMINATES = "feature_dominates"
+    ROW_DOMINATES = "row_dominates"
+    GRADIENT_UNDERFLOWS = "gradient_underflows"
+    NONFINITE = "nonfinite"
+    ALWAYS_ZERO = "always_zero"
+    NEVER_RAN = "never_ran"
+    TOO_FEW_ROWS = "too_few_rows"
+    OVER_BUDGET = "over_budget"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class FindingEvidence:
+    """All that a rule may look at."""
+
+    site: Site
+    stats: SiteStats
+    summary: SiteProfile
+    settings: SiteSettings
+    bias: BiasTrack | None
+    mendable: Suggestible = field(default_factory=Suggestible)
+
+    @property
+    def gemms(self) -> tuple[Gemm, ...]:
+        """The GEMMs that there are and that the policy does not keep as they are."""
+        there = (gemm for gemm in Gemm if gemm is not Gemm.DGRAD or self.site.input_grad)
+        return tuple(gemm for gemm in there if self.settings.gemms[gemm].compute is not Compute.KEEP)
+
+    def recipe(self, gemm: Gemm, operand: Operand) -> OperandRecipe:
+        """How the policy quantises an operand of a GEMM."""
+        return self.settings.gemms[gemm].operands[OPERANDS[gemm].index(operand)]
+
+    def operand(self, operand: Operand) -> OperandSummary | None:
+        """The summary of an operand that was seen."""
+        return next((each for each in self.summary.operands if each.operand is operand), None)
+
+    def activation(self, operand: Operand) -> OperandStats | None:
+        """The statistics of the input or the output gradient, where they were seen."""
+        return self.stats.input if operand is Operand.INPUT else self.stats.grad_output
+
+    def finding(self, kind: FindingKind, evidence: str, remedy: str) -> Finding:
+        """A finding about this site."""
+        return Finding(self.site.name, kind.value, evidence, remedy)
+
+    @property
+    def quoted(self) -> str:
+        """The site's name as remedies write it."""
+        return f'"{self.site.name}"'
+
+    def mod(self, use: str, name: str | None, change: str) -> str:
+        """A mod for `name`, as a policy writes it; a change of the model by hand where no mod can make it (None)."""
+        return f"in the model, {change}" if name is None else f"mods: [{{use: {use}, match: {json.dumps(name)}}}]"
+
+    def afresh(self, gemm: Gemm) -> str:
+        """What a rule has to undo before a scaling means dynamic scales of its own; "" where there is nothing."""
+        recipes = self.settings.gemms[gemm].operands
+        turned = "turned: false, " if any(recipe.turned for recipe in recipes) else ""
+        static = "range: dynamic, " if any(recipe.range is Range.STATIC for recipe in recipes) else ""
+        return turned + static
+
+    def rule(self, setting: str) -> str:
+        """A rule for this site, as a policy writes it."""
+        return f"rules: [{{match: {self.quoted}, {setting}}}]"
+
+
+def estimate_of(summary: SiteProfile, gemm: Gemm, operands: tuple[OperandRecipe, OperandRecipe]) -> Estimate | None:
+    """The estimate of a GEMM under a recipe, or None where none was made.
+
+    A static range without `amax` takes what was seen, as planning does.
+    """
+    mine = [each for each in summary.estimates if each.gemm is gemm]
+    wanted = (operands, with_seen_ranges(summary, gemm, operands))
+    return next((each for pair in wanted for each in mine if each.operands == pair), None)
+
+
+def with_seen_ranges(
+    summary: SiteProfile, gemm: Gemm, operands: tuple[OperandRecipe, OperandRecipe]
+) -> tuple[OperandRecipe, OperandRecipe] | None:
+    """The recipes with the largest |x| seen for each static range that has no `amax`.
+
+    None where one has none to take: its operand was never seen, or held nothing but zeros.
+    """
+    largest = {seen.operand: seen.amax for seen in summary.operands}
+    ranged = []
+    for operand, recipe in zip(OPERANDS[gemm], operands, strict=True):
+        if recipe.range is Range.STATIC and recipe.amax is None:
+            amax = largest.get(operand, 0.0)
+            if not amax > 0:
+                return None
+            recipe = replace(recipe, amax=amax)
+        ranged.append(recipe)
+    return (ranged[0], ranged[1])

@@ -1,0 +1,69 @@
+"""The recipes that an error is estimated for, GEMM by GEMM, and their words."""
+
+from __future__ import annotations
+
+from loka.numerics.enums import OPERANDS, Format, Gemm, Operand, Range, Scaling
+from loka.policy.cascade.settings import OperandRecipe
+
+Pair = tuple[OperandRecipe, OperandRecipe]  # in the order of names.OPERANDS[gemm]
+
+_WORDS = {
+    Scaling.TENSORWISE: "tensorwise",
+    Scaling.ROWWISE: "rowwise",
+    Scaling.BLOCKWISE_1X128: "1x128",
+    Scaling.BLOCKWISE_128X128: "128x128",
+}
+
+_ROWS = OperandRecipe(power_of_two=True)  # what an operand is turned from
+_BESIDE_ROWS = OperandRecipe(power_of_two=True, turned=True)
+_BESIDE_TURNED = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=True, turned=True)
+_TURNED = {
+    Gemm.FPROP: (_ROWS, _ROWS),
+    Gemm.DGRAD: (_ROWS, _BESIDE_ROWS),
+    Gemm.WGRAD: (_BESIDE_TURNED, _BESIDE_TURNED),
+}
+
+
+def candidates(gemm: Gemm) -> tuple[Pair, ...]:
+    """The standard recipes of a GEMM, all with dynamic scales, in a fixed order and without duplicates.
+
+    e4m3 tensorwise, rowwise and in blocks (1x128, a weight 128x128); e5m2 for the output gradient alone, tensorwise
+    and rowwise, where there is one; e5m2 for both operands, tensorwise and rowwise; and e4m3 as turned operands go
+    together: fprop rowwise with power-of-two scales, dgrad so with its weight turned, wgrad with both turned.
+    """
+    first, second = OPERANDS[gemm]
+    pairs = [_pair(Format.E4M3, Format.E4M3, scaling) for scaling in (Scaling.TENSORWISE, Scaling.ROWWISE)]
+    pairs.append((_block(first), _block(second)))
+    if first is Operand.GRAD_OUTPUT:
+        pairs += [_pair(Format.E5M2, Format.E4M3, scaling) for scaling in (Scaling.TENSORWISE, Scaling.ROWWISE)]
+    pairs += [_pair(Format.E5M2, Format.E5M2, scaling) for scaling in (Scaling.TENSORWISE, Scaling.ROWWISE)]
+    pairs.append(_TURNED[gemm])
+    return tuple(dict.fromkeys(pairs))
+
+
+def recipe_label(gemm: Gemm, pair: Pair) -> str:
+    """A recipe as a person says it: "e4m3 rowwise", or both operands where they differ."""
+    one, other = (_operand_words(recipe) for recipe in pair)
+    if one == other:
+        return one
+    return ", ".join(f"{operand.value} {said}" for operand, said in zip(OPERANDS[gemm], (one, other), strict=True))
+
+
+def _pair(first: Format, second: Format, scaling: Scaling) -> Pair:
+    return (OperandRecipe(format=first, scaling=scaling), OperandRecipe(format=second, scaling=scaling))
+
+
+def _block(operand: Operand) -> OperandRecipe:
+    square = operand is Operand.WEIGHT
+    return OperandRecipe(scaling=Scaling.BLOCKWISE_128X128 if square else Scaling.BLOCKWISE_1X128)
+
+
+def _operand_words(recipe: OperandRecipe) -> str:
+    if recipe.turned:
+        return f"{recipe.format.value} turned"
+    said = f"{recipe.format.value} {_WORDS[recipe.scaling]}"
+    if recipe.power_of_two:
+        said += ", scales powers of two"
+    if recipe.range is Range.STATIC:
+        said += f", static amax {recipe.amax:g}" if recipe.amax is not None else ", static"
+    return said

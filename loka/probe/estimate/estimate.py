@@ -1,0 +1,232 @@
+"""What FP8 costs a GEMM, estimated on sampled operands: MERE and SQNR with intervals, and any kernel's on the same.
+
+The reference is the float32 product of the operands as drawn; the result is the float32 product of what their FP8
+values stand for.
+
+A turned operand is made as in training: its transpose is quantised along its rows, and that copy is turned. Of these
+rows only the drawn features are there (of dy, for wgrad, those of joint.py instead of all N), so that a row's scale can
+be smaller than the whole row's would be. That changes next to nothing: scales are powers of two, under which a value
+rounds alike until it is subnormal, and what is subnormal is decided in the end by the one scale that all rows get. For
+that one the whole operand's maximum is taken, as for a tensorwise scale.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from loka.errors import InputError
+from loka.numerics.enums import Gemm, Range, Scaling
+from loka.numerics.metrics import mere, sqnr
+from loka.numerics.quantize import Quantized, dequantize, quantize, static_scale
+from loka.numerics.requantize_transpose import requantize_transpose
+from loka.policy.cascade.settings import Budget, OperandRecipe
+from loka.probe.estimate.candidate_recipes import Pair
+from loka.probe.estimate.intervals import confidence, decided, interval, looks, mere_interval
+from loka.probe.estimate.samplers import CopulaSampler, Drawn, Sampler
+from loka.probe.profile.profile import Estimate, Interval
+from loka.probe.stats.site_stats import SiteStats
+
+LIMIT = 64  # draws
+KERNEL_DRAWS = 8
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (a, scale_a, b, scale_b) -> (R, S), as scaled_mm
+
+
+@dataclass(frozen=True, slots=True)
+class KernelJudgement:
+    """A kernel's error against the float32 product of sampled operands, and that of a product without fault."""
+
+    mere: Interval
+    sqnr_db: Interval
+    right_mere: Interval  # of the same quantised operands, multiplied in float32
+    right_sqnr_db: Interval
+    draws: int
+
+    @property
+    def ratio(self) -> float:
+        """How many times the MERE is what quantisation alone costs: 1 for a right kernel, inf for a broken one."""
+        if self.right_mere.mean == self.mere.mean:
+            return 1.0
+        return self.mere.mean / self.right_mere.mean if self.right_mere.mean > 0 else math.inf
+
+
+def errors(drawn: Drawn, pair: Pair) -> tuple[float, float]:
+    """MERE (floored) and SQNR in dB of one draw with its operands quantised so; never NaN.
+
+    Operands of zeros give an exact product: (0, inf). Operands, or a product of them, that are not finite have no
+    reference: (inf, -inf).
+    """
+    return _errors(_Draw(drawn), pair)
+
+
+def estimate(
+    sampler: Sampler,
+    gemm: Gemm,
+    recipes: Sequence[Pair],
+    budget: Budget,
+    *,
+    limit: int = LIMIT,
+    seed: int,
+) -> tuple[Estimate, ...]:
+    """One Estimate for each recipe, in order; all see the same draws. Empty where the sampler cannot draw it.
+
+    Looks after 4, 8, 16, ... draws and stops once every recipe is decided against the budget (intervals.confidence says
+    at what risk), or at `limit`. What is reported is the plain 95 % interval of all draws. The numbers follow from
+    `seed` alone; torch's global generator is not touched. Raises InputError where limit is below 2.
+    """
+    planned = looks(limit)
+    if not recipes or not sampler.can_draw(gemm):
+        return ()
+    generator = torch.Generator().manual_seed(seed)
+    found: list[list[tuple[float, float]]] = [[] for _ in recipes]
+    with _full_precision():
+        for look in planned:
+            while len(found[0]) < look:
+                draw = _Draw(sampler.draw(gemm, generator))
+                for values, pair in zip(found, recipes, strict=True):
+                    values.append(_errors(draw, pair))
+            level = confidence(look, limit)
+            if all(decided(_summary(gemm, *each, level), budget) for each in zip(recipes, found, strict=True)):
+                break
+    return tuple(_summary(gemm, *each) for each in zip(recipes, found, strict=True))
+
+
+def estimate_site(
+    stats: SiteStats,
+    gemms: Sequence[Gemm],
+    recipes_by_gemm: Mapping[Gemm, Sequence[Pair]],
+    budget: Budget,
+    rows: int,
+    seed: int,
+    limit: int = LIMIT,
+) -> tuple[Estimate, ...]:
+    """Estimates of a site's GEMMs from our sampler, `rows` being the M of a call.
+
+    A GEMM whose operands were not seen, or that has no recipes, gives none. The draws of a GEMM follow from the seed,
+    the site's name and the GEMM, so that they do not change with what else is estimated.
+    """
+    sampler = CopulaSampler(stats, rows)
+    made: list[Estimate] = []
+    for gemm in gemms:
+        recipes = recipes_by_gemm.get(gemm, ())
+        made += estimate(sampler, gemm, recipes, budget, limit=limit, seed=seed_for(seed, stats.name, gemm))
+    return tuple(made)
+
+
+def judge_kernel(
+    kernel: Kernel, sampler: Sampler, gemm: Gemm, pair: Pair, *, draws: int = KERNEL_DRAWS, seed: int = 0
+) -> KernelJudgement:
+    """The error of `kernel(a, scale_a, b, scale_b)` on sampled operands, quantised as `pair` says.
+
+    a is FP8 (R, C) and b (S, C), with scales as numerics.quantize makes them; the result is (R, S), any floating dtype.
+    Raises InputError where the sampler cannot draw the GEMM, or the result's shape is wrong.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    own: list[tuple[float, float]] = []
+    right: list[tuple[float, float]] = []
+    with _full_precision():
+        for _ in range(draws):
+            draw = _Draw(sampler.draw(gemm, generator))
+            a, b = draw.quantized(0, pair[0]), draw.quantized(1, pair[1])
+            out = kernel(a.values, a.scale, b.values, b.scale)
+            if out.shape != draw.reference.shape:
+                raise InputError(f"kernel: gave {tuple(out.shape)}, but must give {tuple(draw.reference.shape)}")
+            own.append(_compare(out, draw.reference))
+            right.append(_errors(draw, pair))
+    return KernelJudgement(
+        mere=mere_interval([value for value, _ in own]),
+        sqnr_db=interval([value for _, value in own]),
+        right_mere=mere_interval([value for value, _ in right]),
+        right_sqnr_db=interval([value for _, value in right]),
+        draws=draws,
+    )
+
+
+def seed_for(seed: int, site: str, gemm: Gemm) -> int:
+    """A seed of its own for each GEMM of each site."""
+    digest = hashlib.sha256(f"{seed}/{site}/{gemm.value}".encode()).digest()
+    return int.from_bytes(digest[:7], "big")
+
+
+class _Draw:
+    """One draw: its reference product, and its operands under each recipe, quantised once."""
+
+    def __init__(self, drawn: Drawn) -> None:
+        self._operands = ((drawn.a, drawn.amax_a), (drawn.b, drawn.amax_b))
+        self.reference = drawn.a @ drawn.b.t()
+        self._values: dict[tuple[int, OperandRecipe], Tensor] = {}
+
+    def quantized(self, index: int, recipe: OperandRecipe) -> Quantized:
+        """Operand 0 or 1 under a recipe; a tensorwise scale is that of the whole operand, and so is a turned one's."""
+        x, whole = self._operands[index]
+        if recipe.turned:
+            return _turned(x, whole, recipe)
+        amax = whole if recipe.scaling is Scaling.TENSORWISE else None
+        if recipe.range is Range.STATIC:
+            if recipe.amax is None:
+                raise InputError("estimate: a recipe with range static needs an amax")
+            amax = recipe.amax
+        return quantize(x, format=recipe.format, scaling=recipe.scaling, power_of_two=recipe.power_of_two, amax=amax)
+
+    def dequantized(self, index: int, recipe: OperandRecipe) -> Tensor:
+        """What the operand's FP8 values stand for, float32."""
+        key = (index, recipe)
+        if key not in self._values:
+            self._values[key] = dequantize(self.quantized(index, recipe))
+        return self._values[key]
+
+
+def _turned(x: Tensor, whole: float | None, recipe: OperandRecipe) -> Quantized:
+    """x of (R, C) from the FP8 copy of its transpose, which is quantised along its rows, with the scale that it needs.
+
+    `whole` is the largest |x| of the whole operand, None where x is all of it. Scales: (1, 1) tensorwise, else (R, 1).
+    """
+    rows = quantize(x.t(), format=recipe.format, scaling=Scaling.ROWWISE, power_of_two=True)
+    if whole is not None:
+        # A row of zeros stands for the rest of the operand: its scale is that of the largest |x| there.
+        largest = rows.scale.new_full((1, 1), static_scale(whole, recipe.format, power_of_two=True))
+        zeros = rows.values.new_zeros((1, x.shape[0]))
+        rows = Quantized(torch.cat([rows.values, zeros]), torch.cat([rows.scale, largest]))
+    turned = requantize_transpose(rows)
+    one = recipe.scaling is Scaling.TENSORWISE
+    return Quantized(turned.values[:, : x.shape[1]].contiguous(), turned.scale[:1] if one else turned.scale)
+
+
+def _errors(draw: _Draw, pair: Pair) -> tuple[float, float]:
+    return _compare(draw.dequantized(0, pair[0]) @ draw.dequantized(1, pair[1]).t(), draw.reference)
+
+
+def _compare(out: Tensor, reference: Tensor) -> tuple[float, float]:
+    if not bool(reference.isfinite().all()):
+        return math.inf, -math.inf
+    return mere(out, reference).value, sqnr(out, reference)
+
+
+def _summary(gemm: Gemm, pair: Pair, found: list[tuple[float, float]], level: float | None = None) -> Estimate:
+    levels = () if level is None else (level,)
+    return Estimate(
+        gemm=gemm,
+        operands=pair,
+        mere=mere_interval([value for value, _ in found], *levels),
+        sqnr_db=interval([value for _, value in found], *levels),
+        draws=len(found),
+    )
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """float32 products in float32 inside, whatever the process has chosen (TF32, autocast), without gradient."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)

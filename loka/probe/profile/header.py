@@ -1,0 +1,373 @@
+"""The JSON header of a profile file: a `Profile` as text and back, checked field by field.
+
+What repeats is written once: the recipes are a table, and an estimate names its two by number. The counts of
+magnitudes are left to a tensor of the file, one row for each operand in the order of the header. JSON has no
+infinities: the ends of an interval are a number, "inf" or "-inf". No other number may be infinite, and none NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from loka.errors import InputError
+from loka.mods.fingerprint import ModFingerprint
+from loka.numerics.enums import Gemm, Operand
+from loka.policy.cascade.settings import OperandRecipe
+from loka.probe.profile.profile import (
+    VERSION,
+    Estimate,
+    Finding,
+    Interval,
+    OperandSummary,
+    Profile,
+    Quantiles,
+    Shares,
+    SiteProfile,
+)
+
+FORMAT = "loka.profile"
+
+Count = Annotated[int, Field(ge=0)]
+_End = float | Literal["inf", "-inf"]
+_Ends = tuple[_End, _End, _End]  # mean, low, high
+
+
+@dataclass(frozen=True, slots=True)
+class OperandCounts:
+    """The numbers of a stats.OperandStats; `count` is that of its moments."""
+
+    calls: Count
+    rows: Count
+    sampled: Count
+    nonfinite: Count
+    nonfinite_calls: Count
+    count: Count
+
+
+@dataclass(frozen=True, slots=True)
+class WeightNumbers:
+    """The numbers of a stats.WeightStats."""
+
+    step: Count
+    updates: Count
+    amax: float
+    nonfinite: Count
+    u_error: float
+    v_error: float
+
+
+@dataclass(frozen=True, slots=True)
+class SiteCounts:
+    """The numbers of a stats.SiteStats; a part that was never seen is None. `joint` is the count of its moments."""
+
+    input: OperandCounts | None
+    grad_output: OperandCounts | None
+    joint: Count | None
+    weight: WeightNumbers | None
+
+
+@dataclass(frozen=True, slots=True)
+class _OperandRow:
+    """An OperandSummary without its magnitudes."""
+
+    operand: Operand
+    width: Count
+    calls: Count
+    rows: Count
+    sampled: Count
+    nonfinite: Count
+    nonfinite_calls: Count
+    zeros: float
+    amax: float
+    usual_amax: float
+    rms: float
+    shares: tuple[Shares, ...]
+    row_spread: Quantiles | None
+    block_spread: Quantiles | None
+    covariance_error: float
+
+
+@dataclass(frozen=True, slots=True)
+class _ProfileSiteRow:
+    name: str
+    k: Count
+    n: Count
+    rows: Count
+    operands: tuple[_OperandRow, ...]
+    estimates: tuple[tuple[Gemm, Count, Count, _Ends, _Ends, Count], ...]  # recipes by number; mere, sqnr_db; draws
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """The layout of the header, version 1."""
+
+    format: str  # both are checked before the rest is looked at
+    version: Annotated[int, Field(ge=1)]
+    form: Literal["summary", "full"]
+    name: str
+    model: str
+    loka_version: str
+    created: str
+    steps: Count
+    every: Count
+    samples: Count
+    batch_size: Count
+    recipes: tuple[OperandRecipe, ...]
+    sites: tuple[_ProfileSiteRow, ...]
+    findings: tuple[Finding, ...]
+    stats: tuple[SiteCounts, ...] | None  # one a site; None in the summary form
+    mods: tuple[ModFingerprint, ...] = ()  # files that were written before it was there are of models without
+
+
+class _DamagedError(InputError):
+    """Something in a header contradicts the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Preamble:
+    """What decides whether the rest can be understood at all."""
+
+    format: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A header as read: the profile lacks the magnitudes, which `with_magnitudes` puts in."""
+
+    profile: Profile
+    stats: tuple[SiteCounts, ...] | None  # None: the summary form
+
+
+@cache
+def _adapter() -> TypeAdapter[_Header]:
+    return TypeAdapter(_Header)
+
+
+@cache
+def _preamble() -> TypeAdapter[_Preamble]:
+    return TypeAdapter(_Preamble)
+
+
+def to_text(profile: Profile, stats: tuple[SiteCounts, ...] | None) -> str:
+    """The header of a profile: the same text for the same contents. `stats` makes it the full form's.
+
+    Raises InputError where a number is NaN, or infinite though no end of an interval, or two sites share a name.
+    """
+    _check_numbers(profile)
+    _check_weights(profile, stats)
+    recipes: dict[OperandRecipe, int] = {}
+    header = _Header(
+        format=FORMAT,
+        version=VERSION,
+        form="summary" if stats is None else "full",
+        name=profile.name,
+        model=profile.model,
+        loka_version=profile.loka_version,
+        created=profile.created,
+        steps=profile.steps,
+        every=profile.every,
+        samples=profile.samples,
+        batch_size=profile.batch_size,
+        sites=tuple(_site_row(site, recipes) for site in profile.sites),
+        recipes=tuple(recipes),
+        findings=profile.findings,
+        stats=stats,
+        mods=profile.mods,
+    )
+    return _adapter().dump_json(header).decode()
+
+
+def from_text(text: str, file: str) -> Parsed:
+    """Read what `to_text` wrote. `file` is named in messages.
+
+    Raises InputError for a header that is damaged, of something else, or of a newer LoKA.
+    """
+    again = "make the profile again with `loka probe`, or take it from where it was kept"
+    try:
+        header = _adapter().validate_json(text, strict=True)
+        _check_origin(_Preamble(header.format, header.version), file)
+        parsed = _parsed(header)
+        _check_numbers(parsed.profile)
+    except ValidationError as error:
+        _check_origin(_read_preamble(text, file, again), file)
+        raise InputError(f"{file}: its header is damaged ({_first(error)}); {again}") from error
+    except _DamagedError as error:
+        raise InputError(f"{file}: its header is damaged ({error}); {again}") from error
+    return parsed
+
+
+def _read_preamble(text: str, file: str, again: str) -> _Preamble:
+    try:
+        return _preamble().validate_json(text, strict=True)
+    except ValidationError as error:
+        raise InputError(f"{file}: its header is damaged ({_first(error)}); {again}") from error
+
+
+def _check_origin(preamble: _Preamble, file: str) -> None:
+    """Raise InputError for a header of something else, or of a newer LoKA."""
+    if preamble.format != FORMAT:
+        raise InputError(f"{file}: holds {preamble.format!r}, not a profile of LoKA; name what `loka probe` wrote")
+    if preamble.version > VERSION:
+        raise InputError(
+            f"{file}: the profile has version {preamble.version} and this LoKA reads up to {VERSION}; upgrade LoKA, "
+            "or make the profile again with `loka probe`"
+        )
+
+
+def with_magnitudes(profile: Profile, counts: Sequence[Sequence[int]]) -> Profile:
+    """The profile with row i of `counts` as the magnitudes of its i-th operand, over all sites in order."""
+    rows = iter(counts)
+    sites = []
+    for site in profile.sites:
+        operands = tuple(replace(operand, magnitudes=tuple(next(rows))) for operand in site.operands)
+        sites.append(replace(site, operands=operands))
+    return replace(profile, sites=tuple(sites))
+
+
+def _site_row(site: SiteProfile, recipes: dict[OperandRecipe, int]) -> _ProfileSiteRow:
+    def number(recipe: OperandRecipe) -> int:
+        return recipes.setdefault(recipe, len(recipes))
+
+    return _ProfileSiteRow(
+        name=site.name,
+        k=site.k,
+        n=site.n,
+        rows=site.rows,
+        operands=tuple(
+            _OperandRow(**{field.name: getattr(operand, field.name) for field in fields(_OperandRow)})
+            for operand in site.operands
+        ),
+        estimates=tuple(
+            (
+                estimate.gemm,
+                number(estimate.operands[0]),
+                number(estimate.operands[1]),
+                _ends(estimate.mere),
+                _ends(estimate.sqnr_db),
+                estimate.draws,
+            )
+            for estimate in site.estimates
+        ),
+    )
+
+
+def _parsed(header: _Header) -> Parsed:
+    if (header.form == "full") != (header.stats is not None):
+        raise _DamagedError(f"form is {header.form!r}, which does not fit the statistics in it")
+    if header.stats is not None and len(header.stats) != len(header.sites):
+        raise _DamagedError(f"statistics of {len(header.stats)} sites, but {len(header.sites)} sites")
+    profile = Profile(
+        name=header.name,
+        model=header.model,
+        loka_version=header.loka_version,
+        created=header.created,
+        steps=header.steps,
+        every=header.every,
+        samples=header.samples,
+        batch_size=header.batch_size,
+        sites=tuple(_site(row, header.recipes) for row in header.sites),
+        findings=header.findings,
+        mods=header.mods,
+    )
+    return Parsed(profile, header.stats)
+
+
+def _site(row: _ProfileSiteRow, recipes: tuple[OperandRecipe, ...]) -> SiteProfile:
+    estimates = []
+    for gemm, first, second, mere, sqnr_db, draws in row.estimates:
+        if max(first, second) >= len(recipes):
+            raise _DamagedError(f"site {row.name!r} names recipe {max(first, second)} of {len(recipes)}")
+        pair = (recipes[first], recipes[second])
+        estimates.append(Estimate(gemm, pair, _interval(mere), _interval(sqnr_db), draws))
+    operands = tuple(
+        OperandSummary(**{field.name: getattr(operand, field.name) for field in fields(_OperandRow)}, magnitudes=())
+        for operand in row.operands
+    )
+    return SiteProfile(row.name, row.k, row.n, row.rows, operands, tuple(estimates))
+
+
+def _ends(interval: Interval) -> _Ends:
+    return (_end(interval.mean), _end(interval.low), _end(interval.high))
+
+
+def _end(value: float) -> _End:
+    """A whole number too is written as a float, which is what it is read back as."""
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return float(value)
+
+
+def _interval(ends: _Ends) -> Interval:
+    mean, low, high = ends
+    return Interval(float(mean), float(low), float(high))
+
+
+def _check_numbers(profile: Profile) -> None:
+    """Raise InputError at the first number that is NaN, or infinite outside an interval, and at a name used twice."""
+    names: set[str] = set()
+    for site in profile.sites:
+        if site.name in names:
+            raise _DamagedError(f"two sites are called {site.name!r}")
+        names.add(site.name)
+        for operand in site.operands:
+            if not all(map(math.isfinite, _numbers(operand))):
+                _refuse(site.name, _floats(operand, operand.operand), math.isfinite, "but must be finite")
+        for estimate in site.estimates:
+            mere, sqnr = estimate.mere, estimate.sqnr_db
+            if any(map(math.isnan, (mere.mean, mere.low, mere.high, sqnr.mean, sqnr.low, sqnr.high))):
+                _refuse(site.name, _floats(estimate, f"the {estimate.gemm} estimate"), _is_number, "but must be one")
+
+
+def _is_number(value: float) -> bool:
+    return not math.isnan(value)
+
+
+def _check_weights(profile: Profile, stats: tuple[SiteCounts, ...] | None) -> None:
+    """Raise InputError at the first number of a weight's statistics that is not finite."""
+    for site, counts in zip(profile.sites, stats or (), strict=False):
+        if counts.weight is not None:
+            _refuse(site.name, _floats(counts.weight, "weight"), math.isfinite, "but must be finite")
+
+
+def _numbers(operand: OperandSummary) -> list[float]:
+    """Every float of a summary, by name: a profile of many sites has millions."""
+    found = [operand.zeros, operand.amax, operand.usual_amax, operand.rms, operand.covariance_error]
+    for each in operand.shares:
+        found += (each.underflow, each.subnormal)
+    for spread in (operand.row_spread, operand.block_spread):
+        if spread is not None:
+            found += (spread.p1, spread.p25, spread.p50, spread.p75, spread.p99)
+    return found
+
+
+def _refuse(site: str, floats: Iterator[tuple[str, float]], good: Callable[[float], bool], words: str) -> None:
+    """Raise InputError at the first float that is not good."""
+    for path, value in floats:
+        if not good(value):
+            raise _DamagedError(f"site {site!r}: {path} is {value}, {words}")
+
+
+def _floats(value: object, path: str) -> Iterator[tuple[str, float]]:
+    """Every float within a dataclass or tuple, with its place."""
+    if isinstance(value, float):
+        yield path, value
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _floats(getattr(value, field.name), f"{path}.{field.name}")
+    elif isinstance(value, tuple) and value and not isinstance(value[0], int):
+        for item in value:
+            yield from _floats(item, path)
+
+
+def _first(error: ValidationError) -> str:
+    """The first complaint of pydantic, with its place."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(str(part) for part in found["loc"])
+    return f"{place}: {found['msg']}" if place else found["msg"]

@@ -1,0 +1,136 @@
+"""What planning needs of a profile: the summary of each site, and what FP8 would cost each of its GEMMs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from loka.mods.fingerprint import ModFingerprint
+from loka.numerics.enums import Format, Gemm, Operand
+from loka.policy.cascade.settings import Budget, OperandRecipe
+from loka.probe.stats.bins import HistogramView
+
+VERSION = 1
+CONFIDENCE = 0.95
+
+
+class Verdict(StrEnum):
+    """What the evidence says of a GEMM under a recipe and a budget."""
+
+    SAFE = "safe"  # both intervals lie within the budget
+    UNSAFE = "unsafe"  # one lies wholly outside
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate and its 95 % confidence interval. `mean` may be infinite, then so are the ends."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The error of one GEMM of a site with its operands quantised so, predicted from what was learned."""
+
+    gemm: Gemm
+    operands: tuple[OperandRecipe, OperandRecipe]  # in the order of names.OPERANDS[gemm]
+    mere: Interval  # floored (numerics.metrics)
+    sqnr_db: Interval
+    draws: int  # sampled pairs of operands
+
+    def verdict(self, budget: Budget) -> Verdict:
+        """Whether the GEMM keeps `budget`'s mere and sqnr_db under this recipe."""
+        if self.mere.high <= budget.mere and self.sqnr_db.low >= budget.sqnr_db:
+            return Verdict.SAFE
+        if self.mere.low > budget.mere or self.sqnr_db.high < budget.sqnr_db:
+            return Verdict.UNSAFE
+        return Verdict.UNDECIDED
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Where the non-zero elements of an operand fall under a dynamic scale: parts of all elements, 0 to 1."""
+
+    view: HistogramView
+    format: Format
+    underflow: float  # rounded to zero
+    subnormal: float  # kept with fewer bits
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """The 1st, 25th, 50th, 75th and 99th percentile."""
+
+    p1: float
+    p25: float
+    p50: float
+    p75: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class OperandSummary:
+    """One operand of a site in a few numbers. For a weight `calls` is 0, and `rows` and `sampled` are its rows."""
+
+    operand: Operand
+    width: int  # features C of the matrix (rows, C)
+    calls: int
+    rows: int
+    sampled: int
+    nonfinite: int  # elements among the sampled rows
+    nonfinite_calls: int
+    zeros: float  # share of elements
+    amax: float  # largest finite |x| seen
+    usual_amax: float  # median over calls
+    rms: float
+    magnitudes: tuple[int, ...]  # (bins.MAGNITUDE_BINS,) counts of |x|, zeros left out; lowest octave bins.LOWEST
+    shares: tuple[Shares, ...]  # every View x Format; none for a weight
+    row_spread: Quantiles | None  # octaves from rms to amax within a row
+    block_spread: Quantiles | None  # the same within 128 neighbours
+    covariance_error: float  # of the low-rank covariance, ||C - it||_F / ||C||_F; 0 where it is whole
+
+
+@dataclass(frozen=True, slots=True)
+class SiteProfile:
+    """One site. `operands` holds those that were seen; a site that never ran has none and no estimates."""
+
+    name: str
+    k: int
+    n: int
+    rows: int  # M of a call, as last seen
+    operands: tuple[OperandSummary, ...]
+    estimates: tuple[Estimate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something about a site that will cost accuracy, with the evidence and what helps."""
+
+    site: str
+    kind: str  # findings.py lists them
+    evidence: str
+    remedy: str  # a mod or a setting, as a policy writes it
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The summary form of a profile: what `loka plan` reads."""
+
+    name: str  # of the policy
+    model: str  # its factory
+    loka_version: str
+    created: str  # UTC, ISO 8601, when it was saved
+    steps: int  # training steps up to the last sample
+    every: int  # one step in so many was sampled
+    samples: int  # sampled steps, over all ranks and runs
+    batch_size: int  # samples in a step of one rank
+    sites: tuple[SiteProfile, ...]
+    findings: tuple[Finding, ...]
+    mods: tuple[ModFingerprint, ...] = ()  # that made the model what it was; () too where the file says nothing of mods
+
+    def site(self, name: str) -> SiteProfile | None:
+        """The profile of a site, or None where it is not there."""
+        return next((site for site in self.sites if site.name == name), None)

@@ -1,0 +1,231 @@
+"""A profile on the disk: one safetensors file with a JSON header, in one of two forms.
+
+The summary form holds what planning needs; the full form holds the statistics as well, and merges. Both keep the
+header (header.py) as the file's metadata under `loka.profile` and the magnitudes of all operands as one tensor; the
+full form's further tensors are called `sites/12/input/moments/mean`, by the number of the site in the header
+(tensors.py).
+
+Reading runs nothing and allocates no more than the file is long. Equal contents make equal bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from loka.errors import InputError
+from loka.paths import resolved_path
+from loka.probe.profile import header, stat_tensors
+from loka.probe.profile.header import Parsed
+from loka.probe.profile.profile import Profile
+from loka.probe.profile.stat_tensors import ExpectedTensor
+from loka.probe.stats.bins import MAGNITUDE_BINS
+from loka.probe.stats.site_stats import RecordedStats, SiteStats
+
+METADATA = "loka.profile"
+MAGNITUDES = "magnitudes"
+HEADER_LIMIT = 100_000_000  # bytes; safetensors reads no longer header
+_LENGTH = 8  # bytes of the length with which a safetensors file begins
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "I64": torch.int64}
+_AGAIN = "make it again with `loka probe`, or take it from where it was kept"
+
+
+def save(path: str | Path, recorded: RecordedStats | Profile) -> None:
+    """Write a profile, in full where it is a `RecordedStats` and else its summary; missing folders are made.
+
+    The file at `path` stays as it is until the new one is whole on the disk. Raises InputError where the disk refuses,
+    and where a number is NaN, or infinite where that has no meaning.
+    """
+    path = Path(path)
+    try:
+        data = _to_bytes(recorded)
+    except InputError as error:
+        raise InputError(f"{path}: the profile was not saved: {error}") from error
+    try:
+        _replace(path, data)
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot write the profile: {error.strerror or error}; free space or choose another place; what "
+            "was there before is still there"
+        ) from error
+
+
+def load(path: str | Path) -> RecordedStats | Profile:
+    """Read a profile in the form that it has. Raises InputError for a file that is missing, cut short, damaged,
+    something else, or written by a newer LoKA."""
+    path = Path(path)
+    with _open(path) as file:
+        parsed = _profile(path, file)
+        if parsed.stats is None:
+            return parsed.profile
+        return RecordedStats(parsed.profile, _stats(path, file, parsed))
+
+
+def load_profile(path: str | Path) -> Profile:
+    """Read the summary of a profile in either form; the statistics of a full one are left unread. Raises as `load`."""
+    path = Path(path)
+    with _open(path) as file:
+        return _profile(path, file).profile
+
+
+def _to_bytes(recorded: RecordedStats | Profile) -> bytes:
+    profile = recorded.profile if isinstance(recorded, RecordedStats) else recorded
+    stats = recorded.stats if isinstance(recorded, RecordedStats) else None
+    contents = {MAGNITUDES: _magnitudes(profile)}
+    counts = None
+    if stats is not None:
+        _check_stats(profile, stats)
+        counts = tuple(stat_tensors.site_counts(site) for site in stats)
+        for number, site in enumerate(stats):
+            for part, tensor, expected in stat_tensors.site_tensors(site):
+                name = f"sites/{number}/{part}"
+                contents[name] = stat_tensors.prepared(f"site {site.name!r}: {part}", tensor, expected)
+    text = header.to_text(profile, counts)
+    data = to_bytes(_apart(contents), {METADATA: text})
+    length = int.from_bytes(data[:_LENGTH], "little")
+    if length > HEADER_LIMIT:
+        raise InputError(f"its header has {length} bytes, more than the {HEADER_LIMIT} that can be read back")
+    return data
+
+
+def _apart(contents: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors in the order of their names, none sharing memory with another: the library refuses to write that."""
+    apart, seen = {}, set()
+    for name in sorted(contents):
+        tensor = contents[name]
+        storage = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if storage in seen else tensor
+        seen.add(storage)
+    return apart
+
+
+def _magnitudes(profile: Profile) -> Tensor:
+    rows = []
+    for site in profile.sites:
+        for operand in site.operands:
+            if len(operand.magnitudes) != MAGNITUDE_BINS:
+                raise InputError(
+                    f"site {site.name!r}: magnitudes of {operand.operand} have {len(operand.magnitudes)} bins, "
+                    f"not {MAGNITUDE_BINS}"
+                )
+            rows.append(operand.magnitudes)
+    return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), MAGNITUDE_BINS)
+
+
+def _check_stats(profile: Profile, stats: tuple[SiteStats, ...]) -> None:
+    mine = [(site.name, site.k, site.n) for site in profile.sites]
+    if mine != [(site.name, site.k, site.n) for site in stats]:
+        raise InputError("the sites of its statistics are not those of its summary, in the same order")
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write beside the place, onto the disk, then rename: a reader sees the old file or the new one."""
+    path = resolved_path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:  # Ctrl-C too leaves nothing behind
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Put the rename itself onto the disk. Some file systems cannot; the file is whole in any case."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    """The file as the library opens it: its header is read, its tensors are not."""
+    try:
+        damage = _damage(path)
+        if damage is not None:
+            raise InputError(f"{path}: {damage}")
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such profile; make one with `loka probe POLICY`") from error
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot read the profile: {error.strerror or error}; check the path and its permissions"
+        ) from error
+    except SafetensorError as error:
+        raise InputError(f"{path}: the profile is damaged or was cut short ({error}); {_AGAIN}") from error
+
+
+def _damage(path: Path) -> str | None:
+    """What is wrong with a file that can be seen from its length and its first bytes, None where nothing is."""
+    with path.open("rb") as file:
+        start = file.read(_LENGTH + 1)
+        size = os.fstat(file.fileno()).st_size
+    if size == 0:
+        return f"the file is empty; {_AGAIN}"
+    if size <= _LENGTH:
+        return f"the file was cut short, or is no profile ({size} bytes); {_AGAIN}"
+    length = int.from_bytes(start[:_LENGTH], "little")
+    if length > HEADER_LIMIT or start[_LENGTH:] != b"{":
+        return "not a profile of LoKA (no safetensors file); name what `loka probe` wrote"
+    if size < _LENGTH + length:
+        return f"the profile was cut short: {size} bytes of at least {_LENGTH + length}; {_AGAIN}"
+    return None
+
+
+def _profile(path: Path, file: Any) -> Parsed:
+    text = (file.metadata() or {}).get(METADATA)
+    if text is None:
+        raise InputError(
+            f"{path}: a safetensors file, but not a profile of LoKA; name what `loka probe` wrote, not a checkpoint"
+        )
+    parsed = header.from_text(text, str(path))
+    rows = sum(len(site.operands) for site in parsed.profile.sites)
+    counts = _read(path, file, MAGNITUDES, ExpectedTensor((rows, MAGNITUDE_BINS), torch.int64))
+    return Parsed(header.with_magnitudes(parsed.profile, counts.tolist()), parsed.stats)
+
+
+def _stats(path: Path, file: Any, parsed: Parsed) -> tuple[SiteStats, ...]:
+    def reader(number: int) -> stat_tensors.Read:
+        return lambda part, expected: _read(path, file, f"sites/{number}/{part}", expected)
+
+    return tuple(
+        stat_tensors.site_stats(site, counts, reader(number))
+        for number, (site, counts) in enumerate(zip(parsed.profile.sites, parsed.stats or (), strict=True))
+    )
+
+
+def _read(path: Path, file: Any, name: str, expected: ExpectedTensor) -> Tensor:
+    """One tensor, checked before it is read, and a copy: it does not change with the file."""
+    try:
+        found = file.get_slice(name)
+    except SafetensorError as error:
+        raise InputError(f"{path}: the tensor {name} is missing; {_AGAIN}") from error
+    dtype = _DTYPES.get(found.get_dtype())
+    if dtype is None:
+        raise InputError(f"{path}: the tensor {name} is {found.get_dtype()}, but must be {expected.dtype}; {_AGAIN}")
+    complaint = expected.complaint(tuple(found.get_shape()), dtype)
+    if complaint is None:
+        tensor: Tensor = file.get_tensor(name).clone()
+        complaint = expected.bad_values(tensor)
+        if complaint is None:
+            return tensor
+    raise InputError(f"{path}: the tensor {name} {complaint}; {_AGAIN}")

@@ -1,0 +1,265 @@
+"""What was learned of a site in a few numbers: from its statistics to the summary that planning reads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import torch
+from torch import Tensor
+
+from loka import __version__
+from loka.errors import InputError
+from loka.mods.fingerprint import ModFingerprint
+from loka.numerics.enums import Format, Operand
+from loka.numerics.formats import FORMATS
+from loka.numerics.quantize import BLOCK
+from loka.probe.profile.profile import Estimate, Finding, OperandSummary, Profile, Quantiles, Shares, SiteProfile
+from loka.probe.stats import moments
+from loka.probe.stats.bins import LOWEST, PER_OCTAVE, RELATIVE_LOWEST, SPREAD_STEPS, VIEWS, ZERO_BIN, HistogramView
+from loka.probe.stats.merge_stats import merge_sites
+from loka.probe.stats.site_stats import LowRank, Moments, OperandStats, RecordedStats, SiteStats, WeightStats
+
+_LEVELS = (0.01, 0.25, 0.5, 0.75, 0.99)  # of Quantiles
+
+
+def summarise(stats: SiteStats, estimates: tuple[Estimate, ...], rows: int) -> SiteProfile:
+    """The summary of a site. `rows` is M of a call. Operands that were never seen are left out."""
+    operands = [_activation(operand) for operand in (stats.input, stats.grad_output) if operand is not None]
+    if stats.weight is not None:
+        operands.insert(0 if stats.input is None else 1, _weight(stats.weight))
+    return SiteProfile(stats.name, stats.k, stats.n, rows, tuple(operands), estimates)
+
+
+def profile_of(
+    policy_name: str,
+    factory: str,
+    batch_size: int,
+    steps: int,
+    every: int,
+    samples: int,
+    sites: tuple[SiteProfile, ...],
+    findings: tuple[Finding, ...] = (),
+    created: str | None = None,
+    mods: tuple[ModFingerprint, ...] = (),
+) -> Profile:
+    """The profile of a model, which `mods` made, from those of its sites. `created` is UTC in ISO 8601; None: now."""
+    return Profile(
+        name=policy_name,
+        model=factory,
+        loka_version=__version__,
+        created=timestamp() if created is None else created,
+        steps=steps,
+        every=every,
+        samples=samples,
+        batch_size=batch_size,
+        sites=sites,
+        findings=findings,
+        mods=mods,
+    )
+
+
+def timestamp() -> str:
+    """The present, UTC, in seconds: 2026-11-21T04:43:00Z."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def unite(a: RecordedStats, b: RecordedStats) -> RecordedStats:
+    """Two full profiles of the same model, of different runs or shards, as one.
+
+    `steps` is the larger, `samples` the sum, `every` the larger (at least one step in so many was sampled); name,
+    batch size and rows of a call are those of the run with more steps, `created` is the later. Estimates and findings
+    are left out: they are of one of the two. Raises InputError where the models or their sites differ.
+    """
+    _check_same(a.profile, b.profile)
+    later, earlier = (b, a) if b.profile.steps > a.profile.steps else (a, b)
+    others = {stats.name: stats for stats in earlier.stats}
+    merged = tuple(merge_sites(stats, others[stats.name]) for stats in later.stats)
+    rows = [_rows(site, earlier.profile.site(site.name)) for site in later.profile.sites]
+    sites = tuple(summarise(stats, (), count) for stats, count in zip(merged, rows, strict=True))
+    profile = replace(
+        later.profile,
+        loka_version=__version__,
+        created=max(a.profile.created, b.profile.created),
+        every=max(a.profile.every, b.profile.every),
+        samples=a.profile.samples + b.profile.samples,
+        sites=sites,
+        findings=(),
+    )
+    return RecordedStats(profile, merged)
+
+
+def _rows(later: SiteProfile, earlier: SiteProfile | None) -> int:
+    """M of a call, as last seen: of the earlier run where the site did not run in the later one."""
+    return later.rows if later.rows or earlier is None else earlier.rows
+
+
+def _check_same(a: Profile, b: Profile) -> None:
+    if a.model != b.model:
+        raise InputError(
+            f"profiles of two models cannot be merged: {a.model} and {b.model}; merge runs of one model only"
+        )
+    other = sorted({each.mod for each in {*a.mods} ^ {*b.mods}})
+    if other:
+        raise InputError(
+            f"profiles of two models cannot be merged: what {', '.join(other)} changed in {a.model} is not the same in "
+            "both; merge runs of one model only"
+        )
+    advice = "the model changed between the runs: probe it again"
+    mine, theirs = ({site.name: (site.k, site.n) for site in profile.sites} for profile in (a, b))
+    for name in [*mine, *theirs]:
+        if name not in mine or name not in theirs:
+            raise InputError(f"site {name!r} is in only one of the two profiles of {a.model}; {advice}")
+        if mine[name] != theirs[name]:
+            (k, n), (k_other, n_other) = mine[name], theirs[name]
+            raise InputError(
+                f"site {name!r} has K = {k}, N = {n} in one profile and K = {k_other}, N = {n_other} in the other; "
+                f"{advice}"
+            )
+
+
+def _activation(stats: OperandStats) -> OperandSummary:
+    values = stats.values.sum(dim=0)
+    amax = _amax(stats, values)
+    covariance = moments.covariance(stats.moments)
+    return OperandSummary(
+        operand=stats.operand,
+        width=stats.moments.mean.numel(),
+        calls=stats.calls,
+        rows=stats.rows,
+        sampled=stats.sampled,
+        nonfinite=stats.nonfinite,
+        nonfinite_calls=stats.nonfinite_calls,
+        zeros=_part(values[ZERO_BIN], values.sum()),
+        amax=amax,
+        usual_amax=_usual_amax(stats.call_amax, stats.operand, amax),
+        rms=_rms(stats.moments),
+        magnitudes=_magnitudes(values),
+        shares=_shares(stats.relative),
+        row_spread=_spread(stats.row_spread),
+        block_spread=_spread(stats.block_spread),
+        covariance_error=covariance.error if isinstance(covariance, LowRank) else 0.0,
+    )
+
+
+def _weight(stats: WeightStats) -> OperandSummary:
+    """A weight's rms and spreads are of the rows that are kept, without their non-finite elements."""
+    kept = stats.rows.double().nan_to_num(0.0, 0.0, 0.0)
+    return OperandSummary(
+        operand=Operand.WEIGHT,
+        width=stats.column_mean.numel(),
+        calls=0,
+        rows=stats.row_mean.numel(),
+        sampled=stats.row_mean.numel(),
+        nonfinite=stats.nonfinite,
+        nonfinite_calls=0,
+        zeros=_part(stats.values[ZERO_BIN], stats.values.sum()),
+        amax=float(stats.amax),
+        usual_amax=float(stats.amax),
+        rms=float(kept.square().mean().sqrt()) if kept.numel() else 0.0,
+        magnitudes=_magnitudes(stats.values),
+        shares=(),
+        row_spread=_spread_of((kept,)),
+        block_spread=_spread_of(torch.split(kept, BLOCK, dim=1)),
+        covariance_error=max(stats.u.error, stats.v.error),
+    )
+
+
+def _part(count: Tensor, total: Tensor) -> float:
+    return int(count) / int(total) if int(total) else 0.0
+
+
+def _magnitudes(values: Tensor) -> tuple[int, ...]:
+    """Counts of |x| from counts by value, (VALUE_BINS,): both signs together, without the zeros."""
+    return tuple((values[ZERO_BIN + 1 :] + values[:ZERO_BIN].flip(0)).tolist())
+
+
+def _amax(stats: OperandStats, values: Tensor) -> float:
+    """The largest |x| of calls that were finite throughout. Of the others it is known only in which bin it lies, and
+    the lower edge of that bin is taken; the lowest bin has none."""
+    seen = torch.tensor(_magnitudes(values)).nonzero()
+    highest = int(seen.max()) if seen.numel() else 0
+    octave, half = divmod(highest, PER_OCTAVE)
+    edge = (1.0 + half / PER_OCTAVE) * math.exp2(LOWEST[stats.operand] + octave) if highest else 0.0
+    return max(edge, float(stats.column_amax.max()) if stats.column_amax.numel() else 0.0)
+
+
+def _usual_amax(call_amax: Tensor, operand: Operand, amax: float) -> float:
+    """The median of the calls' amax: the geometric middle of the bin that it lies in, at most the largest."""
+    total = int(call_amax.sum())
+    if total == 0:
+        return 0.0
+    place = int(torch.searchsorted(call_amax.cumsum(0), (total + 1) // 2))
+    if place == 0:
+        return 0.0
+    return min(amax, math.exp2(LOWEST[operand] + (place - 0.5) / SPREAD_STEPS))
+
+
+def _rms(stats: Moments) -> float:
+    if stats.count == 0 or stats.mean.numel() == 0:
+        return 0.0
+    return float((stats.mean.square() + stats.diagonal.clamp(min=0.0) / stats.count).mean().sqrt())
+
+
+def _shares(relative: Tensor) -> tuple[Shares, ...]:
+    """What each format loses in each view, from counts of u = |x| * 448 / amax, (len(VIEWS), RELATIVE_BINS).
+
+    A format whose largest value is f * 448 rounds f * u. It keeps nothing up to half of its smallest subnormal, and
+    is subnormal below its smallest normal; both are edges of octaves of u.
+    """
+    return tuple(
+        _share(view, format, counts) for view, counts in zip(VIEWS, relative, strict=True) for format in Format
+    )
+
+
+def _share(view: HistogramView, format: Format, counts: Tensor) -> Shares:
+    info = FORMATS[format]
+    factor = info.max / FORMATS[Format.E4M3].max
+    lost = _bins_below(info.smallest_subnormal / 2 / factor)
+    poor = _bins_below(info.smallest_normal / factor)
+    total = counts.sum()
+    return Shares(
+        view=view,
+        format=format,
+        underflow=_part(counts[1:lost].sum(), total),
+        subnormal=_part(counts[lost:poor].sum(), total),
+    )
+
+
+def _bins_below(u: float) -> int:
+    """How many bins of `relative`, that of zeros included, lie below u, a power of two."""
+    mantissa, exponent = math.frexp(u)
+    if mantissa != 0.5:
+        raise ValueError(f"{u} is no edge of an octave")
+    return 2 + (exponent - 1) - RELATIVE_LOWEST
+
+
+def _spread(counts: Tensor) -> Quantiles | None:
+    """Quantiles from counts in steps of 1 / SPREAD_STEPS octaves, (SPREAD_BINS,), even within a step; rows (blocks) of
+    zeros, in bin 0, have no spread."""
+    counts = counts[1:].double()
+    total = float(counts.sum())
+    if total == 0:
+        return None
+    after = counts.cumsum(0)
+    return Quantiles(*(_quantile(counts, after, level * total) / SPREAD_STEPS for level in _LEVELS))
+
+
+def _quantile(counts: Tensor, after: Tensor, rank: float) -> float:
+    """Where `rank` of the counted lie below, in bins. `after[i]` is the sum of counts[: i + 1]."""
+    place = min(int(torch.searchsorted(after, rank)), counts.numel() - 1)
+    within = float(counts[place])
+    below = float(after[place]) - within
+    return place + (rank - below) / within
+
+
+def _spread_of(blocks: tuple[Tensor, ...]) -> Quantiles | None:
+    """Quantiles of log2(amax / rms) over the rows of matrices, rows of zeros left out."""
+    spreads = [
+        (block.abs().amax(1) / block.square().mean(1).sqrt()).log2()[block.any(1)] for block in blocks if block.numel()
+    ]
+    found = torch.cat(spreads) if spreads else torch.empty(0)
+    if found.numel() == 0:
+        return None
+    return Quantiles(*found.quantile(torch.tensor(_LEVELS, dtype=found.dtype)).clamp(min=0.0).tolist())

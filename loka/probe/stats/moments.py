@@ -1,0 +1,196 @@
+"""Mean and covariance of rows, learned batch by batch: the paper's batched Welford update, exact merging, a sketch.
+
+For a batch of B rows with mean mu_b and summed outer products S_b of deviations, after n rows:
+
+    n' = n + B,  d = mu_b - mu,  mu' = mu + (B / n') d,  S' = S + S_b + (n B / n') d d^T
+
+in float32 on the device. The last term is taken into the product as one more row, sqrt(n B / n') d. Where a row has
+more than FULL_WIDTH features only S @ sketch_matrix and the diagonal of S are kept. Both are linear in S, so the same
+update and the same merge hold for them, and no (C, C) matrix is ever made.
+
+From the sketch comes a low rank plus diagonal covariance (Nystroem): with Y = S @ T for the first SKETCH columns T,
+S is about Y (T^T Y)^+ Y^T; what the diagonal lacks is added. Features that are nearly independent would fill that low
+rank with chance directions, so the diagonal found is set aside and the fit repeated, ROUNDS times, each from the sketch
+alone, since (S - D) T = Y - D T. The remaining CHECKS columns, which no fit has seen, measure the relative Frobenius
+error of each, since E ||A t||^2 = ||A||_F^2 for a standard normal t, and the best is kept: S - D need not be positive,
+so a later round may be worse.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from loka.errors import InputError
+from loka.probe.stats.site_stats import CHECKS, FULL_WIDTH, SKETCH, LowRank, Moments
+
+TEST_SEED = 20240917
+LARGEST = 2.0**48  # rows with a larger |x| are left out of moments: their squares might not fit into float32 sums
+ROUNDS = 8
+TEST_STEPS = 64  # entries of the test matrix are multiples of 1 / 64: exact in TF32, and alike on every machine
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a tracker holds at one moment: host counters, and clones of its tensors, still on their device."""
+
+    ints: dict[str, int]
+    tensors: dict[str, Tensor]
+
+
+def sketch_matrix(width: int, seed: int = TEST_SEED) -> Tensor:
+    """The (width, SKETCH + CHECKS) float32 standard normal matrix of the sketch, on the CPU, from seed and width."""
+    generator = torch.Generator().manual_seed(seed + width)
+    drawn = torch.randn((width, SKETCH + CHECKS), generator=generator, dtype=torch.float64)
+    return ((drawn * TEST_STEPS).round() / TEST_STEPS).to(torch.float32)
+
+
+class MomentsTracker:
+    """Learns the moments of rows with `width` features on `device`. Nothing here waits for the device."""
+
+    def __init__(self, width: int, device: torch.device | str, seed: int = TEST_SEED) -> None:
+        self.width = width
+        # Never quite zero, so that nothing is divided by it; gone with the first row, as 1e-300 + 1 is 1.
+        self._count = torch.full((), 1e-300, dtype=torch.float64, device=device)
+        self._mean = torch.zeros(width, device=device)
+        self._test = sketch_matrix(width, seed).to(device) if width > FULL_WIDTH else None
+        self._comoment = torch.zeros((width, width if self._test is None else SKETCH + CHECKS), device=device)
+        self._diagonal = torch.zeros(width, device=device)  # stays zero where the whole comoment holds it
+
+    @torch.no_grad()
+    def update(self, rows: Tensor) -> None:
+        """Take in `rows`, (R, width) float32.
+
+        Rows with a non-finite element, or one beyond LARGEST, are left out.
+        """
+        usable = torch.linalg.vector_norm(rows, math.inf, dim=1, keepdim=True) < LARGEST  # False for NaN
+        self.update_usable(rows.nan_to_num(0.0, 0.0, 0.0), usable)
+
+    @torch.no_grad()
+    def update_usable(self, rows: Tensor, usable: Tensor) -> None:
+        """The same for `rows` (R, width) whose elements are finite; only rows with `usable` (R, 1) bool count."""
+        with torch.autocast(rows.device.type, enabled=False):
+            self._take(rows, usable)
+
+    def _take(self, rows: Tensor, usable: Tensor) -> None:
+        batch = usable.sum(dtype=torch.float64)
+        kept = rows * usable
+        batch_mean = kept.sum(0) / batch.clamp(min=1.0)
+        shift = batch_mean - self._mean
+        share = batch / (self._count + batch)
+        between = torch.sqrt(self._count * share) * shift
+        # One row more than came in: the deviations from the batch's mean, and the step between the means.
+        deviations = torch.cat((torch.addcmul(kept, usable, batch_mean, value=-1.0), between[None]))
+        if self._test is None:
+            self._comoment.addmm_(deviations.t(), deviations)
+        else:
+            self._comoment.addmm_(deviations.t(), deviations @ self._test)
+            norms = torch.linalg.vector_norm(deviations, dim=0)
+            self._diagonal.addcmul_(norms, norms)
+        self._mean.addcmul_(shift, share)
+        self._count += batch
+
+    def snapshot(self) -> Snapshot:
+        """What was learned so far."""
+        return Snapshot(
+            ints={"width": self.width},
+            tensors={
+                "count": self._count.clone(),
+                "mean": self._mean.clone(),
+                "diagonal": self._diagonal.clone(),
+                "comoment": self._comoment.clone(),
+            },
+        )
+
+
+def moments_stats(snapshot: Snapshot) -> Moments:
+    """Read a MomentsTracker's snapshot to the host, in float64."""
+    held = {name: value.detach().to("cpu", torch.float64) for name, value in snapshot.tensors.items()}
+    comoment, diagonal = held["comoment"], held["diagonal"]
+    if snapshot.ints["width"] <= FULL_WIDTH:
+        comoment = (comoment + comoment.t()) / 2
+        diagonal = comoment.diagonal().clone()
+    return Moments(count=int(held["count"]), mean=held["mean"], diagonal=diagonal, comoment=comoment)
+
+
+def merge(a: Moments, b: Moments, seed: int = TEST_SEED) -> Moments:
+    """The moments of the rows of both, as one pass would have given them, in float64.
+
+    Raises InputError where they have different features.
+    """
+    if a.comoment.shape != b.comoment.shape or a.mean.shape != b.mean.shape:
+        raise InputError(
+            f"moments of {a.mean.numel()} and of {b.mean.numel()} features (comoments {tuple(a.comoment.shape)} and"
+            f" {tuple(b.comoment.shape)}) cannot be merged; merge profiles of one model, written by one version"
+        )
+    if not a.count or not b.count:
+        return a if a.count else b
+    count = a.count + b.count
+    share = b.count / count
+    shift = b.mean.double() - a.mean.double()
+    width = shift.numel()
+    across = shift if width <= FULL_WIDTH else sketch_matrix(width, seed).double().t() @ shift
+    weight = a.count * share
+    return Moments(
+        count=count,
+        mean=a.mean.double() + share * shift,
+        diagonal=a.diagonal.double() + b.diagonal.double() + weight * shift.square(),
+        comoment=a.comoment.double() + b.comoment.double() + weight * torch.outer(shift, across),
+    )
+
+
+def covariance(moments: Moments, seed: int = TEST_SEED) -> Tensor | LowRank:
+    """The covariance S / (count - 1): (C, C) float64 up to FULL_WIDTH features, else low rank plus diagonal.
+
+    Zero where fewer than two rows were seen.
+    """
+    degrees = max(moments.count - 1, 1)
+    width = moments.mean.numel()
+    if width <= FULL_WIDTH:
+        return moments.comoment.double() / degrees
+    return low_rank(moments.comoment.double() / degrees, moments.diagonal.double() / degrees, seed)
+
+
+def low_rank(sketch: Tensor, diagonal: Tensor, seed: int = TEST_SEED) -> LowRank:
+    """The symmetric positive semidefinite matrix A of which A @ sketch_matrix and the diagonal are known.
+
+    `sketch` is (C, SKETCH + CHECKS), `diagonal` (C,), both float64. The result has exactly this diagonal, and a factor
+    of at most SKETCH columns.
+    """
+    test = sketch_matrix(diagonal.numel(), seed).double()
+    norm = float(sketch[:, SKETCH:].norm())
+    if norm == 0.0:
+        return LowRank(diagonal.new_zeros((diagonal.numel(), 0)), diagonal.clamp(min=0.0), 0.0)
+    rest = torch.zeros_like(diagonal)
+    found: list[LowRank] = []
+    for _ in range(ROUNDS):
+        factor, rest = _fit(sketch, diagonal.clamp(min=0.0), rest, test)
+        check = test[:, SKETCH:]
+        missed = sketch[:, SKETCH:] - factor @ (factor.t() @ check) - rest[:, None] * check
+        found.append(LowRank(factor, rest, float(missed.norm()) / norm))
+    return min(found, key=lambda fit: fit.error)
+
+
+def _fit(sketch: Tensor, variance: Tensor, apart: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
+    """Factor and diagonal of A, where the diagonal matrix `apart` is set aside before the low rank is looked for."""
+    factor = _nystroem(sketch[:, :SKETCH] - apart[:, None] * test[:, :SKETCH], test[:, :SKETCH])
+    explained = factor.square().sum(1)
+    # A row may come out with more than its variance: it is taken back to it, so that no diagonal is below zero.
+    over = torch.where(explained > variance, variance / explained.clamp(min=torch.finfo(torch.float64).tiny), 1.0)
+    factor = factor * over.sqrt()[:, None]
+    return factor, (variance - factor.square().sum(1)).clamp(min=0.0)
+
+
+def _nystroem(sketch: Tensor, test: Tensor) -> Tensor:
+    """F with F F^T = Y (T^T Y)^+ Y^T, for Y = sketch and T = test, without directions that rounding has made."""
+    core = test.t() @ sketch
+    values, vectors = torch.linalg.eigh((core + core.t()) / 2)
+    largest = float(values[-1])
+    # T^T Y is symmetric but for rounding (float32, or TF32 where the user chose it): that is how large the noise is.
+    noise = float((core - core.t()).norm())
+    kept = values > max(4.0 * noise, 1e-12 * largest, 0.0)
+    factor: Tensor = sketch @ (vectors[:, kept] / values[kept].sqrt())
+    return factor

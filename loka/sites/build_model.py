@@ -1,0 +1,143 @@
+"""From the names in a policy to a model and an example of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.utils._pytree import tree_leaves
+
+from loka.errors import InputError
+from loka.sites.callables import call, current_directory_importable, describe_error, find_callable
+from loka.sites.meta_tensors import LARGE, LargeToMeta, without_numbers
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """A model with one example of the inputs of its forward: `module(*args, **kwargs)`."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    batch_size: int
+
+
+def build_model(factory: str, inputs: str | None, batch_size: int, *, large: int = LARGE) -> BuiltModel:
+    """Build the model that a policy names, and one batch of example inputs. The forward is not run.
+
+    Args:
+        factory: "package.module:name" of a function without arguments that returns an nn.Module.
+        inputs: "package.module:name" of a function of the batch size that returns the positional arguments (a tuple,
+            or one tensor) or the keyword arguments (a dict). None: the model's method `example_inputs`, or else the
+            function of that name in the factory's module.
+        batch_size: samples in a batch.
+        large: tensors of more than so many bytes are built on the meta device.
+
+    Raises:
+        InputError: something cannot be found or called, or returns what it should not. A lazy module (nn.LazyLinear)
+            is run once on the example inputs; where that fails, it is refused.
+    """
+    if batch_size < 1:
+        raise InputError(f"model.batch_size: {batch_size} is not a number of samples; write 1 or more")
+    with current_directory_importable():
+        make, home = find_callable(factory, "model.factory")
+        with LargeToMeta(large):
+            module = call(make, (), factory, "model.factory")
+        if not isinstance(module, nn.Module):
+            found = _kind_of(module)
+            raise InputError(f"model.factory: {factory}() returned {found}, not an nn.Module; return the model from it")
+        if "_orig_mod" in module._modules:  # torch.compile's: names would be those of what it wraps, with a prefix
+            raise InputError(f"model.factory: {factory}() returned a compiled model; return the model that it compiles")
+        make_inputs, spec = _inputs_of(module, inputs, home, factory)
+        args, kwargs = _as_arguments(call(make_inputs, (batch_size,), spec, "model.inputs"), spec)
+        _check_numbers((args, kwargs), spec)
+        _initialise_lazy(module, args, kwargs, factory)
+    return BuiltModel(module, args, kwargs, batch_size)
+
+
+def _inputs_of(
+    module: nn.Module, inputs: str | None, home: ModuleType, factory: str
+) -> tuple[Callable[..., object], str]:
+    if inputs is not None:
+        return find_callable(inputs, "model.inputs")[0], inputs
+    name = "example_inputs"
+    for holder, spec in ((module, f"{type(module).__name__}.{name}"), (home, f"{home.__name__}:{name}")):
+        found = getattr(holder, name, None)
+        if callable(found):
+            return cast("Callable[..., object]", found), spec
+    raise InputError(
+        f"model.inputs: no example inputs for {factory}: neither {type(module).__name__} has a method "
+        f"{name}(batch_size) nor {home.__name__} a function of that name; write one, or name a function in model.inputs"
+    )
+
+
+def _as_arguments(made: object, spec: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(made, Tensor):
+        return (made,), {}
+    if isinstance(made, tuple):
+        return tuple(made), {}
+    if isinstance(made, dict):
+        wrong = [key for key in made if not isinstance(key, str)]
+        if wrong:
+            raise InputError(
+                f"model.inputs: {spec} returned a dict with the key {wrong[0]!r}; its keys name arguments of forward"
+            )
+        return (), dict(made)
+    raise InputError(
+        f"model.inputs: {spec} returned {_kind_of(made)}; return a tuple of positional arguments, one tensor, or a "
+        f"dict of keyword arguments"
+    )
+
+
+def _check_numbers(inputs: object, spec: str) -> None:
+    for leaf in tree_leaves(inputs):
+        found = without_numbers(leaf) if isinstance(leaf, Tensor) else None
+        if found is not None:
+            raise InputError(
+                f"model.inputs: a tensor that {spec} returned is {found}, without numbers; make it on the CPU, of any "
+                "values that the model takes"
+            )
+
+
+def _initialise_lazy(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], factory: str) -> None:
+    """Run a model that has lazy parameters once, in evaluation and without gradients, so that their sizes are known."""
+    name = _first_lazy(module)
+    if name is None:
+        return
+    training = {m: m.training for m in module.modules()}
+    try:
+        with torch.no_grad():
+            module.eval()
+            module(*args, **kwargs)
+    except KeyboardInterrupt:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            f"model.factory: {factory}() has the lazy parameter {name!r}, and running it once on the example inputs "
+            f"raised {describe_error(error)}; run the model once in the factory, or give the sizes"
+        ) from error
+    finally:
+        for part in module.modules():
+            part.training = training.get(part, part.training)
+    name = _first_lazy(module)
+    if name is not None:
+        raise InputError(
+            f"model.factory: the lazy parameter {name!r} of {factory}() was not reached by the example inputs, so that "
+            f"its size is unknown; give its size, or take the module out"
+        )
+
+
+def _first_lazy(module: nn.Module) -> str | None:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+            return name
+    return None
+
+
+def _kind_of(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,161 @@
+"""From watched calls to sites: calls of one weight at one place are one site."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from torch import nn
+
+from loka.sites.call_sizes import MeasuredCall, total_flops
+from loka.sites.neighbours import fed_by, followed_by
+from loka.sites.recorder import Call
+from loka.sites.site import GemmKind, RowCount, Site
+
+_Key = tuple[str | None, str, str, int, int, int]
+
+
+def to_sites(
+    training: list[MeasuredCall], evaluation: list[MeasuredCall] | None, order: dict[str, int], batch: int
+) -> tuple[tuple[Site, ...], tuple[str, ...]]:
+    """Group calls into sites, in the order of the calls.
+
+    `evaluation` is None where it was not run: then it calls what training calls. `order` is each module's place.
+    Returns the sites, and notes on what one site cannot say.
+    """
+    groups: dict[_Key, tuple[list[MeasuredCall], list[MeasuredCall]]] = {}
+    for calls, which in ((training, 0), (evaluation or [], 1)):
+        for measured in calls:
+            groups.setdefault(_key(measured), ([], []))[which].append(measured)
+    if evaluation is None:
+        for in_training, in_evaluation in groups.values():
+            in_evaluation.extend(in_training)
+    total = total_flops(training)
+    sites, notes = [], []
+    for name, (in_training, in_evaluation) in zip(_names(groups, order), groups.values(), strict=True):
+        site, note = _site(name, in_training, in_evaluation, total, batch)
+        sites.append(site)
+        if note:
+            notes.append(note)
+    return tuple(sites), tuple(notes)
+
+
+def siblings(calls: list[MeasuredCall], order: dict[str, int]) -> tuple[tuple[str, ...], ...]:
+    """Names of sites that seem to read one tensor, two or more, in the order of their calls.
+
+    Parts of one tensor (unbind, chunk) count as one here. A site that is called several times is left out.
+    """
+    groups: dict[_Key, tuple[list[MeasuredCall], list[MeasuredCall]]] = {}
+    for measured in calls:
+        groups.setdefault(_key(measured), ([], []))[0].append(measured)
+    readers: dict[int, list[str]] = defaultdict(list)  # by identity: nodes live as long as the calls
+    for name, (found, _) in zip(_names(groups, order), groups.values(), strict=True):
+        if len(found) == 1 and found[0].call.source is not None:
+            readers[id(found[0].call.source)].append(name)
+    return tuple(tuple(names) for names in readers.values() if len(names) > 1)
+
+
+def never_called(model: nn.Module, called: frozenset[str], sites: Iterable[Site]) -> tuple[Site, ...]:
+    """A blocked site for each nn.Linear whose forward did not run, in training or evaluation."""
+    used = defaultdict(list)
+    for site in sites:
+        if site.weight:
+            used[site.weight].append(site.owner or "the model")
+    found = []
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear) or name in called:
+            continue
+        owner = name.rpartition(".")[0]
+        parent = model.get_submodule(owner) if owner else model
+        reason = "its forward is never called"
+        if isinstance(parent, nn.MultiheadAttention):
+            reason += f": nn.MultiheadAttention '{owner}' reads its weight itself"
+        elif readers := used.get(f"{name}.weight"):
+            reason += f": its weight is read in {readers[0]}"
+        found.append(
+            Site(
+                name=name,
+                kind=GemmKind.LINEAR,
+                owner=owner,
+                weight=f"{name}.weight" if name else "weight",
+                bias=None if module.bias is None else f"{name}.bias" if name else "bias",
+                rows=RowCount(0),
+                k=module.in_features,
+                n=module.out_features,
+                calls=0,
+                calls_eval=0,
+                share=0.0,
+                input_grad=False,
+                fed_by=(),
+                followed_by=(),
+                where="",
+                blocked=reason,
+            )
+        )
+    return tuple(found)
+
+
+def in_model_order(sites: Iterable[Site], order: dict[str, int]) -> tuple[Site, ...]:
+    """Sites by the place of the module that they are or belong to; at one place, in the order given."""
+    after = len(order)
+    return tuple(sorted(sites, key=lambda site: order.get(site.name, order.get(site.owner, after))))
+
+
+def _key(measured: MeasuredCall) -> _Key:
+    call = measured.call
+    if call.module is not None and call.kind is GemmKind.LINEAR:
+        return (call.module, "", "", 0, 0, 0)
+    return (call.weight, call.owner, call.file, call.line, measured.k, measured.n)
+
+
+def _names(groups: dict[_Key, tuple[list[MeasuredCall], list[MeasuredCall]]], order: dict[str, int]) -> list[str]:
+    """A name for each group, none twice: the module's, the Parameter's, or the owner's with a number."""
+    firsts = [(in_training or in_evaluation)[0].call for in_training, in_evaluation in groups.values()]
+    wanted = [_wanted(call) for call in firsts]
+    uses = Counter(wanted)
+    taken = set(order)
+    numbers: dict[str, int] = defaultdict(int)
+    names = []
+    for call, name in zip(firsts, wanted, strict=True):
+        if name is None or uses[name] > 1 or (call.module is None and name in taken):
+            name = f"{call.owner}#{numbers[call.owner]}"
+            numbers[call.owner] += 1
+        names.append(name)
+    return names
+
+
+def _wanted(call: Call) -> str | None:
+    return call.module if call.module else call.weight
+
+
+def _site(
+    name: str, in_training: list[MeasuredCall], in_evaluation: list[MeasuredCall], total: int, batch: int
+) -> tuple[Site, str]:
+    all_calls = in_training or in_evaluation
+    first = all_calls[0].call
+    largest = max(all_calls, key=lambda measured: measured.rows.at(batch))
+    note = ""
+    if len({measured.rows for measured in all_calls}) > 1:
+        rows = ", ".join(dict.fromkeys(str(measured.rows) for measured in all_calls))
+        note = f"{name}: called with different numbers of rows ({rows}); the largest is told as its M"
+    flops = sum(measured.flops for measured in in_training)
+    site = Site(
+        name=name,
+        kind=first.kind,
+        owner=first.owner,
+        weight=first.weight,
+        bias=first.bias,
+        rows=largest.rows,
+        k=largest.k,
+        n=largest.n,
+        calls=len(in_training),
+        calls_eval=len(in_evaluation),
+        share=flops / total if total else 0.0,
+        input_grad=any(measured.call.input_grad for measured in in_training),
+        fed_by=fed_by(first.source),
+        followed_by=followed_by(first.result),
+        where=f"{os.path.basename(first.file)}:{first.line}" if first.file else "",
+        blocked=next((m.call.blocked for m in all_calls if m.call.blocked), None),
+    )
+    return site, note

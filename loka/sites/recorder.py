@@ -1,0 +1,385 @@
+"""One forward, watched: every call that multiplies matrices, with its owner, its line and its neighbours."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from loka.sites.batch_sizes import Size
+from loka.sites.callables import is_library_file
+from loka.sites.fake_outputs import VIEWS, FakeLayout, FakeOutputs, keeps_layout
+from loka.sites.neighbours import Node, op_name
+from loka.sites.products import PRODUCTS, MatrixProduct, TensorOrigin, other_terms, unpatchable
+from loka.sites.site import GemmKind
+
+_AUTOGRAD_FUNCTION = os.path.join("torch", "autograd", "function.py")
+_TRANSPOSES = frozenset(("t", "T", "mT"))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a GEMM. `module` is set for a plain nn.Linear and for attention: it names the site."""
+
+    kind: GemmKind
+    module: str | None
+    owner: str
+    weight: str | None
+    bias: str | None
+    m: Size
+    k: Size
+    n: Size
+    terms: tuple[tuple[Size, Size, Size], ...]
+    input_grad: bool
+    source: Node | None  # of the input
+    result: Node
+    file: str
+    line: int
+    blocked: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A convolution or recurrent layer: it costs FLOPs and is no site."""
+
+    op: str
+    owner: str
+    terms: tuple[tuple[Size, Size, Size], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A call of a norm or an activation: which, in whose forward, and where; torch's own modules have no place."""
+
+    op: str  # one of FUNCTIONS
+    owner: str
+    file: str
+    line: int
+    result: Node
+
+
+FUNCTIONS = frozenset(("silu", "sigmoid", "layer_norm", "rms_norm"))  # what mods may exchange
+
+
+class Recorder(TorchFunctionMode):
+    """Watches one forward of a copied model.
+
+    `names` gives the qualified name of each Parameter of the copy by id, `buffers` that of each buffer. With `ghosts`
+    linear layers and pointwise functions are not run but have their output made from its shape.
+    """
+
+    def __init__(
+        self,
+        names: dict[int, str],
+        buffers: dict[int, str],
+        ghosts: FakeOutputs | None,
+        stop: CodeType,
+    ) -> None:
+        super().__init__()
+        self.names = names
+        self.ghosts = ghosts
+        self.calls: list[Call] = []
+        self.others: list[Other] = []
+        self.functions: list[Function] = []
+        self.called: set[str] = set()
+        self.stack: list[str] = []
+        self._of_torch: set[str] = set()  # modules whose class is torch's own
+        self._stop = stop
+        self._plain: dict[str, nn.Linear] = {}
+        self._nodes: dict[int, Node] = {key: Node("parameter", (), True, parameter=n) for key, n in names.items()}
+        self._nodes.update({key: Node("buffer", (), True, buffer=n) for key, n in buffers.items()})
+        self._fixed = frozenset(self._nodes)
+        self._kept: list[Tensor] = []  # ids in _nodes stay theirs as long as the tensors live
+
+    def add_inputs(self, tensors: Iterable[Tensor]) -> None:
+        """Tell the forward's inputs."""
+        for tensor in tensors:
+            self._set(tensor, Node("input"))
+
+    def watch(self, name: str, module: nn.Module) -> None:
+        """Have a module of the copy tell when its forward runs."""
+        original = module.forward
+        if type(module).__module__.startswith("torch.nn.modules."):
+            self._of_torch.add(name)
+        if isinstance(module, nn.Linear) and is_plain_linear(module):
+            self._plain[name] = module
+            run = self._linear_forward(name, module, original)
+        else:
+            run = self._named_forward(name, original)
+        run.__wrapped__ = original  # type: ignore[attr-defined]  # what inspect.signature follows
+        module.__dict__["forward"] = run
+
+    def node_of(self, tensor: Tensor) -> Node | None:
+        """What made a tensor; None where nothing that was seen did."""
+        return self._nodes.get(id(tensor))
+
+    def _named_forward(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            self.called.add(name)
+            self.stack.append(name)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.stack.pop()
+
+        return forward
+
+    def _linear_forward(self, name: str, linear: nn.Linear, original: Callable[..., Any]) -> Callable[..., Any]:
+        run = self._named_forward(name, original)
+        weight, bias = linear.weight, linear.bias
+        names = _linear_names(name, linear)
+        tensors = (weight,) if bias is None else (weight, bias)
+
+        def forward(input: Tensor) -> Tensor:
+            with torch._C.DisableTorchFunction():
+                out = self._ghost_linear(input, weight, tensors) if linear.weight is weight else None
+                if out is None:
+                    made = None
+                else:
+                    layout, made = out
+                    self.called.add(name)
+                    mkn = (layout.rows, weight.shape[1], weight.shape[0])
+                    product = MatrixProduct(GemmKind.LINEAR, input, names[0], None, *mkn, (mkn,))
+                    result = self._result("linear", (input,), made, gemm=True)
+                    if result is not None:
+                        result.layout = self.ghosts.widened(layout, weight.shape[0]) if self.ghosts else None
+                        self._add(product, result, name, names[1], ("", 0), None)
+            return made if made is not None else run(input)
+
+        return forward
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run a torch function (or make its output), and remember what it was."""
+        named = dict(kwargs or {})
+        describe = PRODUCTS.get(func)
+        product = describe(args, named, self.origin) if describe else None
+        out, layout = self._ghost_of(func, args, named, product)
+        if out is None:
+            out = func(*args, **named)
+        if isinstance(out, Tensor | tuple | list) or (out is None and args and isinstance(args[0], Tensor)):
+            name = op_name(func)
+            result = self._result(name, (*args, *named.values()), out, gemm=product is not None)
+            if result is not None:
+                result.layout = layout
+                if name in FUNCTIONS:
+                    self._add_function(name, result)
+                if product is not None:
+                    self._add_called(product, result)
+                elif terms := other_terms(name, args, out):
+                    self.others.append(Other(name, self._owner(), terms))
+        return out
+
+    def origin(self, tensor: Tensor) -> TensorOrigin:
+        """Where an operand of a product comes from."""
+        node = self._nodes.get(id(tensor))
+        if node is None:
+            return TensorOrigin(None, "a tensor that is neither Parameter nor input")
+        step = node
+        while step.op in _TRANSPOSES or (step.op in ("transpose", "permute", "swapaxes") and tensor.dim() == 2):
+            step = step.parents[0]
+        if step.parameter is not None:
+            return TensorOrigin(step.parameter)
+        if not node.constant:
+            return TensorOrigin(None)
+        return TensorOrigin(None, _history(node))
+
+    def _ghost_of(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], product: MatrixProduct | None
+    ) -> tuple[Tensor | None, FakeLayout | None]:
+        if self.ghosts is None:
+            return None, None
+        if func is F.linear and product is not None and product.kind is GemmKind.FUNCTIONAL_LINEAR and len(args) > 1:
+            x, weight = args[0], args[1]
+            bias = args[2] if len(args) > 2 else kwargs.get("bias")
+            odd_bias = bias is not None and tuple(bias.shape) != tuple(weight.shape[:1])
+            if product.x is not x or product.blocked or odd_bias:
+                return None, None
+            made = self._ghost_linear(args[0], weight, (weight,) if bias is None else (weight, bias))
+            return (None, None) if made is None else (made[1], self.ghosts.widened(made[0], weight.shape[0]))
+        if func in VIEWS and not kwargs and isinstance(args[0], Tensor):
+            before = self._layout(args[0])
+            after = None if before is None else self.ghosts.viewed(func, args, before)
+            return (None, None) if after is None else (self.ghosts.make(after, (args[0],)), after)
+        sources = keeps_layout(func, args, kwargs)
+        layout = self._layout(sources[0]) if sources else None
+        if layout is None or torch.is_autocast_enabled(layout.device.type):
+            return None, None
+        return self.ghosts.make(layout, sources), layout
+
+    def _ghost_linear(self, x: Tensor, weight: Tensor, tensors: tuple[Tensor, ...]) -> tuple[FakeLayout, Tensor] | None:
+        """The input's layout and the output of a linear layer; None where torch must compute it (or refuse it)."""
+        if self.ghosts is None:
+            return None
+        layout = self._layout(x)
+        if layout is None or layout.last != weight.shape[1] or any(t.dtype != layout.dtype for t in tensors):
+            return None
+        if torch.is_autocast_enabled(layout.device.type):
+            return None
+        return layout, self.ghosts.make(self.ghosts.widened(layout, weight.shape[0]), (x, *tensors))
+
+    def _layout(self, tensor: Tensor) -> FakeLayout | None:
+        node = self._nodes.get(id(tensor))
+        if node is None or self.ghosts is None:
+            return None
+        if node.layout is None:
+            node.layout = self.ghosts.layout_of(tensor) or False
+        return node.layout or None
+
+    def _result(self, op: str, operands: tuple[Any, ...], out: Any, gemm: bool) -> Node | None:
+        """Remember the result of an operation. None where it gave back a Parameter, or no tensor."""
+        parents = tuple(self._parents(operands))
+        constant = all(parent.constant for parent in parents)
+        node = Node(op, parents, constant, gemm)
+        if out is None:  # x[...] = y
+            out = operands[0]
+        results = [out] if isinstance(out, Tensor) else [t for t in _flat(out) if isinstance(t, Tensor)]
+        if not results or (len(results) == 1 and id(results[0]) in self._fixed):
+            return None
+        for parent in parents:
+            parent.children.append(node)
+        for tensor in results:
+            self._set(tensor, node)
+        return node
+
+    def _parents(self, operands: tuple[Any, ...]) -> Iterable[Node]:
+        for operand in operands:
+            if isinstance(operand, Tensor):
+                if (node := self._nodes.get(id(operand))) is not None:
+                    yield node
+            elif isinstance(operand, tuple | list):
+                yield from self._parents(tuple(operand))
+
+    def _set(self, tensor: Tensor, node: Node) -> None:
+        if id(tensor) not in self._fixed:
+            self._nodes[id(tensor)] = node
+            self._kept.append(tensor)
+
+    def _owner(self) -> str:
+        return self.stack[-1] if self.stack else ""
+
+    def _add_called(self, product: MatrixProduct, result: Node) -> None:
+        """A product that went through a torch function: find its owner and its line."""
+        owner, module = self._owner(), None
+        bias = None if product.bias is None else self.names.get(id(product.bias))
+        file, line, opaque = self._place(sys._getframe(2))
+        blocked = product.blocked or opaque
+        linear = self._plain.get(owner)
+        kind = product.kind
+        if linear is not None and product.weight is not None and product.weight == self.names.get(id(linear.weight)):
+            kind, module, file, line = GemmKind.LINEAR, owner, "", 0
+        elif kind is GemmKind.ATTENTION and self.stack and "multi_head" in result.op:
+            module = owner
+        elif linear is None and product.bias is not None and bias is None and kind is GemmKind.FUNCTIONAL_LINEAR:
+            blocked = blocked or "its bias is computed, not a Parameter"
+        weight = product.weight
+        if linear is not None and kind is GemmKind.LINEAR:
+            weight, bias = _linear_names(owner, linear)
+        seen = MatrixProduct(kind, product.x, weight, None, product.m, product.k, product.n, product.terms)
+        if module is not None and kind is GemmKind.LINEAR:
+            self.stack.pop()  # the call of the module is its parent's
+            self._add(seen, result, module, bias, (file, line), blocked)
+            self.stack.append(module)
+        else:
+            self._add(seen, result, module, bias, (file, line), blocked)
+
+    def _add_function(self, op: str, result: Node) -> None:
+        owner = self._owner()
+        file, line = ("", 0) if owner in self._of_torch else self._place(sys._getframe(2))[:2]
+        self.functions.append(Function(op, owner, file, line, result))
+
+    def _add(
+        self,
+        product: MatrixProduct,
+        result: Node,
+        module: str | None,
+        bias: str | None,
+        place: tuple[str, int],
+        blocked: str | None,
+    ) -> None:
+        x = product.x
+        source = None if x is None else self._nodes.get(id(x))
+        self.calls.append(
+            Call(
+                kind=product.kind,
+                module=module,
+                owner=self._owner(),
+                weight=product.weight,
+                bias=bias,
+                m=product.m,
+                k=product.k,
+                n=product.n,
+                terms=product.terms,
+                input_grad=x is not None and x.requires_grad,
+                source=source,
+                result=result,
+                file=place[0],
+                line=place[1],
+                blocked=blocked,
+            )
+        )
+
+    def _place(self, frame: FrameType | None) -> tuple[str, int, str | None]:
+        """File and line of the innermost frame that is the model's, and why no call in it can be patched."""
+        file, line, opaque = "", 0, None
+        while frame is not None and frame.f_code is not self._stop:
+            name = frame.f_code.co_filename
+            if not file and not is_library_file(name):
+                file, line = name, frame.f_lineno
+            if name.endswith(_AUTOGRAD_FUNCTION):
+                opaque = "it is inside a torch.autograd.Function, whose backward is its own"
+            frame = frame.f_back
+        return file, line, opaque
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """Whether a module is an nn.Linear, no subclass, whose weight is a Parameter that it holds itself."""
+    weight = module._parameters.get("weight")
+    return (
+        type(module) is nn.Linear
+        and "forward" not in module.__dict__
+        and weight is not None
+        and unpatchable(weight) is None
+        and (module._parameters.get("bias") is not None or module.__dict__.get("bias", None) is None)
+    )
+
+
+def _linear_names(name: str, linear: nn.Linear) -> tuple[str, str | None]:
+    """Its weight and bias, by its own name also where another module holds them too."""
+    prefix = f"{name}." if name else ""
+    return f"{prefix}weight", None if linear.bias is None else f"{prefix}bias"
+
+
+def _history(node: Node) -> str:
+    """`Parameter 'w' by getitem` for a constant that was computed."""
+    if node.buffer is not None:
+        return f"the buffer '{node.buffer}', which is no Parameter"
+    ops: list[str] = []
+    step = node
+    while step.parents:
+        ops.append(step.op)
+        step = next((p for p in step.parents if p.parameter), step.parents[0])
+    if step.parameter:
+        return f"the Parameter '{step.parameter}' by {', '.join(reversed(ops[:3]))}"
+    return f"the buffer '{step.buffer}'" if step.buffer else f"constants by {node.op}"
+
+
+def _flat(value: Any) -> Iterable[Any]:
+    for part in value:
+        if isinstance(part, tuple | list):
+            yield from _flat(part)
+        else:
+            yield part

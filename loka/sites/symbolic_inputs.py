@@ -1,0 +1,136 @@
+"""Example inputs with their batch dimension made symbolic, another size, or cut short."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loka.sites.batch_sizes import Size
+
+
+class NotCuttableError(ValueError):
+    """Inputs that cannot be cut to their first samples without knowing what they mean."""
+
+
+BatchShape = tuple[Size, ...]
+
+
+def batch_shape(tensor: Tensor, batch: int, size: Size) -> BatchShape:
+    """The shape with the batch replaced by `size`: dimension 0 where it equals the batch.
+
+    A 1-D integer tensor one longer than the batch is taken for the offsets of bags, as nn.EmbeddingBag wants them.
+    """
+    shape: BatchShape = tuple(tensor.shape)
+    if shape and shape[0] == batch:
+        return (size, *shape[1:])
+    if len(shape) == 1 and shape[0] == batch + 1 and not tensor.is_floating_point():
+        return (size + 1,)
+    return shape
+
+
+def fake_inputs(value: Any, batch: int, size: Size, make: Callable[[Tensor, BatchShape], Tensor]) -> Any:
+    """Copy a structure of inputs; `make(tensor, shape)` gives each tensor's stand-in with the batch changed to `size`.
+
+    Tuples, lists, dictionaries, dataclasses and plain objects are followed; torchrec's KeyedJaggedTensor is built anew,
+    with `size` as its stride, so that what depends on the batch in it does so still.
+    """
+
+    def visit(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            return make(part, batch_shape(part, batch, size))
+        if type(part).__name__ == "KeyedJaggedTensor" and not part.variable_stride_per_key() and part.stride() == batch:
+            return _fake_jagged(part, size, make)
+        return rebuild(part, visit)
+
+    return visit(value)
+
+
+def cut_inputs(value: Any, batch: int, size: int) -> Any:
+    """A copy of the inputs with the first `size` samples of each tensor; `size == batch` copies.
+
+    Raises:
+        NotCuttableError: jagged inputs, or offsets, and another size than the batch; a batch smaller than `size`.
+    """
+    if size > batch:
+        raise NotCuttableError(f"{batch} samples cannot be cut to {size}")
+
+    def visit(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            shape = batch_shape(part, batch, size)
+            if len(shape) and shape[0] != part.shape[0] and part.shape[0] != batch:
+                raise NotCuttableError("offsets of bags")
+            cut = part.detach()[: shape[0]] if shape else part.detach()
+            return cut.clone().requires_grad_(part.requires_grad)
+        if size != batch and "Jagged" in type(part).__name__:
+            raise NotCuttableError(f"a {type(part).__name__}")
+        return rebuild(part, visit)
+
+    return visit(value)
+
+
+def rebuild(value: Any, visit: Callable[[Any], Any]) -> Any:
+    """A shallow copy of a container or plain object with each part visited; anything else as it is."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(visit(part) for part in value))
+    if type(value) in (tuple, list):
+        return type(value)(visit(part) for part in value)
+    if isinstance(value, dict):
+        fresh = copy.copy(value)
+        for key, part in value.items():
+            fresh[key] = visit(part)
+        return fresh
+    if _holds_tensors(value):
+        fresh = copy.copy(value)
+        for key, part in vars(value).items():
+            object.__setattr__(fresh, key, visit(part))
+        return fresh
+    return value
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Every tensor of a structure of inputs."""
+    found: list[Tensor] = []
+
+    def visit(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            found.append(part)
+            return part
+        return rebuild(part, visit)
+
+    visit(value)
+    return found
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Whether an object is a plain holder of tensors, directly or in a container; such an object is followed."""
+    held = getattr(value, "__dict__", None)
+    if not isinstance(held, dict) or isinstance(value, type | torch.nn.Module) or callable(value):
+        return False
+    return dataclasses.is_dataclass(value) or any(
+        isinstance(part, Tensor) or (isinstance(part, list | tuple | dict) and _tensor_inside(part))
+        for part in held.values()
+    )
+
+
+def _tensor_inside(value: Any) -> bool:
+    parts = value.values() if isinstance(value, dict) else value
+    return any(isinstance(part, Tensor) for part in parts)
+
+
+def _fake_jagged(jagged: Any, size: Size, make: Callable[[Tensor, BatchShape], Tensor]) -> Any:
+    keys = jagged.keys()
+    weights = jagged.weights_or_none()
+    return type(jagged)(
+        keys=list(keys),
+        values=make(jagged.values(), tuple(jagged.values().shape)),
+        weights=None if weights is None else make(weights, tuple(weights.shape)),
+        lengths=make(jagged.lengths(), (len(keys) * size,)),
+        stride=size,
+        length_per_key=list(jagged.length_per_key()),
+        offset_per_key=list(jagged.offset_per_key()),
+    )

@@ -1,0 +1,223 @@
+"""One training and one evaluation forward of a copy of the model, on fake tensors or on a few real samples."""
+
+from __future__ import annotations
+
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from loka.gc import deferred_gc
+from loka.sites.batch_sizes import Size
+from loka.sites.build_model import BuiltModel
+from loka.sites.copying import copy_model
+from loka.sites.fake_outputs import FakeOutputs
+from loka.sites.neighbours import Node
+from loka.sites.recorder import Call, Function, Other, Recorder
+from loka.sites.symbolic_inputs import BatchShape, cut_inputs, fake_inputs, tensors_in
+
+
+class SpecialisedError(ValueError):
+    """The forward turned the symbolic batch into a number."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What one run of the model showed. `evaluation` is None where only training was run."""
+
+    training: tuple[Call, ...]
+    evaluation: tuple[Call, ...] | None
+    others: tuple[Other, ...]
+    called: frozenset[str]  # modules whose forward ran, in either mode
+    functions: tuple[Function, ...] = ()  # of training
+    outputs: tuple[Node, ...] = ()  # what the model gave back, in either mode
+    parameters: Mapping[str, Node] = field(default_factory=dict)  # each Parameter with what reads it, in either mode
+
+
+def watch_fake(built: BuiltModel, batch: int, evaluate: bool, symbolic: bool = False) -> Watched:
+    """Run the model on fake tensors with a batch of a certain size, or with a symbol that is worth `batch`.
+
+    Raises:
+        SpecialisedError: the symbolic batch did not last.
+        Exception: whatever the forward raises.
+    """
+    shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    size: Size = _symbol(mode, batch) if symbolic else batch
+    ghosts = FakeOutputs(mode)
+    device = device_of(built)
+
+    def stand_in(tensor: Tensor) -> Tensor:
+        return ghosts.static(tensor, device if tensor.device.type == "meta" else tensor.device)
+
+    def example(tensor: Tensor, shape: BatchShape) -> Tensor:
+        return _fake_input(mode, tensor, shape)
+
+    modules = copy_model(built.module, stand_in)
+    args, kwargs = fake_inputs((built.args, built.kwargs), built.batch_size, size, example)
+    watched = _watch(modules, args, kwargs, ghosts, mode, evaluate)
+    if isinstance(size, torch.SymInt) and not size.node.expr.free_symbols:
+        raise SpecialisedError("the forward fixes the batch size")
+    return watched
+
+
+def watch_real(built: BuiltModel, batch: int, evaluate: bool) -> Watched:
+    """Run a real copy of the model on the first samples of the example inputs.
+
+    Raises:
+        NotCuttableError: the inputs cannot be cut to `batch` samples.
+        Exception: whatever the forward raises.
+    """
+    args, kwargs = cut_inputs((built.args, built.kwargs), built.batch_size, batch)
+    return _watch(copy_model(built.module, _real_copy), args, kwargs, None, None, evaluate)
+
+
+def unusual_batch(built: BuiltModel) -> int:
+    """A size at or just above the batch size that no parameter and no other dimension of the inputs has.
+
+    So the batch is not taken for another size that it happens to equal.
+    """
+    taken = {0, 1}
+    for tensor in (*built.module.parameters(), *built.module.buffers()):
+        taken.update(tensor.shape)
+    for tensor in tensors_in((built.args, built.kwargs)):
+        taken.update(tensor.shape[1:])
+    size = built.batch_size
+    while size in taken:
+        size += 1
+    return size
+
+
+def device_of(built: BuiltModel) -> torch.device:
+    """Where the model runs: where its inputs are."""
+    return next((t.device for t in tensors_in((built.args, built.kwargs))), torch.device("cpu"))
+
+
+def _watch(
+    modules: dict[str, nn.Module],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    ghosts: FakeOutputs | None,
+    mode: FakeTensorMode | None,
+    evaluate: bool,
+) -> Watched:
+    model = modules[""]
+    names = {id(p): n for n, p in reversed(list(model.named_parameters(remove_duplicate=False)))}
+    buffers = {id(b): n for n, b in model.named_buffers()}
+    _unwrap_compiled(modules)
+    recorder = Recorder(names, buffers, ghosts, _run.__code__)
+    for name, module in modules.items():
+        if not isinstance(module, torch.jit.ScriptModule):
+            recorder.watch(name, module)
+    recorder.add_inputs(tensors_in((args, kwargs)))
+    training: tuple[Call, ...] = ()
+    evaluation: tuple[Call, ...] | None = None
+    made: list[Tensor] = []
+    with mode or nullcontext():
+        model.train()
+        with torch.enable_grad():
+            made += tensors_in(_run(model, args, kwargs, recorder))
+        training, others = tuple(recorder.calls), tuple(recorder.others)
+        functions = tuple(recorder.functions)
+        if evaluate:
+            recorder.calls.clear()
+            model.eval()
+            with torch.no_grad():
+                made += tensors_in(_run(model, args, kwargs, recorder))
+            evaluation = tuple(recorder.calls)
+    outputs = tuple(node for tensor in made if (node := recorder.node_of(tensor)) is not None)
+    named = model.named_parameters(remove_duplicate=False)
+    parameters = {name: node for name, tensor in named if (node := recorder.node_of(tensor)) is not None}
+    called = frozenset(recorder.called)
+    return Watched(training, evaluation, others, called, functions, outputs, parameters)
+
+
+def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], recorder: Recorder) -> Any:
+    """The frame at which a search for the model's own line ends."""
+    with recorder:
+        return model(*args, **kwargs)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leave the random state, the mode of torch.compile and of checkpointing, and the warnings as they were.
+
+    Garbage is not looked for meanwhile: the copy and its graph are many small objects, none of them garbage yet.
+    """
+    python, numbers = random.getstate(), torch.get_rng_state()
+    numpy = sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy else None
+    reentrant = torch.utils.checkpoint.CheckpointFunction
+    apply = reentrant.__dict__.get("apply")
+    with ExitStack() as stack:
+        stack.enter_context(deferred_gc())
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        # A re-entrant checkpoint runs its block without gradients, which would hide that its inputs need them.
+        reentrant.apply = staticmethod(_run_plainly)  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            if apply is None:
+                del reentrant.apply
+            else:
+                reentrant.apply = apply  # type: ignore[method-assign]
+            random.setstate(python)
+            torch.set_rng_state(numbers)
+            if numpy:
+                numpy.random.set_state(numpy_state)
+
+
+def _run_plainly(run: Callable[..., Any], preserve_random_state: bool, *args: Any) -> Any:
+    return run(*args)
+
+
+def _symbol(mode: FakeTensorMode, hint: int) -> torch.SymInt:
+    context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    size: Any = mode.from_tensor(torch.empty(hint, dtype=torch.bool), symbolic_context=context).shape[0]
+    if not isinstance(size, torch.SymInt):
+        raise SpecialisedError(f"torch made no symbol of a batch of {hint}")
+    symbol: torch.SymInt = size
+    return symbol
+
+
+def _fake_input(mode: FakeTensorMode, tensor: Tensor, shape: BatchShape) -> Tensor:
+    """A fake of a shape, with the order of strides of `tensor`."""
+    if tensor.layout != torch.strided:
+        return mode.from_tensor(tensor, static_shapes=True)
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda d: (-strides[d], d))
+    with mode:
+        fake = torch.empty([shape[d] for d in order], dtype=tensor.dtype, device=tensor.device)
+        if order != list(range(tensor.dim())):
+            fake = fake.permute([order.index(d) for d in range(tensor.dim())])
+    return fake.requires_grad_(tensor.requires_grad)
+
+
+def _real_copy(tensor: Tensor) -> Tensor:
+    if tensor.device.type == "meta":
+        raise ValueError("a tensor of the model is on the meta device, so that it cannot be run on numbers")
+    copied = tensor.detach().clone()
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(copied, tensor.requires_grad)
+    return copied.requires_grad_(tensor.requires_grad)
+
+
+def _unwrap_compiled(modules: dict[str, nn.Module]) -> None:
+    """Have torch.compile's wrappers call the module that they hold: theirs holds on to the original model."""
+    for module in modules.values():
+        inner = module._modules.get("_orig_mod")
+        if inner is not None and type(module).__name__ == "OptimizedModule":
+            module.__dict__["forward"] = lambda *args, _inner=inner, **kwargs: _inner(*args, **kwargs)
+        module.__dict__["_compiled_call_impl"] = None
