@@ -27,7 +27,10 @@ WIDTH = 64
 POLICY = """\
 version: 1
 name: ten_thousand
-model: {factory: "benchmarks.cli_scale:ten_thousand", inputs: "benchmarks.cli_scale:ten_thousand_inputs", batch_size: 256}
+model:
+  factory: "benchmarks.cli_scale:ten_thousand"
+  inputs: "benchmarks.cli_scale:ten_thousand_inputs"
+  batch_size: 256
 target: h100
 defaults: {compute: fp8}
 """

@@ -1,6 +1,6 @@
 """What probing costs a training run: time and memory with the probe and without, in one run, in turns.
 
-    python -m benchmarks.probe_overhead [--factory loka.zoo:wukong_small --inputs loka.zoo:wukong_small_inputs --batch 16384]
+    python -m benchmarks.probe_overhead [--factory loka.zoo:wukong_small --inputs ... --batch 16384]
                                   [--every 100] [--windows 7] [--autocast] [--device cuda] [--json]
 
 The model trains under torch.compile with plain SGD. A window is `every` steps, one of which is sampled where the probe

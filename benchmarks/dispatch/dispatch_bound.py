@@ -1,6 +1,6 @@
 """What a region cannot go below: its bytes at the speed of a copy, and the best GEMM that was measured for each.
 
-In BF16 or in FP8, whichever is less: the passes between the GEMMs as `loka.bench.speed.roofline` counts them, and for each of
+In BF16 or in FP8, whichever is less: the passes between the GEMMs as `roofline` counts them, and for each of
 fprop, dgrad and wgrad the least time over all kernels, scalings and accumulations.
 """
 

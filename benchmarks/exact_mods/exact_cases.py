@@ -1,4 +1,4 @@
-"""A few linears as a recommender has them, for each of the mods that rewrite forwards (`benchmarks.exact_mods.exact_mods`)."""
+"""A few linears as a recommender has them, for each of the mods that rewrite forwards (`exact_mods`)."""
 
 from __future__ import annotations
 

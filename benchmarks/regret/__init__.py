@@ -1,0 +1,1 @@
+"""What deciding by one recording costs by another one of the same machine."""

@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "2ce60c0c30b47f9947d445c1626e18e6cd678d0b4da6b81cfb5e05a364b1d951"
+STAMP = "f7dcac2b0e5dfd8bee765bb6a144b17e6cf6c02c36553b6881aee687afe2d583"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

@@ -10,15 +10,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from loka.kernels import fused_reference, join_reference, mix_reference, operators
+from loka.kernels.fused import operators
+from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
+from loka.kernels.fused.norm import norm_reference
 
-STAMP = "2ce60c0c30b47f9947d445c1626e18e6cd678d0b4da6b81cfb5e05a364b1d951"
+STAMP = "f7dcac2b0e5dfd8bee765bb6a144b17e6cf6c02c36553b6881aee687afe2d583"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     operators.check_rows(grad, 256)
-    backward = fused_reference.norm_backward(grad)
-    values, scale, largest = fused_reference.quantise_rows(backward.x)
+    backward = norm_reference.norm_backward(grad)
+    values, scale, largest = norm_reference.quantise_rows(backward.x)
     return values, scale, largest, backward.add
 
 
@@ -45,8 +47,8 @@ add_backward_e4m3_256 = operators.operator(
 
 def _add_backward_e4m3_32_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     operators.check_rows(grad, 32)
-    backward = fused_reference.norm_backward(grad)
-    values, scale, largest = fused_reference.quantise_rows(backward.x)
+    backward = norm_reference.norm_backward(grad)
+    values, scale, largest = norm_reference.quantise_rows(backward.x)
     return values, scale, largest, backward.add
 
 
@@ -75,7 +77,7 @@ def _add_layer_norm_silu_256_reference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 256)
-    forward = fused_reference.norm_forward(
+    forward = norm_reference.norm_forward(
         x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
     )
     return forward.y.to(x.dtype if dtype is None else dtype), forward.mean, forward.rstd
@@ -106,7 +108,7 @@ def _add_layer_norm_silu_256_unsaved_reference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> Tensor:
     operators.check_rows(x, 256)
-    forward = fused_reference.norm_forward(
+    forward = norm_reference.norm_forward(
         x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
     )
     return forward.y.to(x.dtype if dtype is None else dtype)
@@ -135,7 +137,7 @@ def _add_layer_norm_silu_64_reference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 64)
-    forward = fused_reference.norm_forward(
+    forward = norm_reference.norm_forward(
         x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
     )
     return forward.y.to(x.dtype if dtype is None else dtype), forward.mean, forward.rstd
@@ -166,7 +168,7 @@ def _add_layer_norm_silu_64_unsaved_reference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> Tensor:
     operators.check_rows(x, 64)
-    forward = fused_reference.norm_forward(
+    forward = norm_reference.norm_forward(
         x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
     )
     return forward.y.to(x.dtype if dtype is None else dtype)
@@ -196,7 +198,7 @@ def _add_layer_norm_silu_backward_64_reference(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     operators.check_rows(grad, 64)
     operators.check_rows(x, 64)
-    backward = fused_reference.norm_backward(
+    backward = norm_reference.norm_backward(
         grad, x=x, add=add, weight=weight, bias=bias, mean=mean, rstd=rstd, norm="layer_norm", activation="silu"
     )
     return backward.x.to(grad.dtype), backward.weight, backward.bias, backward.add
@@ -232,10 +234,10 @@ def _add_layer_norm_silu_backward_e4m3_256_reference(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     operators.check_rows(grad, 256)
     operators.check_rows(x, 256)
-    backward = fused_reference.norm_backward(
+    backward = norm_reference.norm_backward(
         grad, x=x, add=add, weight=weight, bias=bias, mean=mean, rstd=rstd, norm="layer_norm", activation="silu"
     )
-    values, scale, largest = fused_reference.quantise_rows(backward.x)
+    values, scale, largest = norm_reference.quantise_rows(backward.x)
     return values, scale, largest, backward.weight, backward.bias, backward.add
 
 
@@ -270,10 +272,10 @@ def _add_layer_norm_silu_e4m3_256_reference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     operators.check_rows(x, 256)
-    forward = fused_reference.norm_forward(
+    forward = norm_reference.norm_forward(
         x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
     )
-    values, scale, largest = fused_reference.quantise_rows(forward.y)
+    values, scale, largest = norm_reference.quantise_rows(forward.y)
     return values, scale, largest, forward.mean, forward.rstd
 
 
@@ -306,10 +308,10 @@ def _add_layer_norm_silu_e4m3_256_unsaved_reference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 256)
-    forward = fused_reference.norm_forward(
+    forward = norm_reference.norm_forward(
         x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
     )
-    values, scale, largest = fused_reference.quantise_rows(forward.y)
+    values, scale, largest = norm_reference.quantise_rows(forward.y)
     return values, scale, largest
 
 
@@ -338,7 +340,7 @@ add_layer_norm_silu_e4m3_256_unsaved = operators.operator(
 def _join_2_residual_layer_norm_32_reference(
     part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    forward = join_reference.join_forward(
+    forward = concat_norm_reference.concat_norm_forward(
         (part_0, part_1), residual=residual, weight=weight, bias=bias, norm="layer_norm", eps=1e-05
     )
     out = forward.y.reshape((part_0.shape[0], part_0.shape[1] + part_1.shape[1], 32)).to(dtype)
@@ -371,7 +373,7 @@ join_2_residual_layer_norm_32 = operators.operator(
 def _join_2_residual_layer_norm_backward_32_reference(
     grad: Tensor, part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    backward = join_reference.join_backward(
+    backward = concat_norm_reference.concat_norm_backward(
         grad, (part_0, part_1), residual=residual, weight=weight, mean=mean, rstd=rstd, norm="layer_norm"
     )
     dx = backward.x.reshape(grad.shape).to(torch.promote_types(part_0.dtype, residual.dtype))
@@ -407,7 +409,7 @@ def _layer_norm_backward_128_reference(
 ) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(grad, 128)
     operators.check_rows(x, 128)
-    backward = fused_reference.norm_backward(grad, x=x, weight=weight, mean=mean, rstd=rstd, norm="layer_norm")
+    backward = norm_reference.norm_backward(grad, x=x, weight=weight, mean=mean, rstd=rstd, norm="layer_norm")
     return backward.x.to(grad.dtype), backward.weight, backward.bias
 
 
@@ -438,8 +440,8 @@ def _layer_norm_e4m3_128_reference(
     x: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     operators.check_rows(x, 128)
-    forward = fused_reference.norm_forward(x, weight=weight, bias=bias, norm="layer_norm", eps=1e-05)
-    values, scale, largest = fused_reference.quantise_rows(forward.y)
+    forward = norm_reference.norm_forward(x, weight=weight, bias=bias, norm="layer_norm", eps=1e-05)
+    values, scale, largest = norm_reference.quantise_rows(forward.y)
     return values, scale, largest, forward.mean, forward.rstd
 
 
@@ -469,8 +471,8 @@ layer_norm_e4m3_128 = operators.operator(
 
 def _layer_norm_e4m3_128_unsaved_reference(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 128)
-    forward = fused_reference.norm_forward(x, weight=weight, bias=bias, norm="layer_norm", eps=1e-05)
-    values, scale, largest = fused_reference.quantise_rows(forward.y)
+    forward = norm_reference.norm_forward(x, weight=weight, bias=bias, norm="layer_norm", eps=1e-05)
+    values, scale, largest = norm_reference.quantise_rows(forward.y)
     return values, scale, largest
 
 
@@ -496,7 +498,7 @@ layer_norm_e4m3_128_unsaved = operators.operator(
 
 def _mix_16x32_to_8_8_reference(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor]:
     operators.check_sample(x, 16, 32)
-    return mix_reference.mix_forward(x, rank, compress)
+    return fm_reference.fm_forward(x, rank, compress)
 
 
 def _mix_16x32_to_8_8_shapes(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor]:
@@ -509,7 +511,7 @@ def _mix_16x32_to_8_8_shapes(x: Tensor, rank: Tensor, compress: Tensor) -> tuple
 # Pairwise products at rank 8 and 8 weighted sums.
 # x (B, 16, 32), rank (16, 8), compress (8, 16) -> products (B, 16, 8), compressed (B, 8, 32).
 mix_16x32_to_8_8 = operators.operator(
-    "mix_16x32_to_8_8_ae47c0e4",
+    "mix_16x32_to_8_8_7e431e0f",
     operators.deferred(__package__, "mix_16x32_to_8_8"),
     _mix_16x32_to_8_8_reference,
     _mix_16x32_to_8_8_shapes,
@@ -520,7 +522,7 @@ def _mix_backward_16x32_to_8_8_passed_reference(
     dproducts: Tensor, dcompressed: Tensor, x: Tensor, rank: Tensor, compress: Tensor, passed: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_sample(x, 16, 32)
-    return mix_reference.mix_backward(dproducts, dcompressed, x, rank, compress, passed)
+    return fm_reference.fm_backward(dproducts, dcompressed, x, rank, compress, passed)
 
 
 def _mix_backward_16x32_to_8_8_passed_shapes(
@@ -540,7 +542,7 @@ def _mix_backward_16x32_to_8_8_passed_shapes(
 # dproducts (B, 16, 8), dcompressed (B, 8, 32), x (B, 16, 32), rank (16, 8), compress (8, 16), passed (B, 16, 32) ->
 # dx (B, 16, 32), drank (P, 16 * 8), dcompress (P, 8 * 16).
 mix_backward_16x32_to_8_8_passed = operators.operator(
-    "mix_backward_16x32_to_8_8_passed_0750ce89",
+    "mix_backward_16x32_to_8_8_passed_b7817210",
     operators.deferred(__package__, "mix_backward_16x32_to_8_8_passed"),
     _mix_backward_16x32_to_8_8_passed_reference,
     _mix_backward_16x32_to_8_8_passed_shapes,
@@ -549,8 +551,8 @@ mix_backward_16x32_to_8_8_passed = operators.operator(
 
 def _quantise_e4m3_128_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 128)
-    forward = fused_reference.norm_forward(x)
-    values, scale, largest = fused_reference.quantise_rows(forward.y)
+    forward = norm_reference.norm_forward(x)
+    values, scale, largest = norm_reference.quantise_rows(forward.y)
     return values, scale, largest
 
 
@@ -576,8 +578,8 @@ quantise_e4m3_128 = operators.operator(
 
 def _quantise_e4m3_256_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 256)
-    forward = fused_reference.norm_forward(x)
-    values, scale, largest = fused_reference.quantise_rows(forward.y)
+    forward = norm_reference.norm_forward(x)
+    values, scale, largest = norm_reference.quantise_rows(forward.y)
     return values, scale, largest
 
 
@@ -603,8 +605,8 @@ quantise_e4m3_256 = operators.operator(
 
 def _quantise_e4m3_512_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 512)
-    forward = fused_reference.norm_forward(x)
-    values, scale, largest = fused_reference.quantise_rows(forward.y)
+    forward = norm_reference.norm_forward(x)
+    values, scale, largest = norm_reference.quantise_rows(forward.y)
     return values, scale, largest
 
 
@@ -630,8 +632,8 @@ quantise_e4m3_512 = operators.operator(
 
 def _quantise_e4m3_64_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 64)
-    forward = fused_reference.norm_forward(x)
-    values, scale, largest = fused_reference.quantise_rows(forward.y)
+    forward = norm_reference.norm_forward(x)
+    values, scale, largest = norm_reference.quantise_rows(forward.y)
     return values, scale, largest
 
 
@@ -656,7 +658,7 @@ quantise_e4m3_64 = operators.operator(
 
 
 def _reduce_1_reference(partial: Tensor, dtype: torch.dtype) -> Tensor:
-    total = fused_reference.reduce(partial, dtype)
+    total = norm_reference.reduce(partial, dtype)
     return total
 
 
@@ -675,8 +677,8 @@ reduce_1 = operators.operator(
 def _reduce_2_reference(
     partial_0: Tensor, dtype_0: torch.dtype, partial_1: Tensor, dtype_1: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    total_0 = fused_reference.reduce(partial_0, dtype_0)
-    total_1 = fused_reference.reduce(partial_1, dtype_1)
+    total_0 = norm_reference.reduce(partial_0, dtype_0)
+    total_1 = norm_reference.reduce(partial_1, dtype_1)
     return total_0, total_1
 
 
@@ -704,9 +706,9 @@ def _reduce_3_reference(
     partial_2: Tensor,
     dtype_2: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    total_0 = fused_reference.reduce(partial_0, dtype_0)
-    total_1 = fused_reference.reduce(partial_1, dtype_1)
-    total_2 = fused_reference.reduce(partial_2, dtype_2)
+    total_0 = norm_reference.reduce(partial_0, dtype_0)
+    total_1 = norm_reference.reduce(partial_1, dtype_1)
+    total_2 = norm_reference.reduce(partial_2, dtype_2)
     return total_0, total_1, total_2
 
 
@@ -747,12 +749,12 @@ def _reduce_6_reference(
     partial_5: Tensor,
     dtype_5: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    total_0 = fused_reference.reduce(partial_0, dtype_0)
-    total_1 = fused_reference.reduce(partial_1, dtype_1)
-    total_2 = fused_reference.reduce(partial_2, dtype_2)
-    total_3 = fused_reference.reduce(partial_3, dtype_3)
-    total_4 = fused_reference.reduce(partial_4, dtype_4)
-    total_5 = fused_reference.reduce(partial_5, dtype_5)
+    total_0 = norm_reference.reduce(partial_0, dtype_0)
+    total_1 = norm_reference.reduce(partial_1, dtype_1)
+    total_2 = norm_reference.reduce(partial_2, dtype_2)
+    total_3 = norm_reference.reduce(partial_3, dtype_3)
+    total_4 = norm_reference.reduce(partial_4, dtype_4)
+    total_5 = norm_reference.reduce(partial_5, dtype_5)
     return total_0, total_1, total_2, total_3, total_4, total_5
 
 
@@ -794,8 +796,8 @@ reduce_6 = operators.operator(
 def _turn_2_reference(
     values_0: Tensor, scale_0: Tensor, largest_0: Tensor, values_1: Tensor, scale_1: Tensor, largest_1: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    turned_0, spread_0 = fused_reference.turn(values_0, scale_0)
-    turned_1, spread_1 = fused_reference.turn(values_1, scale_1)
+    turned_0, spread_0 = norm_reference.requantize_transpose(values_0, scale_0)
+    turned_1, spread_1 = norm_reference.requantize_transpose(values_1, scale_1)
     return turned_0, spread_0, turned_1, spread_1
 
 
@@ -830,9 +832,9 @@ def _turn_3_reference(
     scale_2: Tensor,
     largest_2: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    turned_0, spread_0 = fused_reference.turn(values_0, scale_0)
-    turned_1, spread_1 = fused_reference.turn(values_1, scale_1)
-    turned_2, spread_2 = fused_reference.turn(values_2, scale_2)
+    turned_0, spread_0 = norm_reference.requantize_transpose(values_0, scale_0)
+    turned_1, spread_1 = norm_reference.requantize_transpose(values_1, scale_1)
+    turned_2, spread_2 = norm_reference.requantize_transpose(values_2, scale_2)
     return turned_0, spread_0, turned_1, spread_1, turned_2, spread_2
 
 

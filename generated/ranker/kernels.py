@@ -27,7 +27,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "2ce60c0c30b47f9947d445c1626e18e6cd678d0b4da6b81cfb5e05a364b1d951"
+STAMP = "f7dcac2b0e5dfd8bee765bb6a144b17e6cf6c02c36553b6881aee687afe2d583"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive
@@ -98,15 +98,15 @@ class LinearE4m3X64x32(torch.autograd.Function):
     turned copy; wgrad in turned copies, tensorwise."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype, tick: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype, counter_id: int) -> Tensor:
         x_fp8, x_scale, x_largest = fused.quantise_e4m3_64(x)
         weight_fp8, weight_scale, weight_largest = fused.quantise_e4m3_64(weight)
         y = dispatch.scaled_mm(
-            x_fp8, x_scale, weight_fp8, weight_scale, "rowwise", "rowwise", dtype, False, tick, bias.to(dtype)
+            x_fp8, x_scale, weight_fp8, weight_scale, "rowwise", "rowwise", dtype, False, counter_id, bias.to(dtype)
         )
         ctx.save_for_backward(x_fp8, x_scale, x_largest, weight_fp8, weight_scale, weight_largest, bias)
         ctx.dtypes = (x.dtype, weight.dtype)
-        ctx.tick = tick
+        ctx.counter_id = counter_id
         return y
 
     @staticmethod
@@ -122,7 +122,7 @@ class LinearE4m3X64x32(torch.autograd.Function):
                 dy_fp8, dy_scale, dy_largest, x_fp8, x_scale, x_largest, weight_fp8, weight_scale, weight_largest
             )
             dx = dispatch.scaled_mm(
-                dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", x_dtype, False, ctx.tick + 1
+                dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", x_dtype, False, ctx.counter_id + 1
             )
         else:
             dy_turned, dy_spread, x_turned, x_spread = fused.turn_2(
@@ -138,19 +138,19 @@ class LinearE4m3X64x32(torch.autograd.Function):
                 "tensorwise",
                 weight_dtype,
                 False,
-                ctx.tick + 2,
+                ctx.counter_id + 2,
             )
         dbias = fused.reduce_1(bias_sums, bias.dtype)
         return dx, dweight, dbias, None, None
 
 
-def linear_e4m3_64x32(x: Tensor, weight: Tensor, bias: Tensor, tick: int) -> Tensor:
+def linear_e4m3_64x32(x: Tensor, weight: Tensor, bias: Tensor, counter_id: int) -> Tensor:
     """linear: x (..., 64), weight (32, 64) -> (..., 32). GEMMs count under their ticks."""
     if x.numel() == 0:
         return torch.nn.functional.linear(x, weight, bias)
     dtype = dispatch.output_dtype(x)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    y = LinearE4m3X64x32.apply(rows, weight, bias, dtype, tick)
+    y = LinearE4m3X64x32.apply(rows, weight, bias, dtype, counter_id)
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 32)
 
 
@@ -176,23 +176,23 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
         weight_2: Tensor,
         bias_2: Tensor,
         dtype: torch.dtype,
-        tick_0: int,
-        tick_1: int,
-        tick_2: int,
+        counter_id_0: int,
+        counter_id_1: int,
+        counter_id_2: int,
     ) -> Tensor:
         x_fp8_0, x_scale_0, x_largest_0, pre_mean, pre_rstd = fused.layer_norm_e4m3_128(
             x, pre_norm_weight, pre_norm_bias
         )
         weight_fp8_0, weight_scale_0, weight_largest_0 = fused.quantise_e4m3_128(weight_0)
         y_0 = dispatch.scaled_mm(
-            x_fp8_0, x_scale_0, weight_fp8_0, weight_scale_0, "rowwise", "rowwise", dtype, False, tick_0
+            x_fp8_0, x_scale_0, weight_fp8_0, weight_scale_0, "rowwise", "rowwise", dtype, False, counter_id_0
         )
         x_fp8_1, x_scale_1, x_largest_1, mean_0, rstd_0 = fused.add_layer_norm_silu_e4m3_256(
             y_0, bias_0, norm_weight_0, norm_bias_0
         )
         weight_fp8_1, weight_scale_1, weight_largest_1 = fused.quantise_e4m3_256(weight_1)
         y_1 = dispatch.scaled_mm(
-            x_fp8_1, x_scale_1, weight_fp8_1, weight_scale_1, "rowwise", "rowwise", dtype, False, tick_1
+            x_fp8_1, x_scale_1, weight_fp8_1, weight_scale_1, "rowwise", "rowwise", dtype, False, counter_id_1
         )
         x_fp8_2, x_scale_2, x_largest_2, mean_1, rstd_1 = fused.add_layer_norm_silu_e4m3_256(
             y_1, bias_1, norm_weight_1, norm_bias_1
@@ -207,7 +207,7 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
             "rowwise",
             dtype,
             False,
-            tick_2,
+            counter_id_2,
             bias_2.to(dtype),
         )
         ctx.save_for_backward(
@@ -249,7 +249,7 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
             bias_2,
         )
         ctx.dtypes = (dtype, weight_0.dtype, weight_1.dtype, weight_2.dtype)
-        ctx.ticks = (tick_0, tick_1, tick_2)
+        ctx.counter_ids = (counter_id_0, counter_id_1, counter_id_2)
         return y_2
 
     @staticmethod
@@ -294,7 +294,7 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
             bias_2,
         ) = dispatch.saved_tensors(ctx)
         dtype, weight_dtype_0, weight_dtype_1, weight_dtype_2 = ctx.dtypes
-        tick_0, tick_1, tick_2 = ctx.ticks
+        counter_id_0, counter_id_1, counter_id_2 = ctx.counter_ids
         dweight_0 = dweight_1 = dweight_2 = None
         # Linear 2.
         dy_fp8, dy_scale, dy_largest, bias_2_sums = fused.add_backward_e4m3_256(grad)
@@ -311,7 +311,7 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
             weight_largest_2,
         )
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", dtype, False, tick_2 + 1
+            dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_2 + 1
         )
         if ctx.needs_input_grad[11]:
             dweight_2 = dispatch.scaled_mm(
@@ -323,7 +323,7 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
                 "tensorwise",
                 weight_dtype_2,
                 False,
-                tick_2 + 2,
+                counter_id_2 + 2,
             )
         del x_fp8_2, weight_fp8_2, dy_fp8, weight_turned, dy_turned, x_turned
         # Linear 1.
@@ -344,7 +344,7 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
             weight_largest_1,
         )
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", dtype, False, tick_1 + 1
+            dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_1 + 1
         )
         if ctx.needs_input_grad[7]:
             dweight_1 = dispatch.scaled_mm(
@@ -356,7 +356,7 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
                 "tensorwise",
                 weight_dtype_1,
                 False,
-                tick_1 + 2,
+                counter_id_1 + 2,
             )
         del x_fp8_1, weight_fp8_1, y_1, dy_fp8, weight_turned, dy_turned, x_turned
         # Linear 0.
@@ -377,7 +377,7 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
             weight_largest_0,
         )
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", dtype, False, tick_0 + 1
+            dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_0 + 1
         )
         if ctx.needs_input_grad[3]:
             dweight_0 = dispatch.scaled_mm(
@@ -389,7 +389,7 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
                 "tensorwise",
                 weight_dtype_0,
                 False,
-                tick_0 + 2,
+                counter_id_0 + 2,
             )
         dbias_2, dbias_1, dnorm_weight_1, dnorm_bias_1, dbias_0, dnorm_weight_0 = fused.reduce_6(
             bias_2_sums,
@@ -453,9 +453,9 @@ def layer_norm_to_linear_3_linears_e4m3_128x256x256x256(
     norm_bias_1: Tensor,
     weight_2: Tensor,
     bias_2: Tensor,
-    tick_0: int,
-    tick_1: int,
-    tick_2: int,
+    counter_id_0: int,
+    counter_id_1: int,
+    counter_id_2: int,
 ) -> Tensor:
     """layer_norm -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear: x (..., 128), weight_0
     (256, 128), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). GEMMs count under their ticks."""
@@ -485,9 +485,9 @@ def layer_norm_to_linear_3_linears_e4m3_128x256x256x256(
         weight_2,
         bias_2,
         dtype,
-        tick_0,
-        tick_1,
-        tick_2,
+        counter_id_0,
+        counter_id_1,
+        counter_id_2,
     )
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 256)
 
@@ -514,28 +514,28 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
         norm_weight_2: Tensor,
         norm_bias_2: Tensor,
         dtype: torch.dtype,
-        tick_0: int,
-        tick_1: int,
-        tick_2: int,
+        counter_id_0: int,
+        counter_id_1: int,
+        counter_id_2: int,
     ) -> Tensor:
         x_fp8_0, x_scale_0, x_largest_0 = fused.quantise_e4m3_512(x)
         weight_fp8_0, weight_scale_0, weight_largest_0 = fused.quantise_e4m3_512(weight_0)
         y_0 = dispatch.scaled_mm(
-            x_fp8_0, x_scale_0, weight_fp8_0, weight_scale_0, "rowwise", "rowwise", dtype, False, tick_0
+            x_fp8_0, x_scale_0, weight_fp8_0, weight_scale_0, "rowwise", "rowwise", dtype, False, counter_id_0
         )
         x_fp8_1, x_scale_1, x_largest_1, mean_0, rstd_0 = fused.add_layer_norm_silu_e4m3_256(
             y_0, bias_0, norm_weight_0, norm_bias_0
         )
         weight_fp8_1, weight_scale_1, weight_largest_1 = fused.quantise_e4m3_256(weight_1)
         y_1 = dispatch.scaled_mm(
-            x_fp8_1, x_scale_1, weight_fp8_1, weight_scale_1, "rowwise", "rowwise", dtype, False, tick_1
+            x_fp8_1, x_scale_1, weight_fp8_1, weight_scale_1, "rowwise", "rowwise", dtype, False, counter_id_1
         )
         x_fp8_2, x_scale_2, x_largest_2, mean_1, rstd_1 = fused.add_layer_norm_silu_e4m3_256(
             y_1, bias_1, norm_weight_1, norm_bias_1
         )
         weight_fp8_2, weight_scale_2, weight_largest_2 = fused.quantise_e4m3_256(weight_2)
         y_2 = dispatch.scaled_mm(
-            x_fp8_2, x_scale_2, weight_fp8_2, weight_scale_2, "rowwise", "rowwise", dtype, False, tick_2
+            x_fp8_2, x_scale_2, weight_fp8_2, weight_scale_2, "rowwise", "rowwise", dtype, False, counter_id_2
         )
         out, mean_2, rstd_2 = fused.add_layer_norm_silu_256(y_2, bias_2, norm_weight_2, norm_bias_2, dtype)
         ctx.save_for_backward(
@@ -577,7 +577,7 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
             rstd_2,
         )
         ctx.dtypes = (dtype, x.dtype, weight_0.dtype, weight_1.dtype, weight_2.dtype)
-        ctx.ticks = (tick_0, tick_1, tick_2)
+        ctx.counter_ids = (counter_id_0, counter_id_1, counter_id_2)
         return out
 
     @staticmethod
@@ -622,7 +622,7 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
             rstd_2,
         ) = dispatch.saved_tensors(ctx)
         dtype, x_dtype, weight_dtype_0, weight_dtype_1, weight_dtype_2 = ctx.dtypes
-        tick_0, tick_1, tick_2 = ctx.ticks
+        counter_id_0, counter_id_1, counter_id_2 = ctx.counter_ids
         dx = dweight_0 = dweight_1 = dweight_2 = None
         # Linear 2.
         results = fused.add_layer_norm_silu_backward_e4m3_256(
@@ -642,7 +642,7 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
             weight_largest_2,
         )
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", dtype, False, tick_2 + 1
+            dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_2 + 1
         )
         if ctx.needs_input_grad[9]:
             dweight_2 = dispatch.scaled_mm(
@@ -654,7 +654,7 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
                 "tensorwise",
                 weight_dtype_2,
                 False,
-                tick_2 + 2,
+                counter_id_2 + 2,
             )
         del x_fp8_2, weight_fp8_2, y_2, dy_fp8, weight_turned, dy_turned, x_turned
         # Linear 1.
@@ -675,7 +675,7 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
             weight_largest_1,
         )
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", dtype, False, tick_1 + 1
+            dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_1 + 1
         )
         if ctx.needs_input_grad[5]:
             dweight_1 = dispatch.scaled_mm(
@@ -687,7 +687,7 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
                 "tensorwise",
                 weight_dtype_1,
                 False,
-                tick_1 + 2,
+                counter_id_1 + 2,
             )
         del x_fp8_1, weight_fp8_1, y_1, dy_fp8, weight_turned, dy_turned, x_turned
         dbias_2, dnorm_weight_2, dnorm_bias_2, dbias_1, dnorm_weight_1, dnorm_bias_1 = fused.reduce_6(
@@ -724,7 +724,7 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
                 weight_largest_0,
             )
             dx = dispatch.scaled_mm(
-                dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", x_dtype, False, tick_0 + 1
+                dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", x_dtype, False, counter_id_0 + 1
             )
         else:
             dy_turned, dy_spread, x_turned, x_spread = fused.turn_2(
@@ -740,7 +740,7 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
                 "tensorwise",
                 weight_dtype_0,
                 False,
-                tick_0 + 2,
+                counter_id_0 + 2,
             )
         dbias_0, dnorm_weight_0, dnorm_bias_0 = fused.reduce_3(
             bias_0_sums, bias_0.dtype, norm_weight_0_sums, norm_weight_0.dtype, norm_bias_0_sums, norm_bias_0.dtype
@@ -780,9 +780,9 @@ def linear_to_silu_3_linears_e4m3_512x256x256x256(
     bias_2: Tensor,
     norm_weight_2: Tensor,
     norm_bias_2: Tensor,
-    tick_0: int,
-    tick_1: int,
-    tick_2: int,
+    counter_id_0: int,
+    counter_id_1: int,
+    counter_id_2: int,
 ) -> Tensor:
     """linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu: x (..., 512),
     weight_0 (256, 512), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). GEMMs count under their ticks."""
@@ -813,9 +813,9 @@ def linear_to_silu_3_linears_e4m3_512x256x256x256(
         norm_weight_2,
         norm_bias_2,
         dtype,
-        tick_0,
-        tick_1,
-        tick_2,
+        counter_id_0,
+        counter_id_1,
+        counter_id_2,
     )
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 256)
 
@@ -834,14 +834,16 @@ def linear_layer_norm_silu_13x64_frozen(
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], 64)
 
 
-def linear_e4m3_64x32_frozen(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, tick: int) -> Tensor:
+def linear_e4m3_64x32_frozen(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, counter_id: int) -> Tensor:
     """linear: x (..., 64), weight (32, 64) -> (..., 32). It gives no gradients."""
     dtype = dispatch.output_dtype(x)
     if x.numel() == 0:
         return x.new_zeros((*x.shape[:-1], 32), dtype=dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     x_fp8, x_scale, _ = fused.quantise_e4m3_64(rows)
-    y = dispatch.scaled_mm(x_fp8, x_scale, weight, scale, "rowwise", "rowwise", dtype, False, tick, bias.to(dtype))
+    y = dispatch.scaled_mm(
+        x_fp8, x_scale, weight, scale, "rowwise", "rowwise", dtype, False, counter_id, bias.to(dtype)
+    )
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 32)
 
 
@@ -862,9 +864,9 @@ def layer_norm_to_linear_3_linears_e4m3_128x256x256x256_frozen(
     weight_2: Tensor,
     scale_2: Tensor,
     bias_2: Tensor,
-    tick_0: int,
-    tick_1: int,
-    tick_2: int,
+    counter_id_0: int,
+    counter_id_1: int,
+    counter_id_2: int,
 ) -> Tensor:
     """layer_norm -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear: x (..., 128), weight_0
     (256, 128), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). It gives no gradients."""
@@ -873,12 +875,12 @@ def layer_norm_to_linear_3_linears_e4m3_128x256x256x256_frozen(
         return x.new_zeros((*x.shape[:-1], 256), dtype=dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     x_fp8_0, x_scale_0, _ = fused.layer_norm_e4m3_128_unsaved(rows, pre_norm_weight, pre_norm_bias)
-    y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, "rowwise", "rowwise", dtype, False, tick_0)
+    y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, "rowwise", "rowwise", dtype, False, counter_id_0)
     x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_0, bias_0, norm_weight_0, norm_bias_0)
-    y_1 = dispatch.scaled_mm(x_fp8_1, x_scale_1, weight_1, scale_1, "rowwise", "rowwise", dtype, False, tick_1)
+    y_1 = dispatch.scaled_mm(x_fp8_1, x_scale_1, weight_1, scale_1, "rowwise", "rowwise", dtype, False, counter_id_1)
     x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_1, bias_1, norm_weight_1, norm_bias_1)
     y_2 = dispatch.scaled_mm(
-        x_fp8_2, x_scale_2, weight_2, scale_2, "rowwise", "rowwise", dtype, False, tick_2, bias_2.to(dtype)
+        x_fp8_2, x_scale_2, weight_2, scale_2, "rowwise", "rowwise", dtype, False, counter_id_2, bias_2.to(dtype)
     )
     return y_2 if x.dim() == 2 else y_2.reshape(*x.shape[:-1], 256)
 
@@ -900,9 +902,9 @@ def linear_to_silu_3_linears_e4m3_512x256x256x256_frozen(
     bias_2: Tensor,
     norm_weight_2: Tensor,
     norm_bias_2: Tensor,
-    tick_0: int,
-    tick_1: int,
-    tick_2: int,
+    counter_id_0: int,
+    counter_id_1: int,
+    counter_id_2: int,
 ) -> Tensor:
     """linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu: x (..., 512),
     weight_0 (256, 512), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). It gives no gradients."""
@@ -911,11 +913,11 @@ def linear_to_silu_3_linears_e4m3_512x256x256x256_frozen(
         return x.new_zeros((*x.shape[:-1], 256), dtype=dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     x_fp8_0, x_scale_0, _ = fused.quantise_e4m3_512(rows)
-    y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, "rowwise", "rowwise", dtype, False, tick_0)
+    y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, "rowwise", "rowwise", dtype, False, counter_id_0)
     x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_0, bias_0, norm_weight_0, norm_bias_0)
-    y_1 = dispatch.scaled_mm(x_fp8_1, x_scale_1, weight_1, scale_1, "rowwise", "rowwise", dtype, False, tick_1)
+    y_1 = dispatch.scaled_mm(x_fp8_1, x_scale_1, weight_1, scale_1, "rowwise", "rowwise", dtype, False, counter_id_1)
     x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_1, bias_1, norm_weight_1, norm_bias_1)
-    y_2 = dispatch.scaled_mm(x_fp8_2, x_scale_2, weight_2, scale_2, "rowwise", "rowwise", dtype, False, tick_2)
+    y_2 = dispatch.scaled_mm(x_fp8_2, x_scale_2, weight_2, scale_2, "rowwise", "rowwise", dtype, False, counter_id_2)
     out = fused.add_layer_norm_silu_256_unsaved(y_2, bias_2, norm_weight_2, norm_bias_2, dtype)
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], 256)
 

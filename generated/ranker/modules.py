@@ -3,7 +3,7 @@
 Written by `loka generate`, which overwrites it: edit the policy and generate again.
 
 Each class becomes the class of the modules that its docstring names: their parameters, hooks and names stay, `forward`
-is the one below. `self.loka.tick(i)` is the number under which the i-th of their GEMM sites counts itself.
+is the one below. `self.loka.counter_id(i)` is the number under which the i-th of their GEMM sites counts itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "2ce60c0c30b47f9947d445c1626e18e6cd678d0b4da6b81cfb5e05a364b1d951"
+STAMP = "f7dcac2b0e5dfd8bee765bb6a144b17e6cf6c02c36553b6881aee687afe2d583"
 
 
 class EmbedDense(dispatch.Bound):
@@ -33,7 +33,7 @@ class EmbedDense(dispatch.Bound):
         # from 0, 1, 2
         v_2 = kernels.linear_layer_norm_silu_13x64(input, self[0].weight, self[0].bias, self[1].weight, self[1].bias)
         # from 3
-        return kernels.linear_e4m3_64x32(v_2, self[3].weight, self[3].bias, self.loka.tick(1))
+        return kernels.linear_e4m3_64x32(v_2, self[3].weight, self[3].bias, self.loka.counter_id(1))
 
 
 class EmbedDenseFrozen(dispatch.Bound):
@@ -56,7 +56,7 @@ class EmbedDenseFrozen(dispatch.Bound):
         )
         # from 3
         return kernels.linear_e4m3_64x32_frozen(
-            v_2, self.loka_weight_1, self.loka_scale_1, self[3].bias, self.loka.tick(1)
+            v_2, self.loka_weight_1, self.loka_scale_1, self[3].bias, self.loka.counter_id(1)
         )
 
 
@@ -93,9 +93,9 @@ class Layers(dispatch.Bound):
             self.fmb[4].bias,
             self.fmb[6].weight,
             self.fmb[6].bias,
-            self.loka.tick(1),
-            self.loka.tick(2),
-            self.loka.tick(3),
+            self.loka.counter_id(1),
+            self.loka.counter_id(2),
+            self.loka.counter_id(3),
         )
         view = fmb_6.view(-1, 8, 32)
         # from norm
@@ -145,9 +145,9 @@ class LayersFrozen(dispatch.Bound):
             self.loka_weight_3,
             self.loka_scale_3,
             self.fmb[6].bias,
-            self.loka.tick(1),
-            self.loka.tick(2),
-            self.loka.tick(3),
+            self.loka.counter_id(1),
+            self.loka.counter_id(2),
+            self.loka.counter_id(3),
         )
         view = fmb_6.view(-1, 8, 32)
         # from norm
@@ -183,9 +183,9 @@ class Head(dispatch.Bound):
             self.mlp[6].bias,
             self.norm.weight,
             self.norm.bias,
-            self.loka.tick(0),
-            self.loka.tick(1),
-            self.loka.tick(2),
+            self.loka.counter_id(0),
+            self.loka.counter_id(1),
+            self.loka.counter_id(2),
         )
         return self.out(silu)
 
@@ -227,8 +227,8 @@ class HeadFrozen(dispatch.Bound):
             self.mlp[6].bias,
             self.norm.weight,
             self.norm.bias,
-            self.loka.tick(0),
-            self.loka.tick(1),
-            self.loka.tick(2),
+            self.loka.counter_id(0),
+            self.loka.counter_id(1),
+            self.loka.counter_id(2),
         )
         return self.out(silu)

@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from loka.kernels import mix_reference, operators
+from loka.kernels.fused import operators
+from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "2ce60c0c30b47f9947d445c1626e18e6cd678d0b4da6b81cfb5e05a364b1d951"
+STAMP = "f7dcac2b0e5dfd8bee765bb6a144b17e6cf6c02c36553b6881aee687afe2d583"
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -934,7 +935,7 @@ def mix_16x32_to_8_8(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor,
     """
     operators.check_sample(x, 16, 32)
     if x.dtype.itemsize != 2:  # tensor cores take 16 bits; more is for torch's own products
-        return mix_reference.mix_forward(x, rank, compress)
+        return fm_reference.fm_forward(x, rank, compress)
     programs = operators.programs(x, rows=1, per_multiprocessor=2)
     products = x.new_empty((x.shape[0], 16, 8))
     compressed = x.new_empty((x.shape[0], 8, 32))
@@ -1003,7 +1004,7 @@ def mix_backward_16x32_to_8_8_passed(
     """
     operators.check_sample(x, 16, 32)
     if x.dtype.itemsize != 2:  # tensor cores take 16 bits; more is for torch's own products
-        return mix_reference.mix_backward(dproducts, dcompressed, x, rank, compress, passed)
+        return fm_reference.fm_backward(dproducts, dcompressed, x, rank, compress, passed)
     dcompressed = operators.whole_samples(dcompressed)
     passed = operators.whole_samples(passed)
     programs = operators.programs(x, rows=1, per_multiprocessor=2) if x.dtype.itemsize == 2 else 1

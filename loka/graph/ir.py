@@ -74,7 +74,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class FmInteraction:
-    """Statements that mix a sample's embeddings (`loka.graph.patterns.fm_interaction`), which are computed together where they begin.
+    """Statements that mix a sample's embeddings (`fm_interaction`), which are computed together where they begin.
 
     Numbers but `sizes` index `StraightForward.statements`.
     """
@@ -101,7 +101,7 @@ class FmInteraction:
 
 @dataclass(frozen=True, slots=True)
 class ConcatNorm:
-    """A norm with what is put together for it (`loka.graph.patterns.concat_norm`), which are computed together where the norm stands.
+    """A norm with what is put together for it (`concat_norm`), which are computed together where the norm stands.
 
     Numbers index `StraightForward.statements`.
     """

@@ -1,1 +1,1 @@
-"""Whether a GEMM can run in FP8 on a device, the operator that runs it, and the count of what ran."""
+"""Kernels: GEMMs of several libraries, fused Triton kernels as text, and what each costs when measured."""

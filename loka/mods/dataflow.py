@@ -9,13 +9,13 @@ from torch import nn
 from loka.errors import InputError
 from loka.graph.source import is_block_norm
 from loka.graph.trace.lint import place_in
-from loka.graph.train_eval_diff import depends_on_mode
 from loka.mods.mod import Adaptable, WrittenFields
 from loka.sites.build_model import BuiltModel
 from loka.sites.callables import describe_error
 from loka.sites.discover import MANY
 from loka.sites.neighbours import Node
 from loka.sites.recorder import Call, Function
+from loka.sites.train_eval_diff import depends_on_mode
 from loka.sites.watched_forward import Watched, undisturbed, watch_fake, watch_real
 
 # Changes of view that keep every row of a matrix, where its width is the same before and after.

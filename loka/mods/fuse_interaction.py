@@ -2,7 +2,7 @@
 
 What it takes, wherever a module's forward writes it (docs/mods.md has the forms):
 
-- a mixing layer (`loka.graph.patterns.fm_interaction`): all pairs of a sample's embeddings at low rank, and weighted sums of them;
+- a mixing layer (`fm_interaction`): all pairs of a sample's embeddings at low rank, and weighted sums of them;
 - a join (`loka.graph.patterns.concat_norm`): a concatenation of rows, a residual and a norm;
 - a cross layer (`loka.graph.patterns.cross`): x0 * (linear(x) + bias) + x, as in a DCNv2.
 

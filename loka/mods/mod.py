@@ -38,7 +38,7 @@ PLACES = 5  # of one function in one forward, that one reason tells
 class Adaptable:
     """A model to adapt. It may lie on the meta device; only its structure is looked at.
 
-    All but `module` was seen while a copy ran on example inputs (`loka.mods.dataflow.analyse_dataflow`). Names stay true while
+    All but `module` was seen while a copy ran on example inputs (`analyse_dataflow`). Names stay true while
     mods change modules of the model, so that one mod can look for work in what another left.
     """
 

@@ -1,7 +1,7 @@
 """From what a policy asks to what runs: one decision for every GEMM of every site, each with its reason.
 
 Pure: settings, sites and what tracing found go in, decisions come out. Nothing here looks at a model or a device.
-Policy and evidence say what may run in FP8; where there are measurements, they then say what does (`loka.plan.select.latency_selection`).
+Policy and evidence say what may run in FP8; where there are measurements, they then say what does (latency_selection).
 """
 
 from __future__ import annotations

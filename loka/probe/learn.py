@@ -41,8 +41,8 @@ def finish(
 
     `sites` and `settings` are those of the policy, in the same order; the candidates are the standard ones and what the
     policy itself asks for, each judged against the site's own budget. A GEMM that the policy keeps gets none.
-    `batch_size` gives M, `limit` the most sampled pairs of operands for a GEMM. `bias_norms`: what `loka.probe.stats.bias_track`
-    saw, by site; `mendable` what `loka.mods.suggestions` says that mods could change. Equal arguments give equal results.
+    `batch_size` gives M, `limit` the most sampled pairs of operands for a GEMM. `bias_norms`: what `bias_track`
+    saw, by site; `mendable` what `suggestions` says that mods could change. Equal arguments give equal results.
 
     Raises InputError where `recorded` holds a site that the model lacks or that has another shape there.
     """

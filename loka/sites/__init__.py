@@ -1,1 +1,1 @@
-"""Finding every GEMM of a model, and rewriting forwards, without running the model on data."""
+"""Finding every GEMM of a model without running it on data."""

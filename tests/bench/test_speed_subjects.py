@@ -13,6 +13,7 @@ from torch import nn
 from loka.bench.speed import model_speed, region_speed
 from loka.bench.speed.model_speed import MODELS, fp8_sites, site_works
 from loka.bench.speed.region_speed import DEFAULT_SHAPES, Form, Shape, build, chain_of
+from loka.bench.speed.roofline import RooflineChain
 from loka.bench.speed.steps import StepWork, fresh_inputs, make_work
 from loka.bench.subjects.calibration import learned
 from loka.bench.subjects.packages import BuiltPackage, Subject, Workshop
@@ -57,8 +58,8 @@ def test_the_block_norm_region_has_two_weights_alone() -> None:
 
 
 def test_chains_follow_the_forms() -> None:
-    assert chain_of(Form.LAYER_NORM, SMALL) == region_speed.Chain(64, (128, 256), before=True, after=True)
-    assert chain_of(Form.BLOCK_NORM, SMALL) == region_speed.Chain(64, (128, 256, 256), before=False, after=False)
+    assert chain_of(Form.LAYER_NORM, SMALL) == RooflineChain(64, (128, 256), before=True, after=True)
+    assert chain_of(Form.BLOCK_NORM, SMALL) == RooflineChain(64, (128, 256, 256), before=False, after=False)
 
 
 def test_every_fp8_bound_of_the_seven_is_below_bf16s() -> None:

@@ -32,7 +32,7 @@ SECTION = Section(
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU is there, and measuring gives SECTION."""
     monkeypatch.setattr(request, "require_gpu", lambda: None)
-    monkeypatch.setattr(request.regions, "run_regions", lambda *arguments: (SECTION,))
+    monkeypatch.setattr(request.region_speed, "run_regions", lambda *arguments: (SECTION,))
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_what_differs_here_is_named(doctor, machine, data):
 
 
 def test_a_library_that_was_measured_and_is_not_here_is_named(doctor, machine, data, monkeypatch):
-    monkeypatch.setattr(doctor_inputs, "KERNELS", (Absent(),))
+    monkeypatch.setattr(doctor_inputs, "GEMM_KERNELS", (Absent(),))
     path = data / "m.sqlite"
     with Recording(
         path, lambda kernel: replace(HOPPER, library="1.6.0" if kernel == "absent.rowwise" else "")

@@ -58,7 +58,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
 @pytest.fixture
 def registered(sample: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The page's line in KERNELS."""
-    monkeypatch.setattr(catalogue, "KERNELS", (*catalogue.GEMM_KERNELS, sample.KERNEL))
+    monkeypatch.setattr(catalogue, "GEMM_KERNELS", (*catalogue.GEMM_KERNELS, sample.KERNEL))
     return sample
 
 
@@ -147,7 +147,7 @@ def test_a_package_that_needs_it_says_so_where_it_is_not(
 ) -> None:
     files = render_package(make("defaults: {compute: fp8, kernel: sample.dequantised}\n"))
     package = plans.import_package(files, tmp_path, "gen_unknown")
-    monkeypatch.setattr(catalogue, "KERNELS", catalogue.GEMM_KERNELS[:-1])
+    monkeypatch.setattr(catalogue, "GEMM_KERNELS", catalogue.GEMM_KERNELS[:-1])
     with pytest.raises(dispatch.BindError, match=r"there is no kernel 'sample\.dequantised'; .*upgrade LoKA"):
         package.apply(sys.modules["pinned_model"].build())
 

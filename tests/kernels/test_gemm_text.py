@@ -100,7 +100,7 @@ def test_nothing_is_passed_or_made_that_is_not_read(templates):
 def test_only_what_is_used_is_imported(templates):
     plain = render_files([render(SplitGemm(13, 479, "bfloat16"), templates)], templates, "a test")
     assert "TensorDescriptor" not in plain["triton_kernels.py"]
-    assert "from loka.kernels import gemm_launch, gemm_reference, operators\n" in plain["fused.py"]
+    assert "from loka.kernels.fused.triton_gemm import gemm_launch, gemm_reference\n" in plain["fused.py"]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,6 @@ def test_what_runs_beside_a_model_imports_torch_and_the_standard_library_only():
     ).stdout.splitlines()
     assert set(new.split()) <= {"loka", "torch"}
     assert forbidden == ""
-    allowed = {"loka.errors", "loka.mods", "loka.sites", "loka.graph.source"}
+    allowed = {"loka.errors", "loka.mods", "loka.graph", "loka.graph.source"}
     assert {name for name in own.split() if not name.startswith("loka.mods.")} <= allowed
     assert "loka.mods.dataflow" not in own.split()

@@ -229,7 +229,7 @@ def test_a_file_of_times_decides_as_the_costs_that_it_was_made_of(measured: Path
 
 
 def test_ranks_that_plan_apart_reach_the_same_bytes(measured: Path) -> None:
-    code = "from loka.plan import make, serial; print(serial.to_json(make.make_plan('p.yaml')))"
+    code = "from loka.plan import planner, serialize; print(serialize.to_json(planner.make_plan('p.yaml')))"
     texts = {
         subprocess.run(
             [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True

@@ -41,7 +41,7 @@ def test_narrow_wins_and_later_wins(resolve: Resolve) -> None:
 
 def test_the_schema_has_it_for_sites_and_gemms() -> None:
     found = json_schema()["$defs"]
-    for name in ("Setting", "RuleSetting", "FpropSetting", "DgradSetting", "WgradSetting"):
+    for name in ("SiteSetting", "RuleSetting", "FpropSetting", "DgradSetting", "WgradSetting"):
         assert "pattern" in found[name]["properties"]["kernel"]
     assert "kernel" not in found["OperandSetting"]["properties"]
 

@@ -79,8 +79,8 @@ def test_one_side_above_the_full_width_is_sketched_and_still_recovered() -> None
 def test_the_sketched_flip_flop_follows_the_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
     u, v = known(150, 4, seed=6), known(130, 4, seed=7)
     whole = learn(u, v, 40)
-    for module in ("weight", "moments"):
-        monkeypatch.setattr(f"loka.probe.{module}.FULL_WIDTH", 100)
+    for module in ("weight_tracker", "moments"):
+        monkeypatch.setattr(f"loka.probe.stats.{module}.FULL_WIDTH", 100)
     sketched = learn(u, v, 40)
     for ours, theirs, truth in ((sketched.u, whole.u, u), (sketched.v, whole.v, v)):
         assert gap(theirs, centred(truth)) < 0.1

@@ -232,7 +232,8 @@ def traced(model: nn.Module, owner: str, scope: RegionScope, inputs: Collection[
 
 def site(name: str, fed_by: tuple[str, ...], followed_by: tuple[str, ...]) -> Site:
     return Site(
-        name=name, kind=GemmKind.LINEAR, owner=name.rpartition(".")[0], weight=f"{name}.weight", bias=None, rows=RowCount(1),
+        name=name, kind=GemmKind.LINEAR, owner=name.rpartition(".")[0], weight=f"{name}.weight", bias=None,
+        rows=RowCount(1),
         k=8, n=8, calls=1, calls_eval=1, share=0.1, input_grad=True, fed_by=fed_by, followed_by=followed_by, where="",
     )  # fmt: skip
 

@@ -1,0 +1,1 @@
+"""Training as a policy describes it, alone or in pairs: loss, normalised entropy, AUC."""

@@ -73,11 +73,11 @@ from loka.bench.speed import model_speed
 
 
 def build():
-    return models.MODELS[{name!r}].build()
+    return model_speed.MODELS[{name!r}].build()
 
 
 def inputs(batch_size):
-    return models.MODELS[{name!r}].inputs(batch_size)
+    return model_speed.MODELS[{name!r}].inputs(batch_size)
 '''
     return Subject(name, source, MODELS[name].batch)
 

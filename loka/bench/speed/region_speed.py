@@ -121,7 +121,7 @@ from loka.bench.speed import region_speed
 
 
 def build():
-    return regions.build(regions.Form({form.value!r}), {shape.k}, {shape.n})
+    return region_speed.build(region_speed.Form({form.value!r}), {shape.k}, {shape.n})
 
 
 def inputs(batch_size):

@@ -1,4 +1,4 @@
-"""One step of a user's model, whatever its inputs and outputs are: the work of `loka.bench.speed.steps`, without its limits.
+"""One step of a user's model, whatever its inputs and outputs are: the work of `steps`, without its limits.
 
 Training is the forward, and the gradients of all parameters and of the inputs that ask for one, against a random
 gradient of every output; inference is the forward without gradients.

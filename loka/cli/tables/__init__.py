@@ -1,0 +1,1 @@
+"""Tables and lines that several verbs print."""

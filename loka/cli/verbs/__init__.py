@@ -1,0 +1,1 @@
+"""The verbs, one file each: they parse, call and print."""

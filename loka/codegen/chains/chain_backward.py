@@ -132,7 +132,7 @@ class _Backward:
             self.lines += unpacked(self._names.records(), "ctx.records", INDENT)
         ticks = self._names.ticks()
         if len(ticks) > 1:
-            self.lines += unpacked(ticks, "ctx.ticks", INDENT)
+            self.lines += unpacked(ticks, "ctx.counter_ids", INDENT)
 
     def _return(self, values: Sequence[str]) -> None:
         line = f"return {', '.join(values)}"

@@ -177,10 +177,10 @@ def _forward_lines(shape: ChainShape, kernels: ChainKernels, frozen: bool) -> li
     if names.records():  # not saved: backward writes into them
         kept = Code("(", tuple(map(Code, names.records())), ")", comma=len(names.records()) == 1)
         lines += lay_out("ctx.records = ", kept, "", indent).split("\n")
-    if ticks:
-        lines.append(
-            f"{margin}ctx.counter_id = counter_id" if len(ticks) == 1 else f"{margin}ctx.ticks = ({', '.join(ticks)})"
-        )
+    if len(ticks) == 1:
+        lines.append(f"{margin}ctx.counter_id = counter_id")
+    elif ticks:
+        lines += lay_out("ctx.counter_ids = ", Code("(", tuple(map(Code, ticks)), ")"), "", indent).split("\n")
     return [*lines, f"{margin}return {names.result}"]
 
 

@@ -1,0 +1,1 @@
+"""Python as text: identifiers, comments, and lines as ruff lays them out."""

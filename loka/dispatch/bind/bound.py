@@ -28,7 +28,7 @@ Frozen = tuple[tuple[torch.Tensor, torch.Tensor] | None, ...]
 class CallCounters:
     """The numbers under which one bound module's GEMMs count themselves, and what they stand for.
 
-    Site i counts its fprop under `counter_id(i)`, dgrad under `counter_id(i) + 1`, wgrad under `counter_id(i) + 2`. A copy, by `copy`,
+    Site i counts its fprop under `counter_id(i)`, dgrad under that + 1, wgrad under that + 2. A copy, by `copy`,
     `deepcopy` or pickle, draws numbers of its own, so that a copy that runs does not speak for the original.
     """
 
@@ -151,7 +151,7 @@ def derive(generated: type[Bound], original: type[nn.Module]) -> type[Bound]:
     """A class for one module: `generated` in front of `original`, with a forward code object of its own.
 
     torch.compile keeps its compiled variants by code object. Were it shared, each layer that is compiled on its own
-    would count as one recompilation of the first, for its differing counter_id numbers, and run into the limit of eight.
+    would count as one recompilation of the first, for its differing counter ids, and run into the limit of eight.
     """
     namespace: dict[str, Any] = {
         "__module__": generated.__module__,

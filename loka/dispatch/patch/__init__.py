@@ -1,0 +1,1 @@
+"""What `apply` returns: verify, keep, remove, refresh, and the search for a NaN."""

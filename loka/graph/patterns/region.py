@@ -125,7 +125,7 @@ def inline_for(
     Parameter: the module whose forward uses it. A linear that a mod rewrites is of another kind, and where nothing
     stands around it, it is its own owner; a site that a mod merged stands for its members. Scopes whose owner would be
     inlined into another's are merged into that one. A site in `chained` (names) is also wanted together with an
-    activation before it, so that a chain (`loka.graph.patterns.linear_chain`) can run over it; and together with the chained linear
+    activation before it, so that a chain (`linear_chain`) can run over it; and together with the chained linear
     that its result goes into, directly or through sums and products, where `joins` agrees to the module that holds
     both. `held` gives a site's owner where that is known; `also` are owners that are wanted without a site, each with
     further modules whose forwards are to be inlined in it. In the order of the model's modules.

@@ -214,12 +214,26 @@ def render_files(
     }
 
 
+# Modules that generated kernels and operators call, with their packages.
+_IMPORTED = {
+    "operators": "loka.kernels.fused",
+    "cross_reference": "loka.kernels.fused.cross",
+    "concat_norm_reference": "loka.kernels.fused.interaction",
+    "fm_reference": "loka.kernels.fused.interaction",
+    "norm_reference": "loka.kernels.fused.norm",
+    "gemm_launch": "loka.kernels.fused.triton_gemm",
+    "gemm_reference": "loka.kernels.fused.triton_gemm",
+}
+
+
 def _imports(texts: Sequence[str]) -> dict[str, object]:
-    """What a file imports for these texts: modules of loka.kernels, and whether descriptors of tensors."""
-    references = ("cross_reference", "fused_reference", "gemm_launch", "gemm_reference", "join_reference")
-    modules = (*references, "mix_reference", "operators")
-    used = [module for module in modules if any(f"{module}." in text for text in texts)]
-    return {"modules": ", ".join(used), "descriptors": any("TensorDescriptor." in text for text in texts)}
+    """What a file imports for these texts: packages with their modules, and whether descriptors of tensors."""
+    packages: dict[str, list[str]] = {}
+    for module, package in _IMPORTED.items():
+        if any(f"{module}." in text for text in texts):
+            packages.setdefault(package, []).append(module)
+    imports = [f"from {package} import {', '.join(modules)}" for package, modules in packages.items()]
+    return {"imports": imports, "descriptors": any("TensorDescriptor." in text for text in texts)}
 
 
 def _environment(texts: dict[str, str]) -> jinja2.Environment:

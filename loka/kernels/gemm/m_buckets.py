@@ -144,6 +144,6 @@ def mm_by_k_bucket(
     table: str,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Call the operator for wgrad, as `mm_by_m_bucket`, where the batch is C: a is (R, C), b (S, C), the result (R, S)."""
+    """The operator for wgrad, as `mm_by_m_bucket`, where the batch is C: a is (R, C), b (S, C), the result (R, S)."""
     out: Tensor = _by_columns(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, table, bias)
     return out

@@ -2,7 +2,7 @@
 
 On the CPU, and on a GPU without FP8 tensor cores (compute capability under 8.9), the reference runs: dequantise,
 multiply in float32. It takes every pair of recipes. On other GPUs `torch.nn.functional.scaled_mm` runs, which takes
-what `kernels.gemm.scaled_mm_limits` says; anything else is an error, never the reference. Where the GPU's kernel takes the bias
+what `scaled_mm_limits` says; anything else is an error, never the reference. Where the GPU's kernel takes the bias
 (tensorwise and rowwise, all in bfloat16), it is added before the result is rounded, as in the reference; elsewhere
 after.
 """
@@ -118,7 +118,7 @@ def scaled_mm(
 
     A bias (S,) is added to each row of the result.
 
-    `scaling_a` and `scaling_b` are values of `names.Scaling`; `counter_id` is the number that counts the call (`ticks.new`).
+    `scaling_a` and `scaling_b` are values of `names.Scaling`; `counter_id` is the number that counts the call.
     Raises InputError where shapes do not fit, or where the GPU has no kernel for the recipe.
     """
     out: Tensor = _operator(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, bias)

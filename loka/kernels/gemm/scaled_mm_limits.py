@@ -3,7 +3,7 @@
 Measured on an H100 with torch 2.11 and CUDA 13.0 (docs/results/LOG.md, tests/kernels/test_scaled_mm_gpu.py). The checks
 are torch's own (aten/src/ATen/native/cuda/ScaledBlas.cpp) or cuBLASLt's, where it finds no algorithm:
 
-- the pairs of scalings in PAIRS, no others; an operand that is turned (`loka.numerics.requantize_transpose`) has one scale for all its
+- the pairs of scalings in PAIRS, no others; a transposed operand (`requantize_transpose`) has one scale for all its
   rows, which serves as a tensorwise scale and, as it is returned, as a rowwise one: its recipe says which;
 - e5m2 for one operand at most, and for none under blockwise scaling;
 - contraction and columns of the result in multiples of 16; rows are free, but for a 1x128-scaled first operand

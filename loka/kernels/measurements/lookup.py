@@ -9,7 +9,7 @@ work, kernel, dtype, recipe, and norm or activation. The rules:
   rows, columns and a GEMM's contraction, between measured neighbours within a factor of four on either side; times the
   bound of the part that was asked for it is the time, held within the times of those neighbours. INTERPOLATED.
   Times themselves, interpolated like this, lie 3 to 5 % too high for GEMMs (held out of an H100's measurements,
-  `benchmarks.held_out_times`): between what the start rules and what FLOPs rule they bend upwards, and the bound with them.
+  `held_out_times`): between what the start rules and what FLOPs rule they bend upwards, and the bound with them.
 - Where a side has no such neighbour, outside of what was measured or in a gap: the same with the multiple at the
   nearest place within what was measured. ESTIMATED.
 - Sizes whose rows are no multiples of 16 bytes have other kernels, or are padded: they and aligned ones do not speak

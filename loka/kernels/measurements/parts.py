@@ -53,7 +53,7 @@ class Part:
     contraction: int = 0  # of a GEMM, else 0
     dtype: str = "bfloat16"  # of the model's activations and of what a GEMM writes
     recipe: str = ""  # a GEMM: "e4m3 rowwise, e4m3 rowwise, precise"; else what is written: "e4m3 rowwise", "bfloat16"
-    around: str = ""  # of FORWARD and BACKWARD: "layer_norm silu"; of an interaction its form (`kernels.measurements.interaction_forms`)
+    around: str = ""  # of FORWARD and BACKWARD: "layer_norm silu"; of an interaction its form (`interaction_forms`)
 
 
 class TimeSource(StrEnum):

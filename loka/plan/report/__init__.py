@@ -1,0 +1,1 @@
+"""A plan for people: rows, explanations, differences, in the same words everywhere."""

@@ -16,7 +16,7 @@ _COUNTER_ID = 8  # octaves from one label of the axis to the next
 def histogram(operand: Operand, magnitudes: Sequence[int], levels: str = BLOCKS) -> tuple[str, str]:
     """The bars and the axis below them; of an operand without a non-zero value two empty lines.
 
-    `magnitudes` are counts of |x| in half octaves (`loka.probe.stats.bins`). Both ends are shown at whole labels. `levels`
+    `magnitudes` are counts of |x| in half octaves (`bins`). Both ends are shown at whole labels. `levels`
     are the characters of the bars, lowest first; an octave without a value is a space.
     """
     octaves = [sum(magnitudes[start : start + PER_OCTAVE]) for start in range(0, len(magnitudes), PER_OCTAVE)]

@@ -1,4 +1,4 @@
-"""What a site's step is made of, for each way of running it: the parts (`loka.kernels.measurements.parts`) that are timed.
+"""What a site's step is made of, for each way of running it: the parts (`parts`) that are timed.
 
 A site's step is its GEMMs, what makes their operands, and the norms and activations around it, forward and backward:
 

@@ -19,12 +19,12 @@ TRANSPOSED_FROM: dict[tuple[Gemm, Operand], tuple[Gemm, Operand]] = {
 class OperandRecipe:
     """How one operand of one GEMM becomes FP8.
 
-    A turned operand (`loka.numerics.requantize_transpose`) is the transposed copy of what another GEMM of its site reads: wgrad's
-    grad_output of dgrad's, wgrad's input of fprop's input, dgrad's weight of fprop's weight (`TRANSPOSED_FROM`). Its source
-    is quantised rowwise with power-of-two scales; it takes over the source's format, and all of it has one scale, the
-    largest of the source's. That fits a GEMM as a tensorwise scale or, repeated, as a rowwise one: `scaling` says which
-    its GEMM takes, tensorwise where both operands are turned and rowwise beside a rowwise one. `range` is dynamic and
-    `power_of_two` true by definition.
+    A turned operand (`requantize_transpose`) is the transposed copy of what another GEMM of its site reads: wgrad's
+    grad_output of dgrad's, wgrad's input of fprop's input, dgrad's weight of fprop's weight (TRANSPOSED_FROM). Its
+    source is quantised rowwise with power-of-two scales; it takes over the source's format, and all of it has one
+    scale, the largest of the source's. That fits a GEMM as a tensorwise scale or, repeated, as a rowwise one:
+    `scaling` says which its GEMM takes, tensorwise where both operands are turned and rowwise beside a rowwise one.
+    `range` is dynamic and `power_of_two` true by definition.
     """
 
     format: Format = Format.E4M3

@@ -1,0 +1,1 @@
+"""Findings: what was learned that will cost accuracy in FP8, and what helps; drift since then."""

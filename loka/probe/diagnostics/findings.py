@@ -33,7 +33,7 @@ def find(
 ) -> tuple[Finding, ...]:
     """The findings about one site, in the order of the rules.
 
-    `summary` is that of `stats`, with its estimates; `bias` what `loka.probe.stats.bias_track` saw of the site's bias, None
+    `summary` is that of `stats`, with its estimates; `bias` what `bias_track` saw of the site's bias, None
     where it has none or nobody looked; `mendable` which mods the model can take about it, None where nobody looked.
     """
     evidence = FindingEvidence(site, stats, summary, settings, bias, mendable or Suggestible())

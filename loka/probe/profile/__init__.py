@@ -1,0 +1,1 @@
+"""The profile: what planning reads of each site, and its file."""

@@ -1,0 +1,1 @@
+"""Statistics of operands and weights, merged exactly over steps, ranks and runs."""

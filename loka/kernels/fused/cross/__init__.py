@@ -1,0 +1,1 @@
+"""Gradients of a cross layer (DCNv2) in one kernel."""

@@ -1,0 +1,1 @@
+"""Low-rank interactions of embeddings, and norms over what is concatenated, forward and backward."""

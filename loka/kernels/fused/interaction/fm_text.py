@@ -94,9 +94,9 @@ def _shapes(spec: FmForward | FmBackward) -> list[str]:
 
 
 def _reference(spec: FmForward | FmBackward) -> str:
-    what = "mix" if spec.sizes.made else "mix_products"
+    what = "fm" if spec.sizes.made else "fm_products"
     if isinstance(spec, FmForward):
-        return "mix_forward" if spec.sizes.made else what
+        return "fm_forward" if spec.sizes.made else what
     return f"{what}_backward"
 
 

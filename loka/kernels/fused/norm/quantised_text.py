@@ -63,7 +63,7 @@ def reference_line(how: Quantisation, source: str) -> str:
     function = {
         "rowwise": "quantise_rows",
         "blockwise": "quantise_blocks",
-        "known": "quantise_known",
+        "known": "quantise_static",
         "tensorwise": "quantise_tensor",
         "maximum": "largest_magnitude",
     }[how.scaling]
