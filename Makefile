@@ -42,7 +42,7 @@ bench-scale: $(VENV)/.demo
 
 # What Probe predicts against held-out real batches, four models, about ten minutes. Needs MovieTweetings (LOKA_DATA).
 judge-samplers: $(VENV)/.demo
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.held_out.held_out --out build/samplers.json --table docs/results/samplers.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.held_out --out build/samplers.json --table docs/results/samplers.md
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.study import run_study
 from loka.bench.speed.gemm_work import GemmWork, Shape, make_work, peers, sqnr_of
 from loka.errors import InputError
 from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
@@ -153,9 +154,14 @@ def measure_shape(kind: str, shape: Shape, candidates: Sequence[TilingCandidate]
         report(kind, shape, f"rendered {candidate.what}", more)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Compile everything, then measure it."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compile everything, then measure it, a line of JSON for each; returns the exit status."""
     chosen = parse(arguments)
+    return run_study(lambda: measure_all(chosen))
+
+
+def measure_all(chosen: argparse.Namespace) -> None:
+    """Print the times of the chosen shapes. Raises InputError without a Hopper GPU."""
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         raise InputError("benchmarks.gemm_tilings needs a Hopper GPU, and there is none")
     shapes = {"gemm": chosen.gemm, "split": chosen.split, "norm": chosen.norm}
@@ -199,4 +205,4 @@ def shape_of(text: str) -> Shape:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -17,7 +17,7 @@ from loka.bench.subjects.variants import choose, variants_named
 from loka.errors import InputError
 
 WHAT = ("kernels", "region", "model")
-OF_RECORDS = ("crossover", "regret", "dispatch")  # those of `loka.bench.record.commands`
+STUDIES = ("crossover", "regret", "dispatch")  # of LoKA itself: they stand in the repository, outside the package
 ONLY = ("train", "infer")
 FORMS = tuple(form.value for form in Form)
 
@@ -65,9 +65,13 @@ class BenchJob:
 
 def check(request: Request) -> BenchJob:
     """Everything that can be known before measuring. Raises InputError."""
+    if request.what in STUDIES:
+        raise InputError(
+            f"loka bench {request.what}: a study of LoKA itself, which is no part of the command line; in LoKA's "
+            f"repository run `python -m benchmarks.{request.what}`, with the same arguments"
+        )
     if request.what not in WHAT:
-        known = ", ".join((*WHAT, *OF_RECORDS))
-        raise InputError(f"loka bench: there is no {request.what!r} to measure; write one of {known}")
+        raise InputError(f"loka bench: there is no {request.what!r} to measure; write one of {', '.join(WHAT)}")
     if request.form is not None and request.what != "region":
         raise InputError(f"loka bench {request.what}: --form is for `loka bench region`; leave it out")
     if request.only is not None and request.what == "kernels":
