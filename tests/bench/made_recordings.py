@@ -20,11 +20,11 @@ MACHINE = Versions("NVIDIA H100 80GB HBM3", "9.0", "580.65.06", "13.0", "13.1.1"
 class MadeBench:
     """Each part takes a microsecond for each million of elements, and one more; in FP8 half of it."""
 
-    def prepare(self, part: Part) -> tuple[PreparedCall, ...]:
+    def prepare(self, part: Part) -> PreparedCall:
         size = part.rows * part.columns * max(part.contraction, 1)
         share = 0.5 if part.recipe else 1.0
         errors = (0.17, 28.5) if part.work is PartKind.GEMM else (None, None)
-        return (PreparedCall(lambda: 1.0 + share * size / 1e6, (), lambda found: Check(*errors)),)
+        return PreparedCall(lambda: 1.0 + share * size / 1e6, (), lambda found: Check(*errors))
 
 
 class MadeClock:

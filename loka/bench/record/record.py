@@ -29,8 +29,8 @@ _BROKEN = ("illegal memory access", "unspecified launch failure", "device-side a
 class Bench(Protocol):
     """Something that knows how to run parts."""
 
-    def prepare(self, part: Part) -> Sequence[PreparedCall]:
-        """A part's call, arguments and check; several where its kernel can be rendered in several ways."""
+    def prepare(self, part: Part) -> PreparedCall:
+        """A part's call, arguments and check."""
         ...
 
 
@@ -68,7 +68,7 @@ class AllParts:
     producers: Producers
     interactions: InteractionParts
 
-    def prepare(self, part: Part) -> Sequence[PreparedCall]:
+    def prepare(self, part: Part) -> PreparedCall:
         """Whichever it is."""
         if part.work in INTERACTIONS:
             return self.interactions.prepare(part)
@@ -112,24 +112,16 @@ def record(
 
 
 def measure(part: Part, bench: Bench, clock: Clock) -> tuple[Span, Check]:
-    """A part's numbers, looked at first, and its time: of several ways the fastest with right numbers.
+    """A part's time, after a look at its numbers. A restless time is taken twice.
 
-    A restless time is taken twice. What a kernel raises passes through, where no other way of the part can be run.
+    Raises what the kernel raises.
     """
-    found: list[tuple[Span, Check]] = []
-    failure: Exception | None = None
-    for prepared in bench.prepare(part):
-        try:
-            check = prepared.check(prepared.call(*prepared.arguments))
-            span = _calmer(prepared.call, prepared, clock)
-            if prepared.less is not None:
-                span = _difference(span, _calmer(prepared.less, prepared, clock))
-            found.append((replace(span, us=span.us / prepared.parts), check))
-        except Exception as error:  # noqa: BLE001  (of one way: it counts where no other can be run)
-            failure = error
-    if not found:
-        raise failure if failure is not None else InputError(f"{part_label(part)}: there is no way to run it")
-    return min(found, key=lambda each: (bool(each[1].wrong), each[0].us))
+    prepared = bench.prepare(part)
+    check = prepared.check(prepared.call(*prepared.arguments))
+    span = _calmer(prepared.call, prepared, clock)
+    if prepared.less is not None:
+        span = _difference(span, _calmer(prepared.less, prepared, clock))
+    return replace(span, us=span.us / prepared.parts), check
 
 
 def _calmer(call: Callable[..., Any], prepared: PreparedCall, clock: Clock) -> Span:
