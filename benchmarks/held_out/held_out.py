@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from benchmarks.held_out.gaussian_samplers import GaussianSampler, NormalSampler
 from benchmarks.held_out.held_out_capture import CapturedOperands, capture
 from benchmarks.held_out.held_out_cases import StudyCase, StudySizes, held_out_batches, training_batches
 from benchmarks.held_out.held_out_pool import RowPool
@@ -45,7 +46,7 @@ from loka.numerics.quantize import dequantize, quantize
 from loka.policy.cascade.settings import OperandRecipe
 from loka.policy.load import load_policy
 from loka.probe.estimate.estimate import errors
-from loka.probe.estimate.samplers import CopulaSampler, GaussianSampler, NormalSampler, Sampler
+from loka.probe.estimate.samplers import CopulaSampler, Sampler
 from loka.probe.probe import Probe
 from loka.probe.stats.site_stats import SiteStats
 from loka.sites.build_model import build_model
