@@ -14,6 +14,8 @@ from loka.errors import InputError
 from loka.kernels.gemm.catalogue import HOPPER_TARGETS
 from loka.kernels.measurements.lookup import Recording, Versions, export
 
+DEFAULT_TARGET = "h100"
+
 
 @dataclass(frozen=True, slots=True)
 class RecordCommand:
@@ -27,7 +29,7 @@ class RecordCommand:
     seconds: float = math.inf  # after which recording stops, to go on another time
     jobs: int = 0  # processes that compile, by the CPUs where 0
     export: Path | None = None  # file that measurements are written into as text
-    target: str = "h100"  # whose measurements are exported
+    target: str = DEFAULT_TARGET  # whose measurements are exported
 
     @property
     def records(self) -> bool:

@@ -51,7 +51,9 @@ def command(
     export: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Of kernels: write measurements as text.", show_default=False)
     ] = None,
-    target: Annotated[str, typer.Option(help="Of --export: whose measurements.")] = "h100",
+    target: Annotated[
+        str | None, typer.Option(help="Of --export: whose measurements. Default: h100.", show_default=False)
+    ] = None,
     ablate: Annotated[
         str | None, typer.Option(metavar="mods", help="Of a policy: with each subset of its mods.", show_default=False)
     ] = None,
@@ -62,15 +64,26 @@ def command(
 ) -> None:
     """Measure speed side by side: BF16, TF32, torchao, FBGEMM and the generated kernels. Record what kernels cost."""
     gc.enable()
-    if ablate is not None or modes is not None or batch is not None or loss_steps:
+    from loka.bench.speed.request import Request, check_options, run
+
+    options = {
+        "--form": form, "--only": only, "--variants": variants, "--record": record, "--parts": parts,
+        "--policy": policy, "--seconds": None if seconds == math.inf else seconds, "--jobs": jobs or None,
+        "--export": export, "--target": target, "--ablate": ablate, "--modes": modes, "--batch": batch,
+        "--loss-steps": loss_steps or None,
+    }  # fmt: skip
+    check_options(what, [name for name, value in options.items() if value is not None])
+    if ablate is not None:
         from loka.bench.ablation.ablate import AblationRequest
 
-        request = AblationRequest(what, tuple(names or ()), ablate or "", modes, only, batch, loss_steps, jobs, seconds)
+        request = AblationRequest(what, tuple(names or ()), ablate, modes, only, batch, loss_steps, jobs, seconds)
         show_ablation(request, out, as_json)
         return
-    from loka.bench.record.commands import RecordCommand, carry_out
+    from loka.bench.record.commands import DEFAULT_TARGET, RecordCommand, carry_out
 
-    recording = RecordCommand(what, tuple(names or ()), record, parts, policy, seconds, jobs, export, target)
+    recording = RecordCommand(
+        what, tuple(names or ()), record, parts, policy, seconds, jobs, export, target or DEFAULT_TARGET
+    )
     if recording.records:
         outcome = carry_out(recording, note)
         if as_json:
@@ -79,7 +92,6 @@ def command(
             print(outcome.text)
         return
     from loka.bench.results import to_plain, write_files
-    from loka.bench.speed.request import Request, run
 
     report = run(Request(what, tuple(names or ()), form, only, variants), out, note)
     written = write_files(report, out)
