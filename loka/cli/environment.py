@@ -8,10 +8,10 @@ from importlib import metadata, util
 
 import torch
 
-from loka import __version__
 from loka.kernels.gemm import catalogue
 from loka.kernels.gemm.catalogue import Kernel
 from loka.kernels.gemm.gpu_here import FP8_CAPABILITY
+from loka.version import __version__
 
 OLDEST = {"torch": (2, 11), "triton": (3, 6)}  # what LoKA is written for and tested from
 
