@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # torchrec asks for the CUDA build of FBGEMM; its CPU build exists for this platform only.
 TORCHREC := $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),yes)
 
-.PHONY: demo test lint test-gpu bench-scale judge-samplers quality clean
+.PHONY: demo test lint test-gpu bench-scale judge-samplers quality docs-api clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/.demo
@@ -42,7 +42,11 @@ bench-scale: $(VENV)/.demo
 
 # What Probe predicts against held-out real batches, four models, about ten minutes. Needs MovieTweetings (LOKA_DATA).
 judge-samplers: $(VENV)/.demo
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.held_out.held_out --out build/samplers.json --table docs/results/samplers.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.held_out --out build/samplers.json --table docs/results/samplers.md
+
+# docs/api.md, from the docstrings of the public API.
+docs-api: $(VENV)/.demo
+	$(BIN)/python docs/api_page.py
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

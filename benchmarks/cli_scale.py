@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from benchmarks.study import run_study
 from loka.errors import CheckFailedError
 
 LAYERS = 10_000
@@ -166,13 +167,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
-    try:
+
+    def study() -> str:
         costs = measure()
-    except CheckFailedError as error:
-        print(error, file=sys.stderr)
-        return error.exit_status
-    print(json.dumps(asdict(costs), indent=2) if options.json else table(costs))
-    return 0
+        return json.dumps(asdict(costs), indent=2) if options.json else table(costs)
+
+    return run_study(study)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from benchmarks.study import run_study
+from loka.bench.results import markdown_table
+from loka.kernels.gemm.catalogue import HOPPER_TARGETS
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.measurement import Measurement, PartSeries
 from loka.kernels.measurements.parts import TimeSource
@@ -60,23 +64,33 @@ def _of_kind(kind: PartSeries, found: Sequence[Measurement], measurements: Measu
     return HeldOut(kind, len(asked), len(ratios), math.exp(mean), math.exp(p90), math.exp(ratios[-1]))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a line for each kind."""
+def table(found: Iterable[HeldOut]) -> str:
+    """A line for each kind, in Markdown."""
+    lines = []
+    for each in found:
+        kind = each.kind
+        names = (kind.work.value, kind.kernel, kind.dtype, kind.recipe, kind.around)
+        ratios = (f"{ratio:.3f}" for ratio in (each.mean, each.p90, each.worst))
+        lines.append((*names, str(each.asked), str(each.between), *ratios))
+    columns = ("work", "kernel", "dtype", "recipe", "around", "asked", "between", "mean", "p90", "worst")
+    return markdown_table((columns, lines))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a line for each kind; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.held_out_times", description="Held-out look-ups.")
     parser.add_argument("file", help="measurements of loka bench kernels")
-    parser.add_argument("--target", default="h100", help="whose measurements")
+    parser.add_argument("--target", choices=HOPPER_TARGETS, default="h100", help="whose measurements (%(default)s)")
     parser.add_argument("--kind", default="", help="of work: gemm, quantise, ...; default: all")
-    parser.add_argument("--most", type=int, default=MOST, help="parts of a kind that are asked for")
-    chosen = parser.parse_args(arguments)
-    print("| work | kernel | dtype | recipe | around | asked | between | mean | p90 | worst |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    for each in held_out(Measurements.open(chosen.file, chosen.target), chosen.most):
-        kind = each.kind
-        if chosen.kind in ("", kind.work.value):
-            names = (kind.work.value, kind.kernel, kind.dtype, kind.recipe, kind.around)
-            ratios = (f"{ratio:.3f}" for ratio in (each.mean, each.p90, each.worst))
-            print("|", " | ".join((*names, str(each.asked), str(each.between), *ratios)), "|")
+    parser.add_argument("--most", type=int, default=MOST, help="parts of a kind that are asked for (%(default)s)")
+    options = parser.parse_args(arguments)
+
+    def study() -> str:
+        found = held_out(Measurements.open(options.file, options.target), options.most)
+        return table(each for each in found if options.kind in ("", each.kind.work.value))
+
+    return run_study(study)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -26,6 +26,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from benchmarks.study import run_study
 from loka.errors import InputError, LokaError
 from loka.probe.probe import Probe
 from loka.sites.callables import current_directory_importable, find_callable
@@ -249,7 +250,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
-    try:
+
+    def study() -> str:
         cost = measure(
             options.factory,
             options.inputs,
@@ -259,11 +261,9 @@ def main(arguments: list[str] | None = None) -> int:
             autocast=options.autocast,
             device=options.device,
         )
-    except LokaError as error:
-        print(error, file=sys.stderr)
-        return error.exit_status
-    print(json.dumps(asdict(cost), indent=2) if options.json else table(cost))
-    return 0
+        return json.dumps(asdict(cost), indent=2) if options.json else table(cost)
+
+    return run_study(study)
 
 
 if __name__ == "__main__":

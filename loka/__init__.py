@@ -1,19 +1,87 @@
-"""LoKA: FP8 training and inference for large recommendation models, from a policy that people can read."""
+"""LoKA: FP8 training and inference for large recommendation models, from a policy that people can read.
+
+The names below are the public API (docs/api.md); a generated package and what its `apply` returns are
+the rest of it. Each is imported when it is first used: `import loka` takes neither torch nor anything else.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from loka.probe.probe import Probe as Probe
+from loka.version import __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from loka.codegen.package.generate_package import GeneratedPackage as GeneratedPackage
+    from loka.codegen.package.generate_package import generate as generate
+    from loka.dispatch.dispatch_errors import BindError as BindError
+    from loka.dispatch.dispatch_errors import FrozenWeightError as FrozenWeightError
+    from loka.dispatch.dispatch_errors import LokaWarning as LokaWarning
+    from loka.dispatch.dispatch_errors import NewModelWarning as NewModelWarning
+    from loka.dispatch.dispatch_errors import NonFiniteError as NonFiniteError
+    from loka.dispatch.dispatch_errors import VerifyError as VerifyError
+    from loka.errors import CheckFailedError as CheckFailedError
+    from loka.errors import InputError as InputError
+    from loka.errors import LokaError as LokaError
+    from loka.mods.adapt import AdaptError as AdaptError
+    from loka.mods.adapt import ConvertError as ConvertError
+    from loka.plan.planner import make_plan as make_plan
+    from loka.policy.load import load_policy as load_policy
+    from loka.policy.problems import PolicyError as PolicyError
+    from loka.probe.probe import Probe as Probe
+    from loka.probe.probe import ProbeWarning as ProbeWarning
+
+_MODULES = {
+    "loka.codegen.package.generate_package": ("GeneratedPackage", "generate"),
+    "loka.dispatch.dispatch_errors": (
+        "BindError",
+        "FrozenWeightError",
+        "LokaWarning",
+        "NewModelWarning",
+        "NonFiniteError",
+        "VerifyError",
+    ),
+    "loka.errors": ("CheckFailedError", "InputError", "LokaError"),
+    "loka.mods.adapt": ("AdaptError", "ConvertError"),
+    "loka.plan.planner": ("make_plan",),
+    "loka.policy.load": ("load_policy",),
+    "loka.policy.problems": ("PolicyError",),
+    "loka.probe.probe": ("Probe", "ProbeWarning"),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "AdaptError",
+    "BindError",
+    "CheckFailedError",
+    "ConvertError",
+    "FrozenWeightError",
+    "GeneratedPackage",
+    "InputError",
+    "LokaError",
+    "LokaWarning",
+    "NewModelWarning",
+    "NonFiniteError",
+    "PolicyError",
+    "Probe",
+    "ProbeWarning",
+    "VerifyError",
+    "__version__",
+    "generate",
+    "load_policy",
+    "make_plan",
+]
 
 
 def __getattr__(name: str) -> object:
-    """`loka.Probe`, imported when it is asked for: the command line starts without torch."""
-    if name == "Probe":
-        from loka.probe.probe import Probe
+    """A public name, from its module (PEP 562). Raises AttributeError for any other."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(_HOME[name]), name)
+    globals()[name] = found
+    return found
 
-        return Probe
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    """The public names, imported or not."""
+    return sorted({*globals(), *__all__})

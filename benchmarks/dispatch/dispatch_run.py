@@ -176,5 +176,7 @@ def read_lines(file: Path) -> list[Line]:
             fields: dict[str, Any] = json.loads(text)
             found.append(Line(**fields))
         except (ValueError, TypeError) as error:
-            raise InputError(f"{file}:{number}: no line of `loka bench dispatch` ({error}); take it out") from error
+            raise InputError(
+                f"{file}:{number}: no line of `python -m benchmarks.dispatch` ({error}); take it out"
+            ) from error
     return found

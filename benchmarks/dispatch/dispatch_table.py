@@ -1,4 +1,4 @@
-"""The lines of `loka bench dispatch` as a table, with the means that Dispatch is judged by."""
+"""The lines of the study as a table, with the means that Dispatch is judged by."""
 
 from __future__ import annotations
 

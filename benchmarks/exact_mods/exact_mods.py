@@ -1,4 +1,4 @@
-"""What the mods that rewrite forwards gain: `python -m benchmarks.exact_mods.exact_mods [CASE ...]`, on a GPU.
+"""What the mods that rewrite forwards gain: `python -m benchmarks.exact_mods [CASE ...]`, on a GPU.
 
 Each case is a few linears as a recommender has them, in BF16 and in FP8, each with the mod and without: one training
 step (forward, and the gradients of the inputs and of all parameters), compiled, from CUDA graphs, as `loka bench`
@@ -7,16 +7,14 @@ measures. Without a mod, BF16 is the model as it is under torch.compile; all oth
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from types import ModuleType
 
 import torch
 
-from benchmarks.exact_mods.exact_cases import CASES, ModCase, build, inputs, named, subject
-from loka.bench.machine import environment, require_gpu
-from loka.bench.results import NOTHING, Table, markdown_table
+from benchmarks.exact_mods.exact_cases import ModCase, build, inputs, subject
+from benchmarks.study import tell
+from loka.bench.results import NOTHING, Table
 from loka.bench.speed.comparison import describe
 from loka.bench.speed.steps import SEED, make_work, measure
 from loka.bench.speed.timing import MEASURED_MS
@@ -53,7 +51,7 @@ def run(cases: Sequence[ModCase], milliseconds: int = MEASURED_MS) -> Table:
             for defaults, taken in ((BF16, case.bf16), (FP8, case.fp8)):
                 columns += _pair(workshop, case, defaults, milliseconds) if taken else (NOTHING,) * 3
             rows.append((case.name, case.mod, *columns))
-            print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
+            tell(" | ".join(rows[-1]))
     head = ("case", "mod", "BF16, us", "with the mod", "ratio", "FP8, us", "with the mod", "ratio")
     return head, rows
 
@@ -83,24 +81,3 @@ def _time(workshop: Workshop, case: ModCase, defaults: str, modded: bool, millis
 
 def _shown(cell: float | str) -> str:
     return cell if isinstance(cell, str) else f"{cell:.1f}"
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Measure and print; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.exact_mods.exact_mods", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("cases", nargs="*", help=f"of {', '.join(case.name for case in CASES)}; default: all")
-    options = parser.parse_args(arguments)
-    try:
-        cases = named(options.cases)
-        require_gpu()
-        print(f"{environment()}\n\n{markdown_table(run(cases))}")
-    except LokaError as error:
-        print(error, file=sys.stderr)
-        return error.exit_status
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

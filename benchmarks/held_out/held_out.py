@@ -1,6 +1,6 @@
 """How close the errors that Probe predicts come to the errors on held-out real batches.
 
-    python -m benchmarks.held_out.held_out [--model NAME ...] [--out FILE.json] [--table FILE.md]
+    python -m benchmarks.held_out [--model NAME ...] [--out FILE.json] [--table FILE.md]
 
 Trains each model, watches the last part of training with `loka.probe.probe.Probe`, freezes the weights, and takes every
 site's operands from forward and backward passes over rows that were never trained on. Each GEMM under each recipe then
@@ -12,22 +12,20 @@ together from single real rows of the watched part of training (what they miss, 
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.held_out.gaussian_samplers import GaussianSampler, NormalSampler
 from benchmarks.held_out.held_out_capture import CapturedOperands, capture
-from benchmarks.held_out.held_out_cases import CASES, StudyCase, StudySizes, held_out_batches, training_batches
+from benchmarks.held_out.held_out_cases import StudyCase, StudySizes, held_out_batches, training_batches
 from benchmarks.held_out.held_out_pool import RowPool
-from benchmarks.held_out.held_out_report import markdown
 from benchmarks.held_out.held_out_rows import (
     COPULA,
     GAUSSIAN,
@@ -41,14 +39,14 @@ from benchmarks.held_out.held_out_rows import (
 )
 from loka.bench.quality.training import build, call
 from loka.bench.quality.training_job import TrainingJob
-from loka.errors import CheckFailedError, InputError, LokaError
+from loka.errors import CheckFailedError, InputError
 from loka.numerics.enums import Format, Gemm, Scaling
 from loka.numerics.metrics import mere, sqnr
 from loka.numerics.quantize import dequantize, quantize
 from loka.policy.cascade.settings import OperandRecipe
 from loka.policy.load import load_policy
 from loka.probe.estimate.estimate import errors
-from loka.probe.estimate.samplers import CopulaSampler, GaussianSampler, NormalSampler, Sampler
+from loka.probe.estimate.samplers import CopulaSampler, Sampler
 from loka.probe.probe import Probe
 from loka.probe.stats.site_stats import SiteStats
 from loka.sites.build_model import build_model
@@ -299,41 +297,3 @@ def _same_weights(one: nn.Module, other: nn.Module) -> None:
             f"held-out comparison: a second training gave other weights at {differing[0]!r}: training is not "
             "reproducible here, or watching it changes it"
         )
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Judge, print and write; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.held_out.held_out", description=(__doc__ or "").split("\n", 1)[0]
-    )
-    parser.add_argument(
-        "--model", action="append", choices=CASES, metavar="NAME", help=f"one of {', '.join(CASES)}; all"
-    )
-    parser.add_argument("--out", type=Path, help="write every row to this JSON file")
-    parser.add_argument("--table", type=Path, help="write the tables to this Markdown file")
-    parser.add_argument("--whole-run", action="store_true", help="judge a profile of the whole training as well")
-    parser.add_argument("--batches", type=int, default=StudySizes().batches, help="held-out batches (%(default)s)")
-    parser.add_argument(
-        "--draws", type=int, default=StudySizes().draws, help="sampled pairs for each GEMM (%(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=StudySizes().seed, help="of weights, order and draws (%(default)s)")
-    given = sys.argv[1:] if arguments is None else arguments
-    options = parser.parse_args(given)
-    torch.set_num_threads(1)  # the order of sums, and so the last digits, depend on the number of threads
-    try:
-        sizes = replace(StudySizes(), batches=options.batches, draws=options.draws, seed=options.seed)
-        judged = [judge(CASES[name], sizes, whole_run=options.whole_run) for name in options.model or CASES]
-    except LokaError as error:
-        print(error, file=sys.stderr)
-        return error.exit_status
-    if options.out is not None:
-        save(judged, sizes, options.out)
-    text = markdown(" ".join(["python -m benchmarks.held_out.held_out", *given]), judged, sizes)
-    if options.table is not None:
-        write_table(text, options.table)
-    print(text)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

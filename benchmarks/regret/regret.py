@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from benchmarks.crossover.crossover import measured, total
-from loka.bench.results import Table, plain_table
+from loka.bench.results import Table
 from loka.errors import InputError
 from loka.kernels.measurements.parts import Part, PartCosts, PartKind, PartTime
 
@@ -179,6 +179,20 @@ def to_text(summaries: Sequence[Summary], shares: Sequence[float]) -> str:
         if lines:
             parts.append(f"{each.title}, the worst:\n" + plain_table((("problem", "chosen", "best", "regret"), lines)))
     return "\n\n".join(parts)
+
+
+def plain_table(table: Table) -> str:
+    """Columns set apart by blanks, all but the first to the right, without a trailing blank."""
+    columns, rows = table
+    lines = [columns, *rows]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    return "\n".join(
+        "  ".join(
+            text.rjust(width) if index else text.ljust(width)
+            for index, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
 
 
 def to_plain(summaries: Sequence[Summary], shares: Sequence[float]) -> dict[str, object]:

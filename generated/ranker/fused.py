@@ -14,7 +14,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "f7dcac2b0e5dfd8bee765bb6a144b17e6cf6c02c36553b6881aee687afe2d583"
+STAMP = "7f9c33abeec7a2045678e78d4e493d7b97a9ba12734de93279e3727a7c1a6402"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -27,7 +27,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "f7dcac2b0e5dfd8bee765bb6a144b17e6cf6c02c36553b6881aee687afe2d583"
+STAMP = "7f9c33abeec7a2045678e78d4e493d7b97a9ba12734de93279e3727a7c1a6402"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "f7dcac2b0e5dfd8bee765bb6a144b17e6cf6c02c36553b6881aee687afe2d583"
+STAMP = "7f9c33abeec7a2045678e78d4e493d7b97a9ba12734de93279e3727a7c1a6402"
 
 
 class EmbedDense(dispatch.Bound):

@@ -8,8 +8,8 @@ from importlib import metadata
 
 import torch
 
-from loka import __version__
 from loka.errors import InputError
+from loka.version import __version__
 
 HOPPER = (9, 0)
 

@@ -176,20 +176,6 @@ def percent(share: float | None) -> str:
     return NOTHING if share is None else f"{100 * share:.0f} %"
 
 
-def plain_table(table: Table) -> str:
-    """Columns set apart by blanks, all but the first to the right, without a trailing blank."""
-    columns, rows = table
-    lines = [columns, *rows]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
-    return "\n".join(
-        "  ".join(
-            text.rjust(width) if index else text.ljust(width)
-            for index, (text, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
-
-
 def markdown_table(table: Table) -> str:
     """A table of Markdown; a bar in a cell is escaped."""
     columns, rows = table
@@ -211,18 +197,6 @@ def to_markdown(report: Report) -> str:
         parts.append(markdown_table(details(section)))
     parts += report.notes
     return "\n\n".join(parts) + "\n"
-
-
-def to_text(report: Report) -> str:
-    """The report for a terminal without rich."""
-    parts = [f"{report.command}\n{report.environment}"]
-    for section in report.sections:
-        parts.append(section.title)
-        if len(variants_of(section)) > 1:
-            parts.append(plain_table(side_by_side(section)))
-        parts.append(plain_table(details(section)))
-    parts += report.notes
-    return "\n\n".join(parts)
 
 
 def to_plain(report: Report) -> dict[str, object]:

@@ -8,10 +8,10 @@ from importlib import metadata, util
 
 import torch
 
-from loka import __version__
 from loka.kernels.gemm import catalogue
-from loka.kernels.gemm.catalogue import NATIVE, Kernel
+from loka.kernels.gemm.catalogue import Kernel
 from loka.kernels.gemm.gpu_here import FP8_CAPABILITY
+from loka.version import __version__
 
 OLDEST = {"torch": (2, 11), "triton": (3, 6)}  # what LoKA is written for and tested from
 
@@ -110,8 +110,6 @@ def _kernel(kernel: Kernel) -> Item:
     version = kernel.library.version() if kernel.library is not None else None
     reason = kernel.unavailable_reason()
     note = "can run here" if reason is None else f"cannot run here: {reason}"
-    if kernel.operator is None and kernel.name != NATIVE.name:
-        note += "; measured beside the others, not called by generated code"
     return Item(f"kernel {kernel.name}", "ok" if reason is None else "missing", version or "", note)
 
 

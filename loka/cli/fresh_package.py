@@ -11,6 +11,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from loka.cli.output import note
+from loka.codegen import check_package, default_folder, render_package
+from loka.codegen.package.generate_package import ROOT
 from loka.errors import CheckFailedError, InputError
 
 if TYPE_CHECKING:
@@ -19,21 +21,12 @@ if TYPE_CHECKING:
     from loka.dispatch import Patch
     from loka.plan.plan import Plan
 
-ROOT = Path("generated")
-
-
-def default_folder(name: str) -> Path:
-    """Where a policy's package goes unless the user says otherwise, relative to the current directory."""
-    return ROOT / name
-
 
 def fresh_package(plan: Plan, policy: str) -> ModuleType:
     """The generated package of a plan, imported.
 
     Raises CheckFailedError where it is missing, or is not what `loka generate` would write now.
     """
-    from loka.codegen import check_package, render_package
-
     folder = default_folder(plan.name)
     differences = check_package(render_package(plan), folder)
     if differences:

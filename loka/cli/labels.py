@@ -14,8 +14,8 @@ AGAINST = ("model", "original")
 
 
 @dataclass(frozen=True, slots=True)
-class Sides:
-    """The two sides: in columns, and for what runs now or was said of."""
+class ComparisonLabels:
+    """The names of both runs: in columns, while they run, and in sentences."""
 
     first: str  # in a column
     second: str
@@ -23,18 +23,18 @@ class Sides:
     of: str  # of the first, in a sentence: "the model as it is"
 
     @property
-    def labels(self) -> dict[str, str]:
+    def by_run(self) -> dict[str, str]:
         """What the training loop calls its runs -> what a person reads."""
         return {"as it is": self.first, "patched": self.running}
 
 
-AS_IS = Sides("as it is", "FP8", "in FP8", "the model as it is")
-ADAPTED = Sides("with mods", "with mods, FP8", "with mods, in FP8", "the model with its mods")
-ORIGINAL = Sides("original", "with mods", "with mods", "the original")
+AS_IS = ComparisonLabels("as it is", "FP8", "in FP8", "the model as it is")
+ADAPTED = ComparisonLabels("with mods", "with mods, FP8", "with mods, in FP8", "the model with its mods")
+ORIGINAL = ComparisonLabels("original", "with mods", "with mods", "the original")
 
 
-def sides_of(plan: Plan, against: str = AGAINST[0]) -> Sides:
-    """The sides of a plan's comparison: FP8 against the same model, or the adapted model against the original.
+def comparison_labels(plan: Plan, against: str = AGAINST[0]) -> ComparisonLabels:
+    """The labels of a plan's comparison: FP8 against the same model, or the adapted model against the original.
 
     Raises InputError for another word, and where no mod of the plan makes another model.
     """

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from loka import __version__
 from loka.cli.verbs import (
     bench,
     compare,
@@ -28,6 +27,7 @@ from loka.cli.verbs import (
     validate,
 )
 from loka.errors import LokaError
+from loka.version import __version__
 
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 BROKEN_PIPE = 141  # 128 + SIGPIPE

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from loka import __version__
 from loka.errors import InputError
 from loka.gc import deferred_gc
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, Kernel
@@ -45,6 +44,7 @@ from loka.sites.build_model import BuiltModel, build_model
 from loka.sites.callables import call, current_directory_importable, find_callable
 from loka.sites.discover import find_sites
 from loka.sites.site import Site
+from loka.version import __version__
 
 # Measurements that ship speak of libraries that a user need not have; those that a policy names are of its own machine.
 _WITH_TORCH = tuple(kernel for kernel in GEMM_KERNELS if kernel.library is None and kernel.name != NATIVE)
@@ -73,11 +73,17 @@ class Planned:
 
 
 def make_plan(path: str | os.PathLike[str]) -> Plan:
-    """The plan of a policy. Builds its model, and runs it on fake tensors, and on a few samples to trace an owner.
+    """The plan of a policy: for every GEMM of its model what it runs in, and why.
 
-    Raises InputError (PolicyError among them) with `file:line:column` where the policy, a callable or the model is
-    wrong, or its profile or measurements are missing or of something else, and ImpossibleRuleError where a rule asks
-    one site for what it cannot do.
+    Builds the model, and runs it on fake tensors, and on a few samples to trace an owner. Needs no GPU. Sizes are those
+    of one call at the policy's batch size, times microseconds, shares those of the training GEMM FLOPs.
+
+    Args:
+        path: of the policy, YAML.
+
+    Raises:
+        InputError: the policy (PolicyError), a callable or the model is wrong, with `file:line:column`; its profile or
+            measurements are missing or of something else; a rule asks one site for what it cannot do.
     """
     return planned(path).plan
 

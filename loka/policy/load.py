@@ -26,10 +26,16 @@ EVERY_SITE = Match("*")
 
 
 def load_policy(path: Path | str) -> Policy:
-    """Reads a policy and the bases that it extends. Runs no code that they name.
+    """Read a policy and the bases that it extends. Runs no code that they name, and needs neither torch nor a GPU.
 
-    Raises PolicyError with everything that is wrong, each with its place; what needs the model (patterns that match
-    nothing, settings that contradict each other) is found by `cascade.resolve_settings`.
+    What needs the model (patterns that match nothing, settings that contradict each other) is found by `make_plan`.
+
+    Args:
+        path: of the policy, YAML.
+
+    Raises:
+        PolicyError: with everything that is wrong, each with its `file:line:column`; the file, or one that it extends,
+            cannot be read.
     """
     documents = read_documents(os.fspath(path))
     problems = list(documents.problems)

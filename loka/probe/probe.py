@@ -42,7 +42,7 @@ class ProbeWarning(UserWarning):
 class Probe:
     """Learns, on one training step in `every`, what goes into each GEMM of a policy's model.
 
-        with loka.Probe(model, "policies/ranker.yaml", path="profiles/ranker.full.safetensors") as probe:
+        with loka.Probe(model, "policies/ranker.yaml", path="ranker.full.safetensors") as probe:
             for inputs, target in batches:
                 optimizer.zero_grad()
                 loss(model(*inputs), target).backward()
@@ -73,7 +73,8 @@ class Probe:
         group: ranks to merge over. `stats`, `recorded` and the save at the end are then collective, and rank 0 of the
             group writes `path`; until then each rank saves a file of its own, with `.rankR` in its name.
 
-    Raises InputError for a model that does not fit the policy or cannot be watched.
+    Raises:
+        InputError: the model does not fit the policy, or cannot be watched.
     """
 
     def __init__(
@@ -153,9 +154,9 @@ class Probe:
         self._save(self._own_path())
 
     def stats(self) -> tuple[SiteStats, ...]:
-        """What was learned so far of each site, on the CPU; parts that were never seen are None. It synchronises.
+        """The statistics learned so far of each site, tensors on the CPU; parts that were never seen are None.
 
-        With a group it is collective, and gives every rank what all have learned.
+        It synchronises. With a group it is collective, and gives every rank what all have learned.
         """
         stats = tuple(read(site) for site in self._snapshots())
         return stats if self._group is None else merge_across(stats, self._group)

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -44,14 +43,11 @@ _NEEDS_NUMBERS = (
 class SiteMap:
     """Every GEMM of a model in model order: by the place of the owning module, then by the order of the calls.
 
-    `flops_per_sample` is the forward's GEMM FLOPs in training at the example's batch size, over that size; a
-    multiply-add counts two. Convolutions and recurrent layers are not in it: `notes` tells them.
+    Convolutions and recurrent layers are not in it: `notes` names them.
     """
 
     sites: tuple[Site, ...]
     notes: tuple[str, ...]
-    flops_per_sample: float
-    module_types: tuple[tuple[str, str], ...]  # (name, "package.module.Class") of each module that owns or is a site
     siblings: tuple[tuple[str, ...], ...] = ()  # names of sites that seem to read one tensor
 
     def __getitem__(self, name: str) -> Site:
@@ -93,8 +89,6 @@ def _find_sites(built: BuiltModel) -> SiteMap:
     return SiteMap(
         sites=sites,
         notes=tuple(notes),
-        flops_per_sample=total_flops(found.training) / built.batch_size,
-        module_types=_types(modules, sites),
         siblings=siblings(found.training, order),
     )
 
@@ -196,8 +190,3 @@ def _other_notes(found: _Found, batch: int) -> tuple[str, ...]:
         f"{count[op]} x {op}: left alone; {flops[op]:.3g} FLOPs beside the sites' {gemms:.3g} in a forward of {batch}"
         for op in flops
     )
-
-
-def _types(modules: dict[str, nn.Module], sites: tuple[Site, ...]) -> tuple[tuple[str, str], ...]:
-    wanted = {site.owner for site in sites} | {site.name for site in sites}
-    return tuple((n, f"{type(m).__module__}.{type(m).__qualname__}") for n, m in modules.items() if n in wanted)

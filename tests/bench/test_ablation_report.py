@@ -18,7 +18,6 @@ from loka.bench.ablation.ablation_report import (
     targets_table,
     to_markdown,
     to_plain,
-    to_text,
     write_files,
 )
 from loka.bench.ablation.ablation_targets import FACTORY
@@ -112,7 +111,7 @@ def test_the_loss_is_of_the_cells_that_were_trained(ablation: Ablation) -> None:
         ("all", "loka-fp8", "0.61000", "0.51000", "0.91000"),
     ]
     assert "## Loss" in to_markdown(ablation)
-    assert "Loss after 7 steps" in to_text(ablation)
+    assert "Loss after 7 steps" in to_markdown(ablation)
     assert "## Loss" not in to_markdown(replace(ablation, loss_steps=0))
 
 

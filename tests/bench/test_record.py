@@ -22,7 +22,7 @@ PLAIN = Part(PartKind.FORWARD, "rendered", 64, 64, recipe="bfloat16", around="si
 
 
 @dataclass
-class FakeBook:
+class FakeStore:
     """Measurements in a dictionary."""
 
     kept: dict[Part, tuple[Span, Check]] = field(default_factory=dict)
@@ -42,11 +42,11 @@ class FakeBench:
     wrong: dict[Part, str] = field(default_factory=dict)
     prepared: list[Part] = field(default_factory=list)
 
-    def prepare(self, part: Part) -> tuple[PreparedCall, ...]:
+    def prepare(self, part: Part) -> PreparedCall:
         self.prepared.append(part)
         if part in self.failures:
             raise RuntimeError(self.failures[part])
-        return (PreparedCall(lambda: part.rows, (), lambda found: Check(wrong=self.wrong.get(part, ""))),)
+        return PreparedCall(lambda: part.rows, (), lambda found: Check(wrong=self.wrong.get(part, "")))
 
 
 class FakeClock:
@@ -56,56 +56,56 @@ class FakeClock:
         return Span(float(call(*arguments)), 0.01, 5)
 
 
-def run(parts: list[Part], book: FakeBook, bench: FakeBench, seconds: float = 60.0) -> tuple[str, list[str]]:
+def run(parts: list[Part], store: FakeStore, bench: FakeBench, seconds: float = 60.0) -> tuple[str, list[str]]:
     lines: list[str] = []
-    return str(record(parts, book, bench, FakeClock(), lines.append, seconds)), lines
+    return str(record(parts, store, bench, FakeClock(), lines.append, seconds)), lines
 
 
 def test_each_part_is_measured_once_with_a_line_of_progress() -> None:
-    book = FakeBook()
-    tally, lines = run([LARGE, SMALL, PLAIN, SMALL], book, FakeBench())
-    assert {part: span.us for part, (span, _) in book.kept.items()} == {SMALL: 64.0, LARGE: 128.0, PLAIN: 64.0}
+    store = FakeStore()
+    tally, lines = run([LARGE, SMALL, PLAIN, SMALL], store, FakeBench())
+    assert {part: span.us for part, (span, _) in store.kept.items()} == {SMALL: 64.0, LARGE: 128.0, PLAIN: 64.0}
     assert tally == "3 measured (0 with wrong numbers), 0 known before, 0 could not run"
     assert lines[0] == "1/3 gemm as-is 64 x 64 x 64 bfloat16: 64.00 us (spread 1.0%, 5)"
     assert len(lines) == 3
 
 
 def test_what_is_known_is_left_out() -> None:
-    book, bench = FakeBook({SMALL: (Span(1.0, 0.0, 5), Check())}), FakeBench()
-    tally, _ = run([SMALL, LARGE], book, bench)
+    store, bench = FakeStore({SMALL: (Span(1.0, 0.0, 5), Check())}), FakeBench()
+    tally, _ = run([SMALL, LARGE], store, bench)
     assert bench.prepared == [LARGE]
     assert tally == "1 measured (0 with wrong numbers), 1 known before, 0 could not run"
 
 
 def test_a_part_that_fails_stops_nothing_and_is_not_written_down() -> None:
-    book = FakeBook()
-    tally, lines = run([SMALL, LARGE], book, FakeBench(failures={SMALL: "no algorithm"}))
-    assert list(book.kept) == [LARGE]
+    store = FakeStore()
+    tally, lines = run([SMALL, LARGE], store, FakeBench(failures={SMALL: "no algorithm"}))
+    assert list(store.kept) == [LARGE]
     assert "RuntimeError: no algorithm" in lines[0]
     assert tally.endswith("1 could not run")
 
 
 def test_wrong_numbers_are_written_down_with_the_reason() -> None:
-    book = FakeBook()
-    tally, lines = run([SMALL], book, FakeBench(wrong={SMALL: "3.0 dB"}))
-    assert book.kept[SMALL][1].wrong == "3.0 dB"
+    store = FakeStore()
+    tally, lines = run([SMALL], store, FakeBench(wrong={SMALL: "3.0 dB"}))
+    assert store.kept[SMALL][1].wrong == "3.0 dB"
     assert "WRONG: 3.0 dB" in lines[0]
     assert tally.startswith("1 measured (1 with wrong numbers)")
 
 
 def test_a_broken_device_ends_the_run() -> None:
-    book = FakeBook()
+    store = FakeStore()
     bench = FakeBench(failures={LARGE: "CUDA error: an illegal memory access was encountered"})
     with pytest.raises(LokaError, match=r"has broken the device .* what was measured is kept"):
-        run([SMALL, LARGE, PLAIN], book, bench)
-    assert list(book.kept) == [SMALL]
+        run([SMALL, LARGE, PLAIN], store, bench)
+    assert list(store.kept) == [SMALL]
 
 
 def test_when_the_time_is_over_the_rest_is_left_for_another_run() -> None:
-    book = FakeBook({SMALL: (Span(1.0, 0.0, 5), Check())})
-    _, lines = run([SMALL, LARGE, PLAIN], book, FakeBench(), seconds=-1.0)
+    store = FakeStore({SMALL: (Span(1.0, 0.0, 5), Check())})
+    _, lines = run([SMALL, LARGE, PLAIN], store, FakeBench(), seconds=-1.0)
     assert lines == ["-1 s are over; 2 parts are left for the next run"]
-    assert list(book.kept) == [SMALL]
+    assert list(store.kept) == [SMALL]
 
 
 def test_gemms_of_one_size_follow_each_other() -> None:
@@ -119,8 +119,8 @@ def test_the_numbers_are_looked_at_before_the_clock_runs() -> None:
     seen: list[str] = []
 
     class Bench:
-        def prepare(self, part: Part) -> tuple[PreparedCall, ...]:
-            return (PreparedCall(lambda: seen.append("called"), (), lambda found: seen.append("checked") or Check()),)
+        def prepare(self, part: Part) -> PreparedCall:
+            return PreparedCall(lambda: seen.append("called"), (), lambda found: seen.append("checked") or Check())
 
     class Clock:
         def time(self, call: Any, arguments: Any) -> Span:
@@ -137,7 +137,7 @@ def test_the_numbers_are_looked_at_before_the_clock_runs() -> None:
 )
 def test_a_product_is_compared_with_float64(recipe: str, decibels: float) -> None:
     part = Part(PartKind.GEMM, "torch.scaled_mm", 128, 96, 256, recipe=recipe)
-    (prepared,) = Gemms("cpu").prepare(part)
+    prepared = Gemms("cpu").prepare(part)
     check = prepared.check(prepared.call(*prepared.arguments))
     assert check.wrong == ""
     assert check.sqnr_db == pytest.approx(decibels, abs=1.0)
@@ -146,7 +146,7 @@ def test_a_product_is_compared_with_float64(recipe: str, decibels: float) -> Non
 
 
 def test_a_plain_product_errs_by_its_rounding_alone() -> None:
-    (prepared,) = Gemms("cpu").prepare(SMALL)
+    prepared = Gemms("cpu").prepare(SMALL)
     check = prepared.check(prepared.call(*prepared.arguments))
     assert check.wrong == ""
     assert check.sqnr_db is not None
@@ -157,7 +157,7 @@ def test_float32_is_multiplied_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr(torch, "mm", lambda a, b: seen.append(torch.get_float32_matmul_precision()) or a @ b)
     before = torch.get_float32_matmul_precision()
-    (prepared,) = Gemms("cpu").prepare(Part(PartKind.GEMM, "as-is", 64, 64, 64, dtype="float32"))
+    prepared = Gemms("cpu").prepare(Part(PartKind.GEMM, "as-is", 64, 64, 64, dtype="float32"))
     prepared.call(*prepared.arguments)
     assert seen == ["high"]
     assert torch.get_float32_matmul_precision() == before
@@ -167,7 +167,7 @@ def test_float32_is_multiplied_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_tile_is_found(recipe: str) -> None:
     """One tile of 128 x 128 in a product of 64 of them, far from its beginning, and a single element."""
     kernel = "torch.scaled_mm" if recipe else "as-is"
-    (prepared,) = Gemms("cpu").prepare(Part(PartKind.GEMM, kernel, 1024, 1024, 64, recipe=recipe))
+    prepared = Gemms("cpu").prepare(Part(PartKind.GEMM, kernel, 1024, 1024, 64, recipe=recipe))
     found: Tensor = prepared.call(*prepared.arguments).clone()
     assert prepared.check(found).wrong == ""
     found[640:768, 384:512] *= 4.0
@@ -178,7 +178,7 @@ def test_a_wrong_tile_is_found(recipe: str) -> None:
 
 
 def test_a_product_that_is_not_finite_is_wrong() -> None:
-    (prepared,) = Gemms("cpu").prepare(SMALL)
+    prepared = Gemms("cpu").prepare(SMALL)
     found = prepared.call(*prepared.arguments)
     found[3, 5] = torch.inf
     assert prepared.check(found) == Check(wrong="its product is not finite where its operands are")
@@ -229,21 +229,7 @@ def test_a_restless_time_is_taken_twice_and_the_calmer_one_counts() -> None:
 
 def test_a_call_that_does_several_parts_is_shared_by_them() -> None:
     class Bench:
-        def prepare(self, part: Part) -> tuple[PreparedCall, ...]:
-            return (PreparedCall(lambda: 9.0, (), lambda found: Check(), parts=3),)
+        def prepare(self, part: Part) -> PreparedCall:
+            return PreparedCall(lambda: 9.0, (), lambda found: Check(), parts=3)
 
     assert measure(SMALL, Bench(), FakeClock())[0].us == 3.0
-
-
-def test_of_several_ways_the_fastest_right_one_counts() -> None:
-    class Bench:
-        def prepare(self, part: Part) -> tuple[PreparedCall, ...]:
-            def failing() -> float:
-                raise RuntimeError("no room")
-
-            wrong = PreparedCall(lambda: 1.0, (), lambda found: Check(wrong="3.0 dB"))
-            slow, fast = (PreparedCall(lambda us=us: us, (), lambda found: Check()) for us in (3.0, 2.0))
-            return (wrong, PreparedCall(failing, (), lambda found: Check()), slow, fast)
-
-    span, check = measure(SMALL, Bench(), FakeClock())
-    assert (span.us, check.wrong) == (2.0, "")

@@ -57,14 +57,14 @@ def interactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Interaction
 
 @pytest.mark.parametrize("part", [*PARTS, *COMPILED_PARTS], ids=str)
 def test_every_form_can_be_run_and_agrees_with_float64(interactions: InteractionParts, part: Part) -> None:
-    (prepared,) = interactions.prepare(part)
+    prepared = interactions.prepare(part)
     assert prepared.check(prepared.call(*prepared.arguments)) == Check()
     assert (prepared.less is not None) == (part.kernel == COMPILED and part.work in BACKWARDS)
 
 
 @pytest.mark.parametrize("part", [*PARTS, *COMPILED_PARTS], ids=str)
 def test_wrong_samples_are_found(interactions: InteractionParts, part: Part) -> None:
-    (prepared,) = interactions.prepare(part)
+    prepared = interactions.prepare(part)
     made = prepared.call(*prepared.arguments)
     first = (made[0] if isinstance(made, tuple | list) else made).detach()
     first.copy_(first.roll(1, 0))
@@ -73,7 +73,7 @@ def test_wrong_samples_are_found(interactions: InteractionParts, part: Part) -> 
 
 def test_wrong_sums_are_found_where_all_samples_are_looked_at(interactions: InteractionParts) -> None:
     part = next(part for part in PARTS if part.work is PartKind.MIX_BACKWARD)
-    (prepared,) = interactions.prepare(part)
+    prepared = interactions.prepare(part)
     made = prepared.call(*prepared.arguments)
     made[1].mul_(1.5)
     assert prepared.check(made).wrong.startswith("drank")

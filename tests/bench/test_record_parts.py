@@ -14,8 +14,8 @@ import torch
 from loka.bench.machine import HOPPER
 from loka.bench.record.check_numbers import Check
 from loka.bench.record.clock import GraphClock
-from loka.bench.record.compiled_kernels import PACKAGE, TILINGS, CompiledKernels, product_of
-from loka.bench.record.gemm_parts import TRITON, Gemms
+from loka.bench.record.compiled_kernels import PACKAGE, CompiledKernels
+from loka.bench.record.gemm_parts import Gemms
 from loka.bench.record.grid import POWERS, WIDE, WIDTHS, gemm_sizes, grid, kinds
 from loka.bench.record.interaction_parts import InteractionParts
 from loka.bench.record.interaction_parts import specs_of as interaction_specs
@@ -57,14 +57,14 @@ def producers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Producers:
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
 def test_every_kind_of_part_can_be_run_and_agrees_with_its_reference(producers: Producers, part: Part) -> None:
-    (prepared,) = producers.prepare(part)
+    prepared = producers.prepare(part)
     made = prepared.call(*prepared.arguments)
     assert prepared.check(made) == Check()
 
 
 @pytest.mark.parametrize("part", [part for part in PARTS if part.work is not PartKind.COPY], ids=str)
 def test_wrong_rows_are_found(producers: Producers, part: Part) -> None:
-    (prepared,) = producers.prepare(part)
+    prepared = producers.prepare(part)
     made = prepared.call(*prepared.arguments)
     first = made[0] if isinstance(made, tuple | list) else made
     first.copy_(first.roll(1, 0))
@@ -73,7 +73,7 @@ def test_wrong_rows_are_found(producers: Producers, part: Part) -> None:
 
 def test_wrong_sums_are_found(producers: Producers) -> None:
     part = Part(PartKind.BACKWARD, "rendered", 96, WIDTH, recipe="bfloat16", around="layer_norm")
-    (prepared,) = producers.prepare(part)
+    prepared = producers.prepare(part)
     made = prepared.call(*prepared.arguments)
     made[1].mul_(1.5)
     assert "dweight" in prepared.check(made).wrong
@@ -121,8 +121,8 @@ def test_every_part_of_the_grid_can_be_prepared_for() -> None:
             assert interaction_specs(part)
         elif part.work is not PartKind.GEMM:
             assert specs_of(part) or part.work is PartKind.COPY
-        elif part.kernel == TRITON:
-            assert product_of(part).k == part.contraction
+        else:
+            assert part.kernel in ("torch.scaled_mm", "as-is")
     assert {part.columns for part in grid(("forward",))} == {*WIDTHS, *(width for _, width in WIDE)}
 
 
@@ -145,16 +145,6 @@ def test_kernels_come_from_the_folder_that_is_asked_for(tmp_path: Path) -> None:
         assert hasattr(kernels.module(), specs_of(part)[0].function)
 
 
-def test_products_are_rendered_in_several_tilings(tmp_path: Path) -> None:
-    part = Part(PartKind.GEMM, TRITON, 64, 256, 512, recipe="e4m3 rowwise, e4m3 rowwise, fast")
-    CompiledKernels([part], tmp_path)
-    texts = [(tmp_path / f"{PACKAGE}_{index}" / "triton_kernels.py").read_text() for index in range(TILINGS)]
-    assert all(f"def {product_of(part).function}(" in text for text in texts)
-    assert len(set(texts)) == TILINGS
-    with pytest.raises(InputError, match="takes e4m3 and writes"):
-        product_of(replace(part, recipe="e5m2 rowwise, e4m3 rowwise, fast"))
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != HOPPER, reason="needs a Hopper GPU"
@@ -162,12 +152,12 @@ def test_products_are_rendered_in_several_tilings(tmp_path: Path) -> None:
 def test_parts_are_measured_on_a_gpu(tmp_path: Path) -> None:
     parts = [*PARTS, *(part for part in grid(("gemm",)) if (part.rows, part.columns, part.contraction) in SIZES)]
     kernels = CompiledKernels(parts, tmp_path)
-    bench = AllParts(Gemms(rendered=kernels.products), Producers(kernels.module), InteractionParts(kernels.module))
+    bench = AllParts(Gemms(), Producers(kernels.module), InteractionParts(kernels.module))
     clock = GraphClock()
     for part in parts:
         span, check = measure(part, bench, clock)
         assert check.wrong == "", part
         assert 0.5 < span.us < 200, part
         assert span.spread < 0.3, part
-    (single,) = bench.prepare(Part(PartKind.GEMM, "as-is", 4096, 4096, 4096, dtype="float32"))
+    single = bench.prepare(Part(PartKind.GEMM, "as-is", 4096, 4096, 4096, dtype="float32"))
     assert clock.time(single.call, single.arguments).us < 1000  # 2700 us where it is not TF32

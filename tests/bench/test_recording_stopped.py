@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loka.bench.record import commands
-from loka.bench.record.commands import Command
+from loka.bench.record.commands import RecordCommand
 from loka.bench.record.record import Tally
 from loka.kernels.measurements.lookup import Measurements, Versions
 
@@ -30,13 +30,13 @@ PARTS = (gemm(64, 64, 64), gemm(64, 64, 128))
 def test_only_what_asked_for_every_part_came_to_its_end(tally, machine, tmp_path, monkeypatch):
     path = record(tmp_path / "m.sqlite", map(measurement, PARTS))
 
-    def run(book, *_):
-        book.recording.add(measurement(PARTS[0]))
+    def run(store, *_):
+        store.recording.add(measurement(PARTS[0]))
         return tally
 
     monkeypatch.setattr(commands, "require_gpu", lambda: None)
     monkeypatch.setattr(commands, "parts_of", lambda *_: PARTS)
     monkeypatch.setattr(commands, "run_record", run)
     monkeypatch.setattr(Versions, "here", lambda library="": replace(LATER, library=library))
-    commands.record(Command("kernels", record=path), path, lambda line: None)
+    commands.record(RecordCommand("kernels", record=path), path, lambda line: None)
     assert Measurements.open(path, "h100").machine == machine

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from loka.bench import __main__ as entry
-from loka.bench.results import to_markdown
+from loka.bench.ablation import ablate, ablation_report
+from loka.bench.ablation.ablate import AblationRequest
+from loka.bench.results import to_markdown, to_plain, write_files
 from loka.bench.speed import kernel_speed, library_gemms
 from loka.bench.speed.region_speed import Form
 from loka.bench.speed.request import Request, run
@@ -39,12 +40,11 @@ def quiet(line: str) -> None:
     """Progress that nobody reads."""
 
 
-def test_a_small_region_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_small_region_from_end_to_end(tmp_path: Path) -> None:
     wanted = ("tf32", "bf16", "loka-bf16", "loka-fp8", "loka-fp8-fast", "loka-fp8-known", "loka-fp8-known-fast")
-    status = entry.main(["region", "512,256,128", "--variants", ",".join(wanted), "-o", str(tmp_path), "--json"])
-    printed = json.loads(capsys.readouterr().out)
-    (data,) = tmp_path.glob("region-*.json")
-    assert status == 0
+    report = run(Request("region", ("512,256,128",), variants=",".join(wanted)), tmp_path, quiet)
+    data, _ = write_files(report, tmp_path)
+    printed = to_plain(report)
     assert printed == json.loads(data.read_text())
     assert printed["environment"]["device"] == torch.cuda.get_device_name()
     train, infer = printed["sections"]
@@ -103,17 +103,12 @@ def test_rendered_kernels_and_gemms(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert cell.errors.output > 25
 
 
-def test_an_ablation_side_by_side(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_ablation_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parent)  # where the model is
     policy = tmp_path / "clicks.yaml"
     policy.write_text(ABLATED, encoding="utf-8")
-    status = entry.main(
-        ["model", str(policy), "--ablate", "mods", "--only", "none,all", "--jobs", "3", "-o", str(tmp_path), "--json"]
-    )
-    plain = json.loads(capsys.readouterr().out)
-    assert status == 0
+    request = AblationRequest("model", (str(policy),), "mods", only="none,all", jobs=3)
+    plain = ablation_report.to_plain(ablate.run(request, tmp_path, quiet))
     assert len(plain["cells"]) == 6
     for cell in plain["cells"]:
         assert cell["failures"] == {}, cell

@@ -62,7 +62,7 @@ def test_blocks_must_fill_a_block_norm_region() -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (Request("regio"), "no 'regio' to measure; write one of kernels, region, model, crossover, regret, disp"),
+        (Request("regio"), "no 'regio' to measure; write one of kernels, region, model$"),
         (Request("region", ("12",)), "is no shape"),
         (Request("region", form="norm"), "--form: there is no 'norm'; write one of layer-norm, block-norm"),
         (Request("region", ("64,300",), form="block-norm"), "no multiple of 256"),

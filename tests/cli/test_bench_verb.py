@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loka.bench import __main__ as entry
 from loka.bench.results import Cell, Section
 from loka.bench.speed import request
 from loka.bench.speed.timing import Timing
@@ -41,7 +38,13 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
         (("region",), "no CUDA device is visible"),
         (("kernels",), "no CUDA device is visible"),
         (("regions",), "there is no 'regions' to measure; write one of kernels, region, model"),
+        (("crossover", "h100.sqlite"), "in LoKA's repository run `python -m benchmarks.crossover`"),
+        (("regret", "one.sqlite", "two.sqlite"), "in LoKA's repository run `python -m benchmarks.regret`"),
+        (("dispatch", "h100.sqlite"), "in LoKA's repository run `python -m benchmarks.dispatch`"),
         (("region", "512"), "'512' is no shape"),
+        (("kernels", "--parts", "gemm"), "--parts goes with --record; add one, or leave --parts out"),
+        (("region", "--jobs", "2"), "--jobs goes with --record or --ablate"),
+        (("kernels", "--record", "x.sqlite", "--variants", "bf16"), "--variants says nothing to --record"),
         (("model", "dcn"), "there is no model 'dcn'"),
         (("region", "--variants", "bf15"), "there is no 'bf15'"),
     ],
@@ -52,15 +55,12 @@ def test_what_cannot_be_measured_leaves_with_2_and_writes_nothing(
     message: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     ran = loka("bench", *arguments)
     assert ran.status == 2
     assert message in ran.err
-    assert entry.main(list(arguments)) == 2
-    assert capsys.readouterr().err == ran.err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -82,33 +82,9 @@ def test_tables_are_printed_and_files_written(
 
 
 @pytest.mark.usefixtures("measured")
-def test_both_entries_print_the_same_json(
-    loka: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_is_printed_as_json(loka: Callable[..., Any], tmp_path: Path) -> None:
     ran = loka("bench", "region", "--json", "-o", str(tmp_path))
-    assert entry.main(["region", "--json", "-o", str(tmp_path)]) == 0
-    one, other = json.loads(ran.out), json.loads(capsys.readouterr().out)
-    assert one.pop("date")
-    assert other.pop("date")
-    assert one == other
-    assert one["sections"][0]["cells"][2]["ratio"] == 1.5
-
-
-@pytest.mark.usefixtures("measured")
-def test_the_entry_without_typer_prints_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry.main(["region", "512,512", "-o", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "512 x 512 x 512  30.0           failed  20.0 (1.50)" in out
-    assert "PeerMissingError: not installed" in out
-
-
-def test_the_entry_needs_neither_typer_nor_rich() -> None:
-    code = (
-        "import sys\n"
-        "sys.modules['typer'] = sys.modules['rich'] = sys.modules['click'] = None\n"
-        "from loka.bench.__main__ import main\n"
-        "sys.exit(main(['region', '12']))\n"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert ran.returncode == 2
-    assert "'12' is no shape" in ran.stderr
+    plain = json.loads(ran.out)
+    (data,) = tmp_path.glob("*.json")
+    assert plain == json.loads(data.read_text())
+    assert plain["sections"][0]["cells"][2]["ratio"] == 1.5

@@ -99,6 +99,9 @@ def test_compare_against_the_original_needs_another_model(shop, loka):
     ran = loka("compare", shop.policy, "--seeds", "2", "--against", "it")
     assert ran.status == 2
     assert "--against is 'it', but must be one of model, original" in ran.err
+    ran = loka("compare", shop.policy, "--against", "original", "--budget", "0.1")
+    assert ran.status == 2
+    assert "--budget is what FP8 may lose" in ran.err
 
 
 def test_probe_learns_the_adapted_model(modded, loka):

@@ -35,6 +35,7 @@ def refused(ran, before, shop, *words, status=2):
         (["other.yaml"], ["one policy", "'other.yaml'"]),
         (["--from", "a", "--check"], ["--from", "--check"]),
         (["--from", "a", "--steps", "3"], ["leave out --steps"]),
+        (["--from", "a", "--device", "cpu"], ["leave out --device"]),
         (["--check", "-o", "x"], ["--check writes nothing"]),
         (["--check", "--draws", "8"], ["leave out --draws"]),
         (["--draws", "1"], ["--draws"]),

@@ -222,4 +222,3 @@ def test_doctor_reports_versions_and_the_path(loka):
     assert (fbgemm["status"], fbgemm["found"]) == ("missing", "")
     assert fbgemm["note"] == "cannot run here: FBGEMM GenAI is not installed: pip install 'loka[fbgemm]'"
     assert "its reference runs" in items["kernel torch.scaled_mm"]["note"]
-    assert items["kernel triton.gemm"]["note"].endswith("not called by generated code")

@@ -243,8 +243,8 @@ def test_inductor_takes_the_operators(package: Package) -> None:
 
 
 def test_a_kernel_without_an_operator_is_a_fault() -> None:
-    with pytest.raises(LokaError, match=r"a plan runs 'triton\.gemm', which has no operator"):
-        render_package(plans.planned_on(plans.linear_plan(), {Gemm.FPROP: "triton.gemm"}))
+    with pytest.raises(LokaError, match=r"a plan runs 'as-is', which has no operator"):
+        render_package(plans.planned_on(plans.linear_plan(), {Gemm.FPROP: "as-is"}))
     with pytest.raises(LokaError, match=r"limits that ascend, not \[40, 6\]"):
         render_package(plans.planned_on(plans.linear_plan(), {}, {Gemm.FPROP: ((40, FBGEMM), (6, TORCH))}))
 

@@ -93,7 +93,7 @@ def check_mode(got: dict[str, Tensor], spec: NormForward | NormBackward, y: Tens
     if how.scaling == "known":
         sure, perhaps = ((y.abs() > info.max * scale + sign * noise).sum() for sign in (1.0, -1.0))
         assert sure <= got["overflow"].sum() <= perhaps
-    half = 2.0 ** -(info.mantissa_bits + 1)
+    half = torch.finfo(info.dtype).eps / 2
     allowed = half * y.abs() + 0.5 * info.smallest_subnormal * spread + noise
     cut = torch.maximum(torch.minimum(y, info.max * spread), -info.max * spread)
     assert ((got["values"].double() * spread - cut).abs() <= allowed).all()

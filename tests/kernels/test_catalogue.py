@@ -11,6 +11,8 @@ import torch
 
 from loka.errors import InputError
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, NATIVE, PREFERRED, SCALED_MM, GemmSizes, gemm_sizes, kernel_named
+from loka.kernels.measurements.lookup import Measurements
+from loka.kernels.measurements.parts import TimeSource
 from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
 from loka.plan.plan import NATIVE as AS_IS_IN_PLANS
 from loka.policy.cascade.settings import OperandRecipe
@@ -38,7 +40,7 @@ def test_the_names_are_those_of_the_plan() -> None:
     names = [kernel.name for kernel in GEMM_KERNELS]
     assert names[0] == "torch.scaled_mm"
     assert names[-1] == AS_IS_IN_PLANS
-    assert len({*names}) == len(names) == 6
+    assert len({*names}) == len(names) == 4
     assert [kernel.name for kernel in PREFERRED] == ["torch.scaled_mm"]
 
 
@@ -46,8 +48,18 @@ def test_a_kernel_is_found_by_its_name() -> None:
     assert kernel_named("torch.scaled_mm") is SCALED_MM
     with pytest.raises(InputError, match=r"no kernel 'fbgem.rowwise'; did you mean 'fbgemm.rowwise'\?"):
         kernel_named("fbgem.rowwise")
-    with pytest.raises(InputError, match=r"it can be torch\.scaled_mm, fbgemm\.rowwise, mslk\.rowwise, triton\.gemm"):
+    with pytest.raises(InputError, match=r"it can be torch\.scaled_mm, fbgemm\.rowwise, mslk\.rowwise, as-is"):
         kernel_named("?")
+
+
+def test_recordings_of_a_kernel_that_is_in_the_catalogue_no_more_still_load() -> None:
+    shipped = Measurements.shipped("h100")
+    assert shipped is not None
+    parts = [part for part in shipped.parts if part.kernel == "triton.gemm"]
+    assert parts
+    timed = shipped.time(parts[0])
+    assert timed is not None
+    assert timed.source is TimeSource.MEASURED
 
 
 def test_what_is_called_is_an_operator_of_one_form() -> None:

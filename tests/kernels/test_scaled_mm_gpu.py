@@ -18,7 +18,7 @@ from loka.kernels.gemm import scaled_mm_layout
 from loka.kernels.gemm.catalogue import SCALED_MM
 from loka.kernels.gemm.scaled_mm import scaled_mm
 from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
-from loka.numerics.formats import FORMATS, to_fp8
+from loka.numerics.formats import FORMATS
 from loka.numerics.quantize import quantize
 
 pytestmark = [
@@ -257,17 +257,16 @@ def test_a_call_does_not_wait_for_the_gpu(scalings, numbers: int) -> None:
 
 
 @pytest.mark.parametrize("format", list(Format))
-@pytest.mark.parametrize("saturate", [False, True])
-def test_rounding_on_the_gpu_is_that_of_the_cpu(format: Format, saturate: bool) -> None:
+def test_rounding_on_the_gpu_is_that_of_the_cpu(format: Format) -> None:
+    info = FORMATS[format]
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
-    values = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(FORMATS[format].dtype).float()
+    values = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(info.dtype).float()
     finite = values[values.isfinite()].unique()
     ties = (finite[1:] + finite[:-1]) / 2
     x = torch.cat([every.float(), ties, torch.nextafter(ties, ties * 2), torch.nextafter(ties, ties * 0)])
-    expected, actual = to_fp8(x, format, saturate), to_fp8(x.cuda(), format, saturate).cpu()
-    nan = expected.float().isnan()
-    assert torch.equal(actual.float().isnan(), nan)
-    assert torch.equal(actual.view(torch.uint8)[~nan], expected.view(torch.uint8)[~nan])
+    x = x[x.abs() <= info.max]  # beyond, the quantisers clamp
+    expected, actual = x.to(info.dtype), x.cuda().to(info.dtype).cpu()
+    assert torch.equal(actual.view(torch.uint8), expected.view(torch.uint8))
 
 
 @pytest.mark.parametrize("format", list(Format))

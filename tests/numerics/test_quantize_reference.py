@@ -73,7 +73,7 @@ def test_a_value_is_its_fp8_times_its_scale_within_half_a_step(
     quantized = quantize(x, format=format, scaling=scaling)
     info = FORMATS[format]
     spread = expand_scale(quantized.scale, *shape)
-    step = torch.maximum(x.abs() * 2.0**-info.mantissa_bits, spread * info.smallest_subnormal)
+    step = torch.maximum(x.abs() * torch.finfo(info.dtype).eps, spread * info.smallest_subnormal)
     assert ((dequantize(quantized) - x).abs() <= 0.5001 * step).all()
 
 

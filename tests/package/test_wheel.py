@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from loka import __version__
+
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE_FILES = ("__init__.py", "kernels.py", "modules.py", "plan.json", "manifest.json")
 
@@ -69,7 +71,17 @@ def test_wheel_holds_templates_policies_and_no_generated_code(wheel: Path) -> No
     data = {file.relative_to(REPOSITORY).as_posix() for file in beside_code}  # the measurements that ship among it
     assert "loka/py.typed" in data
     assert data <= set(names)
-    assert not [name for name in names if name.startswith(("generated/", "tests/"))]
+    assert not [name for name in names if name.startswith(("generated/", "tests/", "benchmarks/"))]
+
+
+def test_wheel_has_the_version_that_the_package_says_and_the_licence(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (folder,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+        metadata = archive.read(f"{folder}/METADATA").decode().split("\n")
+        licence = archive.read(f"{folder}/licenses/LICENSE").decode()
+    assert f"Version: {__version__}" in metadata
+    assert "License-Expression: Apache-2.0" in metadata
+    assert licence == (REPOSITORY / "LICENSE").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -81,14 +81,6 @@ def test_a_gemm_that_is_kept_or_waits_for_evidence_is_no_error(make_site, make_s
     ] * 3
 
 
-@pytest.mark.parametrize("name", ["triton.gemm", "torchao.float8_linear"])
-def test_what_generated_code_does_not_call_is_never_planned(name, make_site, make_settings):
-    assert kernel_named(name).operator is None
-    plan = decide(make_site(), pinned(make_settings(), name))
-    assert not plan.fp8
-    assert all("not generated yet" in gemm.reason or "one by one" in gemm.reason for gemm in plan.gemms)
-
-
 def test_an_unknown_kernel_is_an_error_with_its_place_once(make_site, make_settings):
     settings = pinned(make_settings(), "torch.scaled_nn")
     with pytest.raises(InputError) as caught:

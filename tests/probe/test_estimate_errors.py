@@ -12,11 +12,10 @@ from torch import Tensor
 
 from loka.errors import InputError
 from loka.numerics.enums import OPERANDS, Format, Gemm, Operand, Range, Scaling
-from loka.numerics.quantize import expand_scale
 from loka.policy.cascade.settings import Budget, OperandRecipe
 from loka.probe.estimate.candidate_recipes import candidates, recipe_label
-from loka.probe.estimate.estimate import errors, estimate, estimate_site, judge_kernel, seed_for
-from loka.probe.estimate.samplers import CopulaSampler, Drawn, NormalSampler
+from loka.probe.estimate.estimate import errors, estimate, estimate_site, seed_for
+from loka.probe.estimate.samplers import CopulaSampler, Drawn
 from loka.probe.profile.profile import Verdict
 from loka.probe.stats.joint_moments import JointTracker, joint_stats
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
@@ -170,37 +169,6 @@ def test_a_usual_site_takes_less_than_a_few_seconds() -> None:
     assert len(found) == sum(len(candidates(gemm)) for gemm in Gemm)
     assert {one.draws for one in found} == {4}
     assert time.process_time() - start < 20  # about 3 s on an idle core
-
-
-def right(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor) -> Tensor:
-    return (a.float() * expand_scale(scale_a, *a.shape)) @ (b.float() * expand_scale(scale_b, *b.shape)).t()
-
-
-def scales_outlier_rows_twice(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor) -> Tensor:
-    """Rows whose scale is over four times the median row's are scaled twice, as if they came in another unit."""
-    out = right(a, scale_a, b, scale_b)
-    outlier = scale_a > 4 * scale_a.median()
-    return torch.where(outlier, out * (scale_a / scale_a.median()), out)
-
-
-def test_a_fault_on_outlier_rows_is_exposed_by_learned_operands_alone(heavy: SiteStats) -> None:
-    normal = judge_kernel(scales_outlier_rows_twice, NormalSampler(heavy, 4096), Gemm.FPROP, E4M3)
-    assert normal.ratio == pytest.approx(1.0, abs=0.01)
-    learned = judge_kernel(scales_outlier_rows_twice, CopulaSampler(heavy, 4096), Gemm.FPROP, E4M3)
-    assert learned.ratio > 5
-    assert learned.mere.low > learned.right_mere.high
-    assert learned.sqnr_db.high < learned.right_sqnr_db.low - 10
-    assert judge_kernel(right, CopulaSampler(heavy, 4096), Gemm.FPROP, E4M3).ratio == pytest.approx(1.0, abs=1e-3)
-
-
-def test_a_kernel_that_gives_nan_or_another_shape_is_told_apart(heavy: SiteStats) -> None:
-    sampler = CopulaSampler(heavy, 64)
-    broken = judge_kernel(lambda *args: right(*args) * math.nan, sampler, Gemm.FPROP, E4M3, draws=2)
-    assert broken.mere.mean == math.inf
-    assert broken.sqnr_db.mean == -math.inf
-    assert broken.ratio == math.inf
-    with pytest.raises(InputError, match="must give"):
-        judge_kernel(lambda *args: right(*args)[1:], sampler, Gemm.FPROP, E4M3)
 
 
 def test_candidates_are_told_apart_and_named() -> None:

@@ -11,15 +11,14 @@ from torch import Tensor
 
 from loka.numerics.enums import Format, Gemm, Scaling
 from loka.numerics.metrics import mere, sqnr
-from loka.numerics.quantize import dequantize, expand_scale, quantize
+from loka.numerics.quantize import dequantize, quantize
 from loka.numerics.requantize_transpose import requantize_transpose
 from loka.policy.cascade.settings import OperandRecipe
 from loka.probe.estimate.candidate_recipes import candidates
-from loka.probe.estimate.estimate import errors, judge_kernel
-from loka.probe.estimate.samplers import Drawn, NormalSampler
+from loka.probe.estimate.estimate import errors
+from loka.probe.estimate.samplers import Drawn
 from loka.probe.profile.header import from_text, to_text
 from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
-from loka.probe.stats.site_stats import SiteStats
 
 FPROP, DGRAD, WGRAD = (candidates(gemm)[-1] for gemm in Gemm)
 ROWS = FPROP[0]
@@ -95,18 +94,3 @@ def test_a_profile_keeps_turned_recipes_and_one_from_before_them_is_read() -> No
     for recipe in header["recipes"]:
         recipe.pop("turned", None)
     assert from_text(json.dumps(header), "x.safetensors").profile == plain
-
-
-def test_a_kernel_gets_turned_operands_with_the_scales_that_its_recipe_names() -> None:
-    shapes: list[tuple[int, ...]] = []
-
-    def right(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor) -> Tensor:
-        shapes.extend((tuple(scale_a.shape), tuple(scale_b.shape)))
-        assert a.is_contiguous()
-        assert b.is_contiguous()
-        return (a.float() * expand_scale(scale_a, *a.shape)) @ (b.float() * expand_scale(scale_b, *b.shape)).t()
-
-    sampler = NormalSampler(SiteStats("site", 24, 40, None, None, None, None), 64)
-    for gemm, pair in ((Gemm.DGRAD, DGRAD), (Gemm.WGRAD, WGRAD)):
-        assert judge_kernel(right, sampler, gemm, pair, draws=2).ratio == 1.0
-    assert shapes == [(64, 1), (24, 1)] * 2 + [(1, 1), (1, 1)] * 2

@@ -1,4 +1,4 @@
-"""What the three samplers draw, against what was learned from operands whose distribution is known."""
+"""Draws of the sampler, and of the two that the held-out study compares it with, against known distributions."""
 
 from __future__ import annotations
 
@@ -8,16 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.held_out.gaussian_samplers import GaussianSampler, NormalSampler, median_amax, normal_amax
 from loka.errors import InputError
 from loka.numerics.enums import Gemm, Operand
-from loka.probe.estimate.samplers import (
-    CopulaSampler,
-    GaussianSampler,
-    NormalSampler,
-    Sampler,
-    median_amax,
-    normal_amax,
-)
+from loka.probe.estimate.samplers import CopulaSampler, Sampler
 from loka.probe.stats.joint_moments import JointTracker, joint_stats
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
 from loka.probe.stats.site_stats import LowRank, SiteStats, WeightStats

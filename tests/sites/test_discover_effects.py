@@ -191,7 +191,6 @@ def test_many_layers_are_quick_and_all_found():
     assert [site.input_grad for site in found.sites[:2]] == [False, True]
     assert found.sites[5].fed_by == ("relu", "linear")
     assert any("evaluation was taken" in note for note in found.notes)
-    assert found.flops_per_sample == 1000 * 2 * 64 * 64
 
 
 def test_a_product_inside_an_autograd_function_is_blocked(find):

@@ -49,8 +49,8 @@ def test_batched_and_generated_weights_are_blocked_with_their_share(models, find
     assert "its weight is computed from the buffer 'fixed', which is no Parameter" in reasons
     assert all(site.share > 0 for site in blocked)
     assert sum(site.share for site in found.sites) == pytest.approx(1)
-    per_sample = 2 * (16 * 128 + 4 * 16 * 4 + 4 * 16 * 8 + 4 * 16 * 8 + 16 * 8 + 16 * 8)
-    assert found.flops_per_sample == per_sample
+    flops = 5 * 2 * (16 * 128 + 4 * 16 * 4 + 4 * 16 * 8 + 4 * 16 * 8 + 16 * 8 + 16 * 8)
+    assert sum(site.calls * site.flops_per_row * site.rows.at(5) for site in found.sites) == flops
 
 
 def test_attention_is_one_call_and_its_projection_never_called(models, find):
@@ -59,7 +59,6 @@ def test_attention_is_one_call_and_its_projection_never_called(models, find):
     assert sites["attn"].kind is GemmKind.ATTENTION
     assert "opaque" in sites["attn"].blocked
     flops = 2 * 7 * (4 * 32 * 32 + 2 * 7 * 32)
-    assert found.flops_per_sample == flops + 2 * 32
     assert sites["attn"].share == pytest.approx(flops / (flops + 64))
     assert sites["attn"].flops_per_row * sites["attn"].rows.at(1) == flops
     assert (sites["attn.out_proj"].calls, sites["attn.out_proj"].share) == (0, 0)
@@ -100,7 +99,6 @@ def test_odd_widths_names_and_modules_called_twice(models, find):
     assert sites["shared"].input_grad is True
     assert sites["towers.a-b"].fed_by == ("gelu", "linear")
     assert sites["dense"].followed_by[:2] == ("batch_norm", "add")
-    assert dict(found.module_types)["towers.a-b"] == "torch.nn.modules.linear.Linear"
 
 
 def test_embedding_bags_are_left_alone(models, find):

@@ -11,7 +11,7 @@ from loka.bench.ablation.ablation_targets import FACTORY, JudgedTarget, judged
 from loka.bench.ablation.ablation_unit import Mode, UnitOutcome
 from loka.bench.ablation.plan_rows_columns import NONE, AblationRow, Column
 from loka.bench.machine import Environment
-from loka.bench.results import NOTHING, Table, markdown_table, plain_table, write_text
+from loka.bench.results import NOTHING, Table, markdown_table, write_text
 
 TEXTS = ("row", "mods", "what it is", "column", "target", "verdict")  # columns of words, the others are numbers
 MODES = {"train": "one training step", "infer": "one inference"}
@@ -169,14 +169,6 @@ def to_markdown(ablation: Ablation) -> str:
     for title, table in tables(ablation):
         parts += [f"## {title[0].upper()}{title[1:]}", markdown_table(table)]
     return "\n\n".join([*parts, *notes(ablation)]) + "\n"
-
-
-def to_text(ablation: Ablation) -> str:
-    """The ablation for a terminal without rich."""
-    parts = [f"{ablation.command}\n{heading(ablation)}"]
-    for title, table in tables(ablation):
-        parts += [title, plain_table(table)]
-    return "\n\n".join([*parts, *notes(ablation)])
 
 
 def to_plain(ablation: Ablation) -> dict[str, object]:

@@ -6,7 +6,7 @@ for all parts of one size, which therefore should follow each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -24,11 +24,8 @@ from loka.numerics.enums import Accumulation, Format, Gemm, Scaling
 from loka.numerics.quantize import BLOCK, Quantized, quantize
 from loka.policy.cascade.settings import OperandRecipe
 
-SCALED_MM, AS_IS, FBGEMM, TRITON = "torch.scaled_mm", "as-is", "fbgemm.rowwise", "triton.gemm"
+SCALED_MM, AS_IS, FBGEMM = "torch.scaled_mm", "as-is", "fbgemm.rowwise"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-
-
-Rendered = Callable[[Part], Sequence[Callable[..., Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,19 +131,13 @@ def unavailable_reason(kernel: str) -> str | None:
     return kernel_named(kernel).unavailable_reason()
 
 
-def no_calls(part: Part) -> Sequence[Callable[..., Any]]:
-    """Where nothing was rendered. Raises InputError."""
-    raise InputError(f"{part.kernel}: nothing was rendered for it")
-
-
 class Gemms:
-    """Prepares GEMM parts: the model's own, those of the catalogue that have an operator, and `rendered` ones."""
+    """Prepares GEMM parts: the model's own, and those of the catalogue that have an operator."""
 
-    def __init__(self, device: str = "cuda", rendered: Rendered = no_calls, target: str = "h100") -> None:
-        """`rendered` gives the calls of a part of our own in Triton; `target` is what kernels are asked about."""
+    def __init__(self, device: str = "cuda", target: str = "h100") -> None:
+        """`target` is what kernels are asked about."""
         self._device = device
         self._target = target
-        self._rendered = rendered
         self._operands: GemmOperands | None = None
         self._counter_id = call_counters.new_counters(1)
 
@@ -157,8 +148,8 @@ class Gemms:
             self._operands = GemmOperands(part, self._device)
         return self._operands
 
-    def prepare(self, part: Part) -> tuple[PreparedCall, ...]:
-        """A part's call: several where a kernel can be rendered in several ways.
+    def prepare(self, part: Part) -> PreparedCall:
+        """A part's call.
 
         Raises InputError where the kernel does not take the part, or cannot run on this machine.
         """
@@ -166,13 +157,13 @@ class Gemms:
             raise InputError(f"no GEMM writes {part.dtype!r}; it can be {', '.join(DTYPES)}")
         if part.kernel == AS_IS:
             operands = self.operands(part)
-            return (PreparedCall(plain_product, operands.plain, lambda found: operands.check(found, None)),)
+            return PreparedCall(plain_product, operands.plain, lambda found: operands.check(found, None))
         recipe = parse_recipe(part.recipe)
-        calls = self._rendered(part) if part.kernel == TRITON else [self._of_catalogue(part, recipe)]
+        call = self._of_catalogue(part, recipe)
         operands = self.operands(part)
         a, b = operands.quantised(recipe)
         arguments = (a.values, a.scale, b.values, b.scale)
-        return tuple(PreparedCall(call, arguments, lambda found: operands.check(found, recipe)) for call in calls)
+        return PreparedCall(call, arguments, lambda found: operands.check(found, recipe))
 
     def _of_catalogue(self, part: Part, recipe: Recipe) -> Callable[..., Tensor]:
         """The operator of a kernel, as generated code calls it."""

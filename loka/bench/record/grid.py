@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from loka.bench.record.gemm_parts import AS_IS, SCALED_MM, TRITON
+from loka.bench.record.gemm_parts import AS_IS, SCALED_MM
 from loka.bench.record.interaction_grid import interaction_parts
 from loka.errors import InputError
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
@@ -32,8 +32,6 @@ ODD_SIDES = (  # the columns and contractions of DCNv2's and DLRM's layers, and 
 ODD_ROWS = (512, 2048, 8192, 32768, 65536)
 VAST = ((2048, 1024, 123200), (2048, 123200, 1024), (1024, 123200, 2048), (2048, 1024, 32768), (2048, 32768, 1024))
 SPARSE = (64, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)  # sides of what is measured less often
-
-RENDERED_SIDES, RENDERED_ROWS = (256, 512, 1024, 2048), (2048, 4096, 8192, 16384, 32768)
 
 ROWWISE_PRECISE = "e4m3 rowwise, e4m3 rowwise, precise"
 ROWWISE_FAST = "e4m3 rowwise, e4m3 rowwise, fast"
@@ -72,7 +70,7 @@ def grid(works: Sequence[str] = PARTS, others: Sequence[str] = ()) -> tuple[Part
             raise InputError(f"there are no parts of the kind {work!r}; there are {', '.join(PARTS)}")
     found: list[Part] = []
     if PartKind.GEMM in works:
-        found += [*gemm_parts(others), *rendered_gemms()]
+        found += gemm_parts(others)
     for work in (PartKind.QUANTISE, PartKind.TURN, PartKind.FORWARD, PartKind.BACKWARD, PartKind.COPY):
         if work in works:
             found += producer_parts(work)
@@ -107,14 +105,6 @@ def gemm_parts(others: Sequence[str]) -> Iterator[Part]:
         for kernel in others:
             for recipe in (ROWWISE_PRECISE, ROWWISE_FAST):
                 yield Part(PartKind.GEMM, kernel, rows, columns, contraction, recipe=recipe)
-
-
-def rendered_gemms() -> Iterator[Part]:
-    """Our own products, whose columns and contraction are in their text: few of these, for each is compiled."""
-    for columns, contraction in product(RENDERED_SIDES, RENDERED_SIDES):
-        for rows in RENDERED_ROWS:
-            for recipe in (ROWWISE_PRECISE, ROWWISE_FAST):
-                yield Part(PartKind.GEMM, TRITON, rows, columns, contraction, recipe=recipe)
 
 
 def producer_parts(work: PartKind) -> Iterator[Part]:

@@ -108,12 +108,12 @@ class InteractionParts:
     device: str = "cuda"
     _last: tuple[Part, Compiled] | None = None
 
-    def prepare(self, part: Part) -> tuple[PreparedCall, ...]:
-        """A part's one call. Raises InputError where no kernel is rendered for it."""
+    def prepare(self, part: Part) -> PreparedCall:
+        """A part's call. Raises InputError where no kernel is rendered for it."""
         made = interaction_of(part, self.device)
         expected = ReferenceOutputs(made, part.columns)
         if part.kernel == COMPILED:
-            return (self._compiled(part, made, expected),)
+            return self._compiled(part, made, expected)
         if part.kernel != RENDERED:
             raise InputError(f"an interaction is {RENDERED} or {COMPILED}, not on a kernel {part.kernel!r}")
         specs = specs_of(part)
@@ -123,12 +123,12 @@ class InteractionParts:
         if part.work not in BACKWARDS:
             dtype = () if isinstance(first, FmForward) else (DTYPES[part.dtype],)
             arguments = (*(given[name] for name in first.parameters), *dtype)
-            return (PreparedCall(launch[0], arguments, expected.check_results),)
+            return PreparedCall(launch[0], arguments, expected.check_results)
         arguments = tuple(given[name] for name in first.parameters)
         call: Callable[..., Any] = launch[0]
         if len(specs) > 1 and isinstance(specs[1], Reduce):
             call = partial(with_sums, launch[0], launch[1], specs[1].count, DTYPES[part.dtype])
-        return (PreparedCall(call, arguments, lambda found: expected.check_gradients(_by_input(first, found))),)
+        return PreparedCall(call, arguments, lambda found: expected.check_gradients(_by_input(first, found)))
 
     def _compiled(self, part: Part, made: Interaction, expected: ReferenceOutputs) -> PreparedCall:
         """A forward and the step of the same form are compiled once where one follows the other."""

@@ -44,11 +44,8 @@ class Producers:
     module: Module
     device: str = "cuda"
 
-    def prepare(self, part: Part) -> tuple[PreparedCall, ...]:
-        """A part's one call. Raises InputError where no kernel is rendered for it."""
-        return (self._prepared(part),)
-
-    def _prepared(self, part: Part) -> PreparedCall:
+    def prepare(self, part: Part) -> PreparedCall:
+        """A part's call. Raises InputError where no kernel is rendered for it."""
         torch.manual_seed(SEED)
         if part.dtype not in DTYPES:
             raise InputError(f"no kernel takes {part.dtype!r}; it can be {', '.join(DTYPES)}")

@@ -29,13 +29,13 @@ _BROKEN = ("illegal memory access", "unspecified launch failure", "device-side a
 class Bench(Protocol):
     """Something that knows how to run parts."""
 
-    def prepare(self, part: Part) -> Sequence[PreparedCall]:
-        """A part's call, arguments and check; several where its kernel can be rendered in several ways."""
+    def prepare(self, part: Part) -> PreparedCall:
+        """A part's call, arguments and check."""
         ...
 
 
-class Book(Protocol):
-    """Where measurements go."""
+class Store(Protocol):
+    """Where measurements are kept."""
 
     def has(self, part: Part) -> bool:
         """Whether the part was measured before."""
@@ -68,7 +68,7 @@ class AllParts:
     producers: Producers
     interactions: InteractionParts
 
-    def prepare(self, part: Part) -> Sequence[PreparedCall]:
+    def prepare(self, part: Part) -> PreparedCall:
         """Whichever it is."""
         if part.work in INTERACTIONS:
             return self.interactions.prepare(part)
@@ -76,9 +76,9 @@ class AllParts:
 
 
 def record(
-    parts: Iterable[Part], book: Book, bench: Bench, clock: Clock, progress: Progress, seconds: float = float("inf")
+    parts: Iterable[Part], store: Store, bench: Bench, clock: Clock, progress: Progress, seconds: float = float("inf")
 ) -> Tally:
-    """Measure each part that the book has not got, for `seconds` at most. A line of progress for each.
+    """Measure each part that the store lacks, for `seconds` at most. A line of progress for each.
 
     Raises LokaError where a kernel has broken the device: nothing can be measured in this process any more.
     """
@@ -86,13 +86,13 @@ def record(
     end = time.monotonic() + seconds
     measured = known = wrong = failed = 0
     for number, part in enumerate(wanted, 1):
-        if book.has(part):
+        if store.has(part):
             known += 1
             continue
         if time.monotonic() > end:
             progress(f"{seconds:g} s are over; {len(wanted) - number + 1} parts are left for the next run")
             break
-        label = f"{number}/{len(wanted)} {words(part)}"
+        label = f"{number}/{len(wanted)} {part_label(part)}"
         try:
             span, check = measure(part, bench, clock)
         except Exception as error:  # libraries, compilers and the device raise anything
@@ -100,36 +100,28 @@ def record(
             progress(f"{label}: {describe(error)}")
             if any(text in str(error) for text in _BROKEN):
                 raise LokaError(
-                    f"{words(part)} has broken the device ({describe(error)}); what was measured is kept, run it again "
-                    "without this kernel"
+                    f"{part_label(part)} has broken the device ({describe(error)}); what was measured is kept, run it "
+                    "again without this kernel"
                 ) from error
             continue
-        book.add(part, span, check)
+        store.add(part, span, check)
         measured += 1
         wrong += bool(check.wrong)
-        progress(f"{label}: {said(span, check)}")
+        progress(f"{label}: {format_result(span, check)}")
     return Tally(measured, known, wrong, failed)
 
 
 def measure(part: Part, bench: Bench, clock: Clock) -> tuple[Span, Check]:
-    """A part's numbers, looked at first, and its time: of several ways the fastest with right numbers.
+    """A part's time, after a look at its numbers. A restless time is taken twice.
 
-    A restless time is taken twice. What a kernel raises passes through, where no other way of the part can be run.
+    Raises what the kernel raises.
     """
-    found: list[tuple[Span, Check]] = []
-    failure: Exception | None = None
-    for prepared in bench.prepare(part):
-        try:
-            check = prepared.check(prepared.call(*prepared.arguments))
-            span = _calmer(prepared.call, prepared, clock)
-            if prepared.less is not None:
-                span = _difference(span, _calmer(prepared.less, prepared, clock))
-            found.append((replace(span, us=span.us / prepared.parts), check))
-        except Exception as error:  # noqa: BLE001  (of one way: it counts where no other can be run)
-            failure = error
-    if not found:
-        raise failure if failure is not None else InputError(f"{words(part)}: there is no way to run it")
-    return min(found, key=lambda each: (bool(each[1].wrong), each[0].us))
+    prepared = bench.prepare(part)
+    check = prepared.check(prepared.call(*prepared.arguments))
+    span = _calmer(prepared.call, prepared, clock)
+    if prepared.less is not None:
+        span = _difference(span, _calmer(prepared.less, prepared, clock))
+    return replace(span, us=span.us / prepared.parts), check
 
 
 def _calmer(call: Callable[..., Any], prepared: PreparedCall, clock: Clock) -> Span:
@@ -160,14 +152,14 @@ def _place(part: Part) -> tuple[object, ...]:
     return part.work is not PartKind.GEMM, family(part.work), part.dtype, _size(part), kind, part
 
 
-def words(part: Part) -> str:
+def part_label(part: Part) -> str:
     """A part, for a line of progress."""
     size = f"{part.rows} x {part.columns}" + (f" x {part.contraction}" if part.work is PartKind.GEMM else "")
     return " ".join(text for text in (part.work.value, part.kernel, size, part.dtype, part.recipe, part.around) if text)
 
 
-def said(span: Span, check: Check) -> str:
-    """What was found, for a line of progress."""
+def format_result(span: Span, check: Check) -> str:
+    """A time and its errors, for a line of progress."""
     text = f"{span.us:.2f} us (spread {span.spread:.1%}, {span.runs})"
     if check.sqnr_db is not None:
         text += f", MERE {check.mere:.4f}, {check.sqnr_db:.1f} dB"

@@ -16,7 +16,7 @@ from loka.bench.record.grid import PARTS, grid
 from loka.bench.record.interaction_parts import InteractionParts
 from loka.bench.record.policy_parts import parts_of_policy
 from loka.bench.record.producer_parts import Producers
-from loka.bench.record.record import AllParts, Book, Tally, in_order, record
+from loka.bench.record.record import AllParts, Store, Tally, in_order, record
 from loka.bench.speed.comparison import Progress
 from loka.kernels.gemm.catalogue import GEMM_KERNELS
 from loka.kernels.measurements.parts import Part
@@ -46,21 +46,21 @@ def parts_of(works: Sequence[str], policy: Path | None = None) -> tuple[Part, ..
 
 
 def run_record(
-    book: Book, parts: Sequence[Part], progress: Progress, seconds: float = float("inf"), jobs: int = 0
+    store: Store, parts: Sequence[Part], progress: Progress, seconds: float = float("inf"), jobs: int = 0
 ) -> Tally:
-    """Compile, in `jobs` processes (0: by the CPUs), and measure what the book has not got, for `seconds` at most.
+    """Compile, in `jobs` processes (0: by the CPUs), and measure what the store lacks, for `seconds` at most.
 
     Raises LokaError where a kernel has broken the device.
     """
     start = time.monotonic()
-    left = [part for part in in_order(parts) if not book.has(part)]
+    left = [part for part in in_order(parts) if not store.has(part)]
     progress(f"{environment()}\n{len(left)} of {len(parts)} parts are to be measured")
     with tempfile.TemporaryDirectory(prefix="loka-record-") as folder:
         kernels = CompiledKernels(left, Path(folder))
         kernels.compile(jobs or min(os.cpu_count() or 1, MOST_JOBS), progress)
         progress(f"compiled after {time.monotonic() - start:.0f} s")
         ours = Producers(kernels.module), InteractionParts(kernels.module)
-        bench = AllParts(Gemms(rendered=kernels.products), *ours)
-        tally = record(parts, book, bench, GraphClock(), progress, seconds - (time.monotonic() - start))
+        bench = AllParts(Gemms(), *ours)
+        tally = record(parts, store, bench, GraphClock(), progress, seconds - (time.monotonic() - start))
     progress(f"{tally}, in {time.monotonic() - start:.0f} s")
     return tally

@@ -1,4 +1,4 @@
-"""Measurements written down in the file that planning reads."""
+"""An open file of measurements as the place where recording keeps its results."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from loka.kernels.measurements.parts import Part
 
 
 @dataclass(frozen=True, slots=True)
-class FileBook:
-    """A recording that is open, as a Book."""
+class RecordingStore:
+    """A Store that writes into the file that planning reads."""
 
     recording: Recording
 
@@ -21,5 +21,5 @@ class FileBook:
         return self.recording.has(part)
 
     def add(self, part: Part, span: Span, check: Check) -> None:
-        """In a transaction of its own."""
+        """Write one measurement, in a transaction of its own."""
         self.recording.add(Measurement(part, span.us, span.spread, span.runs, check.mere, check.sqnr_db, check.wrong))

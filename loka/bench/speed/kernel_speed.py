@@ -34,7 +34,7 @@ GEMM = "gemm"
 FAMILIES = ("norm-forward", "norm-backward", "turn", "known", "reduce", GEMM)
 SHAPES = ((16384, 512), (8192, 1024), (16384, 2048), (8192, 4096))  # rows, width
 EPS = 1e-5
-KNOWN, WHOLE = Quantisation("known", record=True), Quantisation("tensorwise")
+KNOWN = Quantisation("known", record=True)
 MULTIPROCESSORS = 132  # of an H100; each of a backward's programs leaves one row of partial sums
 
 Arguments = Callable[[int, int], tuple[Any, ...]]  # (rows, width) -> one set, on the GPU

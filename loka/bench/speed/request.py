@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,9 +17,26 @@ from loka.bench.subjects.variants import choose, variants_named
 from loka.errors import InputError
 
 WHAT = ("kernels", "region", "model")
-OF_RECORDS = ("crossover", "regret", "dispatch")  # those of `loka.bench.record.commands`
+STUDIES = ("crossover", "regret", "dispatch")  # of LoKA itself: they stand in the repository, outside the package
 ONLY = ("train", "infer")
 FORMS = tuple(form.value for form in Form)
+BELONGS: Mapping[str, tuple[str, ...]] = {  # an option -> those of which one must be there
+    "--parts": ("--record",),
+    "--policy": ("--record",),
+    "--seconds": ("--record", "--ablate"),
+    "--jobs": ("--record", "--ablate"),
+    "--target": ("--export",),
+    "--modes": ("--ablate",),
+    "--batch": ("--ablate",),
+    "--loss-steps": ("--ablate",),
+}
+EXCLUDES: Mapping[str, tuple[str, ...]] = {  # an option -> those that it says nothing to
+    "--form": ("--record", "--export", "--ablate"),
+    "--variants": ("--record", "--export", "--ablate"),
+    "--only": ("--record", "--export"),
+    "--record": ("--ablate",),
+    "--export": ("--ablate",),
+}
 
 METHOD = (
     "Microseconds: the median, 10th and 90th percentile of CUDA-graph replays. Ratios are the baseline's time over the "
@@ -63,11 +80,29 @@ class BenchJob:
     run: Callable[[Progress], tuple[Section, ...]]
 
 
+def check_options(what: str, given: Collection[str]) -> None:
+    """Refuse options that would be ignored, and studies, which are no part of the command line.
+
+    `given` are the options that were typed, "--jobs" for one. Raises InputError.
+    """
+    if what in STUDIES:
+        raise InputError(
+            f"loka bench {what}: a study of LoKA itself, which is no part of the command line; in LoKA's repository "
+            f"run `python -m benchmarks.{what}`, with the same arguments"
+        )
+    for option, others in BELONGS.items():
+        if option in given and not set(others) & set(given):
+            raise InputError(f"loka bench: {option} goes with {' or '.join(others)}; add one, or leave {option} out")
+    for option, others in EXCLUDES.items():
+        beside = [other for other in others if other in given]
+        if option in given and beside:
+            raise InputError(f"loka bench: {option} says nothing to {beside[0]}; leave one of the two out")
+
+
 def check(request: Request) -> BenchJob:
     """Everything that can be known before measuring. Raises InputError."""
     if request.what not in WHAT:
-        known = ", ".join((*WHAT, *OF_RECORDS))
-        raise InputError(f"loka bench: there is no {request.what!r} to measure; write one of {known}")
+        raise InputError(f"loka bench: there is no {request.what!r} to measure; write one of {', '.join(WHAT)}")
     if request.form is not None and request.what != "region":
         raise InputError(f"loka bench {request.what}: --form is for `loka bench region`; leave it out")
     if request.only is not None and request.what == "kernels":

@@ -19,13 +19,13 @@ NAME = "bench"
 
 
 def command(
-    what: Annotated[str, typer.Argument(metavar="kernels|region|model|crossover|regret|dispatch", show_default=False)],
+    what: Annotated[str, typer.Argument(metavar="kernels|region|model", show_default=False)],
     names: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[NAME ...]",
-            help="Families of kernels, regions as M,N,K, models of the zoo (default: all), files of measurements, or a "
-            "policy with --ablate.",
+            help="Families of kernels, regions as M,N,K, models of the zoo (default: all), a file of measurements with "
+            "--export, or a policy with --ablate.",
             show_default=False,
         ),
     ] = None,
@@ -51,7 +51,9 @@ def command(
     export: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Of kernels: write measurements as text.", show_default=False)
     ] = None,
-    target: Annotated[str, typer.Option(help="Whose measurements are exported, mapped or compared.")] = "h100",
+    target: Annotated[
+        str | None, typer.Option(help="Of --export: whose measurements. Default: h100.", show_default=False)
+    ] = None,
     ablate: Annotated[
         str | None, typer.Option(metavar="mods", help="Of a policy: with each subset of its mods.", show_default=False)
     ] = None,
@@ -62,24 +64,34 @@ def command(
 ) -> None:
     """Measure speed side by side: BF16, TF32, torchao, FBGEMM and the generated kernels. Record what kernels cost."""
     gc.enable()
-    if ablate is not None or modes is not None or batch is not None or loss_steps:
+    from loka.bench.speed.request import Request, check_options, run
+
+    options = {
+        "--form": form, "--only": only, "--variants": variants, "--record": record, "--parts": parts,
+        "--policy": policy, "--seconds": None if seconds == math.inf else seconds, "--jobs": jobs or None,
+        "--export": export, "--target": target, "--ablate": ablate, "--modes": modes, "--batch": batch,
+        "--loss-steps": loss_steps or None,
+    }  # fmt: skip
+    check_options(what, [name for name, value in options.items() if value is not None])
+    if ablate is not None:
         from loka.bench.ablation.ablate import AblationRequest
 
-        asked = AblationRequest(what, tuple(names or ()), ablate or "", modes, only, batch, loss_steps, jobs, seconds)
-        show_ablation(asked, out, as_json)
+        request = AblationRequest(what, tuple(names or ()), ablate, modes, only, batch, loss_steps, jobs, seconds)
+        show_ablation(request, out, as_json)
         return
-    from loka.bench.record.commands import Command, carry_out
+    from loka.bench.record.commands import DEFAULT_TARGET, RecordCommand, carry_out
 
-    order = Command(what, tuple(names or ()), record, parts, policy, seconds, jobs, export, target, variants, out)
-    if order.of_records:
-        outcome = carry_out(order, note)
+    recording = RecordCommand(
+        what, tuple(names or ()), record, parts, policy, seconds, jobs, export, target or DEFAULT_TARGET
+    )
+    if recording.records:
+        outcome = carry_out(recording, note)
         if as_json:
             print_json(outcome.plain)
         else:
             print(outcome.text)
         return
     from loka.bench.results import to_plain, write_files
-    from loka.bench.speed.request import Request, run
 
     report = run(Request(what, tuple(names or ()), form, only, variants), out, note)
     written = write_files(report, out)
@@ -90,12 +102,12 @@ def command(
     note(f"wrote {written[0]} and {written[1]}")
 
 
-def show_ablation(asked: AblationRequest, out: Path, as_json: bool) -> None:
+def show_ablation(request: AblationRequest, out: Path, as_json: bool) -> None:
     """Measure with each subset of the mods, and print what was found; the files are there as soon as figures are."""
     from loka.bench.ablation import ablation_report
     from loka.bench.ablation.ablate import run
 
-    found = run(asked, out, note)
+    found = run(request, out, note)
     if as_json:
         print_json(ablation_report.to_plain(found))
     else:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.labels import AGAINST, ORIGINAL, Sides, sides_of
+from loka.cli.labels import AGAINST, ORIGINAL, ComparisonLabels, comparison_labels
 from loka.cli.output import Json, PolicyPath, note, print_json, print_table
 from loka.cli.verbs.train import Device, Steps
+from loka.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,12 +21,15 @@ if TYPE_CHECKING:
     from loka.bench.quality.training import PairResult
 
 NAME = "compare"
+BUDGET = 0.05  # percent of NE
 
 
 def command(
     policy: PolicyPath,
     seeds: Annotated[int, typer.Option(min=1, help="How many pairs to train; at least 2 to tell anything.")] = 5,
-    budget: Annotated[float, typer.Option(min=0.0, help="The NE that FP8 may lose, in percent.")] = 0.05,
+    budget: Annotated[
+        float | None, typer.Option(min=0.0, help="The NE that FP8 may lose, in percent. Default: 0.05.")
+    ] = None,
     steps: Steps = None,
     device: Device = "auto",
     against: Annotated[
@@ -38,6 +42,8 @@ def command(
     Where the policy's mods make another model, FP8 with them is compared with that model without FP8.
     """
     gc.enable()
+    if against == AGAINST[1] and budget is not None:
+        raise InputError("--budget is what FP8 may lose; --against original compares without FP8: leave one out")
     from loka.bench.quality.adapted_job import adapted_job
     from loka.bench.quality.compare_quality import QualityVerdict, compare
     from loka.cli.cli_job import make_job, training_of
@@ -51,8 +57,8 @@ def command(
     loaded = load_policy(policy)
     job = make_job(loaded, steps, device)
     plan = make_plan(policy)
-    sides = sides_of(plan, against)
-    original = sides is ORIGINAL
+    labels = comparison_labels(plan, against)
+    original = labels is ORIGINAL
     patch: Callable[[nn.Module], object]
     if original:
         patch, check = partial(adapt, adaptations=plan.adaptations), None
@@ -63,25 +69,25 @@ def command(
             job,
             patch,
             range(seeds),
-            budget,
+            BUDGET if budget is None else budget,
             progress=lambda seed, label, done, total: shown.update(
-                f"seed {seed} {sides.labels.get(label, label)}", done, total
+                f"seed {seed} {labels.by_run.get(label, label)}", done, total
             ),
             check=check,
-            finished=lambda pair: _finished(pair, sides),
+            finished=lambda pair: _finished(pair, labels),
         )
     if as_json:
-        print_json(_result(quality, sides))
+        print_json(_result(quality, labels))
     else:
-        show(quality, sides)
+        show(quality, labels)
     if not original and quality.verdict is QualityVerdict.TOLD_APART:
-        note(f"quality is lost: FP8 can be told apart from {sides.of} at 95 %, and is not within the budget")
+        note(f"quality is lost: FP8 can be told apart from {labels.of} at 95 %, and is not within the budget")
         raise typer.Exit(1)
 
 
-def show(quality: Quality, sides: Sides) -> None:
+def show(quality: Quality, labels: ComparisonLabels) -> None:
     """Each seed, the mean with its interval, and the verdict; another model has none, and is reported as it is."""
-    ne, auc = ([f"{figure} {side}" for side in (sides.first, sides.second)] for figure in ("NE", "AUC"))
+    ne, auc = ([f"{figure} {label}" for label in (labels.first, labels.second)] for figure in ("NE", "AUC"))
     columns = ("seed", *ne, "difference", *auc)
     print_table(
         columns,
@@ -98,26 +104,26 @@ def show(quality: Quality, sides: Sides) -> None:
         ],
         numbers=columns,
     )
-    second = "the model with its mods" if sides is ORIGINAL else "FP8"
-    line = f"NE of {second} against {sides.of}: {quality.mean:+.4f} %"
+    second = "the model with its mods" if labels is ORIGINAL else "FP8"
+    line = f"NE of {second} against {labels.of}: {quality.mean:+.4f} %"
     if quality.interval is not None and quality.standard_error is not None:
         low, high = quality.interval
         line += f", standard error {quality.standard_error:.4f} %, 95 % interval {low:+.4f} % to {high:+.4f} %"
-    if sides is ORIGINAL:
+    if labels is ORIGINAL:
         print(f"{line}; it is another model, so that the seeds are hardly pairs")
     else:
         print(f"{line}; budget {quality.budget_percent:g} %: {quality.verdict.value}")
 
 
-def _finished(pair: PairResult, sides: Sides) -> None:
-    note(f"seed {pair.seed}: NE {pair.as_is.ne:.5f} {sides.first}, {pair.patched.ne:.5f} {sides.running}")
+def _finished(pair: PairResult, labels: ComparisonLabels) -> None:
+    note(f"seed {pair.seed}: NE {pair.as_is.ne:.5f} {labels.first}, {pair.patched.ne:.5f} {labels.running}")
 
 
-def _result(quality: Quality, sides: Sides) -> dict[str, object]:
-    """The first side is called as_is, and the second fp8, or with_mods where the first is the original."""
-    original = sides is ORIGINAL
+def _result(quality: Quality, labels: ComparisonLabels) -> dict[str, object]:
+    """The first run is called as_is, and the second fp8, or with_mods where the first is the original."""
+    original = labels is ORIGINAL
     return {
-        "against": sides.first,
+        "against": labels.first,
         "verdict": None if original else quality.verdict.value,
         "budget_percent": None if original else quality.budget_percent,
         "mean_percent": quality.mean,

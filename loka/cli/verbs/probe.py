@@ -56,7 +56,7 @@ def command(
     from loka.policy.load import load_policy
 
     files = [*(merged or ()), *(more or ())]
-    _check_usage(merged, more, steps, every, out, draws, check)
+    _check_usage(merged, more, steps, every, out, draws, check, device)
     loaded = load_policy(policy)
     if check:
         _check_drift(examine(loaded), steps, every, seed, device, as_json)
@@ -89,6 +89,7 @@ def _check_usage(
     out: str | None,
     draws: int | None,
     check: bool,
+    device: str,
 ) -> None:
     """Raises InputError for options that contradict each other. A shell's `--from *.x` leaves all but one in `more`."""
     if more and not merged:
@@ -97,6 +98,8 @@ def _check_usage(
         raise InputError("--from makes a profile and --check compares with one; use one of the two")
     if merged and (steps is not None or every is not None):
         raise InputError("--from takes what was recorded, and trains no steps; leave out --steps and --every")
+    if merged and device != "auto":
+        raise InputError("--from takes what was recorded, and trains nothing; leave out --device")
     if check and out is not None:
         raise InputError("--check writes nothing; leave out -o (the profile that it compares with is the policy's)")
     if check and draws is not None:

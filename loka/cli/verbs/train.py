@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.labels import Sides, sides_of
+from loka.cli.labels import ComparisonLabels, comparison_labels
 from loka.cli.output import Json, PolicyPath, note, percent, print_json, print_table
 
 if TYPE_CHECKING:
@@ -41,21 +41,21 @@ def command(
     loaded = load_policy(policy)
     job = make_job(loaded, steps, device)
     plan = make_plan(policy)
-    job, sides = adapted_job(job, plan.adaptations), sides_of(plan)
+    job, labels = adapted_job(job, plan.adaptations), comparison_labels(plan)
     package = fresh_package(plan, policy)
     with current_directory_importable(), training_of(loaded), Shown("samples") as shown:
 
         def progress(label: str, done: int, total: int | None) -> None:
-            shown.update(sides.labels.get(label, label), done, total)
+            shown.update(labels.by_run.get(label, label), done, total)
 
         pair = train_pair(job, patcher(package), seed, progress, verify)
     if as_json:
         print_json(_result(pair, plan, job.device))
     else:
-        show(pair, plan, job.device, sides)
+        show(pair, plan, job.device, labels)
 
 
-def show(pair: PairResult, plan: Plan, device: str, sides: Sides) -> None:
+def show(pair: PairResult, plan: Plan, device: str, labels: ComparisonLabels) -> None:
     """What ran in what, and what came of it."""
     from loka.plan.report.plan_rows import group_sites
 
@@ -68,7 +68,7 @@ def show(pair: PairResult, plan: Plan, device: str, sides: Sides) -> None:
     print()
     as_is, fp8 = pair.as_is, pair.patched
     print_table(
-        ("", sides.first, sides.second, "difference"),
+        ("", labels.first, labels.second, "difference"),
         [
             ("NE", f"{as_is.ne:.5f}", f"{fp8.ne:.5f}", f"{pair.ne_difference_percent:+.3f} %"),
             ("AUC", f"{as_is.auc:.5f}", f"{fp8.auc:.5f}", f"{fp8.auc - as_is.auc:+.5f}"),
@@ -80,7 +80,7 @@ def show(pair: PairResult, plan: Plan, device: str, sides: Sides) -> None:
             ),
             ("training GEMM FLOPs in FP8", percent(0.0), percent(plan.share_fp8), ""),
         ],
-        numbers=(sides.first, sides.second, "difference"),
+        numbers=(labels.first, labels.second, "difference"),
     )
     print(f"{as_is.samples} samples in {as_is.steps} steps on {device}, seed {pair.seed}; every planned FP8 GEMM ran.")
     if device == "cpu":

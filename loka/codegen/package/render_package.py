@@ -8,7 +8,6 @@ import re
 from collections.abc import Collection
 from pathlib import PurePath, PurePosixPath
 
-import loka
 from loka.codegen.chains.chain_functions import Chains
 from loka.codegen.chains.interaction_calls import InteractionCalls
 from loka.codegen.modules.adaptation_text import adaptation_text
@@ -25,6 +24,7 @@ from loka.errors import InputError
 from loka.kernels.fused.rendering import KERNELS_FILE, load_kernel_templates, render, render_files
 from loka.plan.plan import Plan
 from loka.plan.serialize import to_json
+from loka.version import __version__
 
 MANIFEST = "manifest.json"
 PLAN = "plan.json"
@@ -167,7 +167,7 @@ def _inputs(plan: Plan, plan_json: str, templates: Templates, has_kernels: bool)
     inputs |= {f"template {name}": digest for name, digest in templates.hashes().items()}
     if has_kernels:
         inputs |= {f"template {name}": digest for name, digest in load_kernel_templates().hashes().items()}
-    return {**inputs, PLAN: _sha256(plan_json), "loka": loka.__version__}
+    return {**inputs, PLAN: _sha256(plan_json), "loka": __version__}
 
 
 def _manifest(plan: Plan, stamp: str, inputs: dict[str, str], files: dict[str, str]) -> str:

@@ -1,13 +1,11 @@
 """Every kernel that a GEMM can run on: whether it can run this one, and if not, why (docs/kernels.md).
 
-| kernel                  | file              | what it is                                                       |
-|-------------------------|-------------------|------------------------------------------------------------------|
-| `torch.scaled_mm`       | `torch_kernels`   | the operator `loka::scaled_mm`: cuBLASLt on Hopper               |
-| `fbgemm.rowwise`        | `fbgemm`          | FBGEMM GenAI's CUTLASS GEMM with rowwise scales                  |
-| `mslk.rowwise`          | `mslk`            | the same of MSLK, its successor                                  |
-| `triton.gemm`           | `triton_gemm`     | our own in Triton; measured, not generated yet                   |
-| `torchao.float8_linear` | `torchao_linear`  | a whole region by torchao; measured, never generated             |
-| `as-is`                 | `torch_kernels`   | the model's own GEMM, in BF16 or TF32                            |
+| kernel            | file         | what it is                                          |
+|-------------------|--------------|-----------------------------------------------------|
+| `torch.scaled_mm` | `torch_gemm` | the operator `loka::scaled_mm`: cuBLASLt on Hopper  |
+| `fbgemm.rowwise`  | `fbgemm`     | FBGEMM GenAI's CUTLASS GEMM with rowwise scales     |
+| `mslk.rowwise`    | `mslk`       | the same of MSLK, its successor                     |
+| `as-is`           | `torch_gemm` | the model's own GEMM, in BF16 or TF32               |
 """
 
 from __future__ import annotations
@@ -21,8 +19,6 @@ from loka.errors import InputError
 from loka.kernels.gemm import fbgemm, mslk
 from loka.kernels.gemm.gemm_kernel import HOPPER_TARGETS, REFERENCE_TARGET, GemmSizes, Kernel, gemm_sizes
 from loka.kernels.gemm.torch_gemm import NATIVE, SCALED_MM, Native, ScaledMM
-from loka.kernels.gemm.torchao_linear import FLOAT8_LINEAR
-from loka.kernels.gemm.triton_gemm import TRITON_GEMM
 
 __all__ = [
     "GEMM_KERNELS",
@@ -44,8 +40,6 @@ GEMM_KERNELS: tuple[Kernel, ...] = (  # the FP8 ones first
     SCALED_MM,
     fbgemm.ROWWISE,
     mslk.ROWWISE,
-    TRITON_GEMM,
-    FLOAT8_LINEAR,
     NATIVE,
 )
 PREFERRED: tuple[Kernel, ...] = (SCALED_MM,)  # what FP8 runs on where neither a policy nor a measurement decides

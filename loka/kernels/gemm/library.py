@@ -26,7 +26,7 @@ class Library:
     oldest: tuple[int, int]  # the first release that is built for the oldest torch of LoKA
     install: str  # the command
     module: str  # which registers the operators
-    operator: str  # "fbgemm::f8f8bf16_rowwise"; "" where none is called
+    operator: str  # "fbgemm::f8f8bf16_rowwise"
     capability: tuple[int, int]  # of the first device that its kernels are built for
 
     def version(self) -> str | None:
@@ -58,7 +58,7 @@ class Library:
                 f"{self.install}"
             )
         namespace, _, name = self.operator.partition("::")
-        if name and not hasattr(getattr(torch.ops, namespace), name):
+        if not hasattr(getattr(torch.ops, namespace), name):
             return f"{self.name} {self.version() or ''} has no operator {self.operator}: {self.install}"
         return None
 

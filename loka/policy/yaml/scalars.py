@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 
-STR_TAG = "tag:yaml.org,2002:str"
 SCALAR_TAGS = {f"tag:yaml.org,2002:{name}": name for name in ("str", "int", "float", "bool", "null")}
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})

@@ -99,11 +99,6 @@ def way_back(drifts: Iterable[SiteDrift]) -> str:
     return f"patch.keep({', '.join([*shown, '...'] if len(names) > NAMED else shown)})"
 
 
-def worst(drifts: Iterable[SiteDrift]) -> SiteDrift | None:
-    """The one furthest beyond its threshold, or nearest to it; None where there is nothing to compare."""
-    return max(drifts, key=_excess, default=None)
-
-
 def age(profile: Profile, now: datetime | None = None) -> str:
     """In words, how much training the profile has seen, and how old it is. `now` is aware; None takes the present."""
     seen = f"{profile.samples} samples over {profile.steps} training steps"

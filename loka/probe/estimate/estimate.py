@@ -1,4 +1,4 @@
-"""What FP8 costs a GEMM, estimated on sampled operands: MERE and SQNR with intervals, and any kernel's on the same.
+"""What FP8 costs a GEMM, estimated on sampled operands: MERE and SQNR with intervals.
 
 The reference is the float32 product of the operands as drawn; the result is the float32 product of what their FP8
 values stand for.
@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,31 +29,10 @@ from loka.policy.cascade.settings import Budget, OperandRecipe
 from loka.probe.estimate.candidate_recipes import Pair
 from loka.probe.estimate.intervals import confidence, decided, interval, looks, mere_interval
 from loka.probe.estimate.samplers import CopulaSampler, Drawn, Sampler
-from loka.probe.profile.profile import Estimate, Interval
+from loka.probe.profile.profile import Estimate
 from loka.probe.stats.site_stats import SiteStats
 
 LIMIT = 64  # draws
-KERNEL_DRAWS = 8
-
-Kernel = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (a, scale_a, b, scale_b) -> (R, S), as scaled_mm
-
-
-@dataclass(frozen=True, slots=True)
-class KernelJudgement:
-    """A kernel's error against the float32 product of sampled operands, and that of a product without fault."""
-
-    mere: Interval
-    sqnr_db: Interval
-    right_mere: Interval  # of the same quantised operands, multiplied in float32
-    right_sqnr_db: Interval
-    draws: int
-
-    @property
-    def ratio(self) -> float:
-        """How many times the MERE is what quantisation alone costs: 1 for a right kernel, inf for a broken one."""
-        if self.right_mere.mean == self.mere.mean:
-            return 1.0
-        return self.mere.mean / self.right_mere.mean if self.right_mere.mean > 0 else math.inf
 
 
 def errors(drawn: Drawn, pair: Pair) -> tuple[float, float]:
@@ -118,35 +96,6 @@ def estimate_site(
         recipes = recipes_by_gemm.get(gemm, ())
         made += estimate(sampler, gemm, recipes, budget, limit=limit, seed=seed_for(seed, stats.name, gemm))
     return tuple(made)
-
-
-def judge_kernel(
-    kernel: Kernel, sampler: Sampler, gemm: Gemm, pair: Pair, *, draws: int = KERNEL_DRAWS, seed: int = 0
-) -> KernelJudgement:
-    """The error of `kernel(a, scale_a, b, scale_b)` on sampled operands, quantised as `pair` says.
-
-    a is FP8 (R, C) and b (S, C), with scales as numerics.quantize makes them; the result is (R, S), any floating dtype.
-    Raises InputError where the sampler cannot draw the GEMM, or the result's shape is wrong.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    own: list[tuple[float, float]] = []
-    right: list[tuple[float, float]] = []
-    with _full_precision():
-        for _ in range(draws):
-            draw = _Draw(sampler.draw(gemm, generator))
-            a, b = draw.quantized(0, pair[0]), draw.quantized(1, pair[1])
-            out = kernel(a.values, a.scale, b.values, b.scale)
-            if out.shape != draw.reference.shape:
-                raise InputError(f"kernel: gave {tuple(out.shape)}, but must give {tuple(draw.reference.shape)}")
-            own.append(_compare(out, draw.reference))
-            right.append(_errors(draw, pair))
-    return KernelJudgement(
-        mere=mere_interval([value for value, _ in own]),
-        sqnr_db=interval([value for _, value in own]),
-        right_mere=mere_interval([value for value, _ in right]),
-        right_sqnr_db=interval([value for _, value in right]),
-        draws=draws,
-    )
 
 
 def seed_for(seed: int, site: str, gemm: Gemm) -> int:

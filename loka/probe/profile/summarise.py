@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 import torch
 from torch import Tensor
 
-from loka import __version__
 from loka.errors import InputError
 from loka.mods.fingerprint import ModFingerprint
 from loka.numerics.enums import Format, Operand
@@ -20,6 +19,7 @@ from loka.probe.stats import moments
 from loka.probe.stats.bins import LOWEST, PER_OCTAVE, RELATIVE_LOWEST, SPREAD_STEPS, VIEWS, ZERO_BIN, HistogramView
 from loka.probe.stats.merge_stats import merge_sites
 from loka.probe.stats.site_stats import LowRank, Moments, OperandStats, RecordedStats, SiteStats, WeightStats
+from loka.version import __version__
 
 _LEVELS = (0.01, 0.25, 0.5, 0.75, 0.99)  # of Quantiles
 

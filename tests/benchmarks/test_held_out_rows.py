@@ -122,7 +122,7 @@ def test_the_report_holds_the_figures_and_says_what_is_missed() -> None:
         row("exact", actual_sqnr=150.0),
     )
     judged = JudgedRow(CASES["ranker"], rows, {"train": 1.4, "draw": 2.0})
-    text = markdown("python -m benchmarks.held_out.held_out --model ranker", [judged], StudySizes(seed=7))
+    text = markdown("python -m benchmarks.held_out --model ranker", [judged], StudySizes(seed=7))
     figures = "0.25 (2.00) | yes | 1.0 (100.0) | yes | 0.12 (100 % of 1) | yes | 0.01 (100 % of 1) | yes |"
     assert f"| all | {figures}" in text
     assert f"| fprop | {figures}" in text

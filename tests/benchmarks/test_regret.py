@@ -6,7 +6,17 @@ from dataclasses import dataclass
 
 import pytest
 
-from benchmarks.regret.regret import RegretProblem, choose, drift, gemm_problems, judge, summarise, ties, to_text
+from benchmarks.regret.regret import (
+    RegretProblem,
+    choose,
+    drift,
+    gemm_problems,
+    judge,
+    plain_table,
+    summarise,
+    ties,
+    to_text,
+)
 from benchmarks.regret.regret_sites import candidates, site_problems
 from loka.bench.record.grid import grid
 from loka.errors import InputError
@@ -124,3 +134,7 @@ def test_what_sites_are_made_of_is_measured_in_the_set_that_ships() -> None:
     assert {part.work for part in lacking} <= {PartKind.QUANTISE, PartKind.COPY}  # of transposed copies, 32768 wide
     asked = {part.columns for part in lacking}
     assert asked <= {32768}
+
+
+def test_columns_of_figures_stand_to_the_right() -> None:
+    assert plain_table((("a", "b"), [("x|y", "1"), ("z", "200")])) == "a      b\nx|y    1\nz    200"

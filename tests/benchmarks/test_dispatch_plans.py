@@ -191,7 +191,7 @@ def test_no_region_is_begun_when_the_time_is_over(tmp_path: Path, on_a_device: l
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     file = tmp_path / "lines.jsonl"
     file.write_text('{"m": 1}\n')
-    with pytest.raises(InputError, match=r"lines.jsonl:1: no line of `loka bench dispatch`"):
+    with pytest.raises(InputError, match=r"lines.jsonl:1: no line of `python -m benchmarks.dispatch`"):
         read_lines(file)
 
 

@@ -11,14 +11,13 @@ the L2 cache; a time is the median over replays, divided by the calls in a graph
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib
 import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -26,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from loka.bench.speed.gemm_work import GemmWork, Shape, make_work, peers, sqnr_of
+from benchmarks.gemm_tilings.gemm_work import GemmWork, Shape, make_work, peers, sqnr_of
 from loka.errors import InputError
 from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
 from loka.kernels.fused.triton_gemm import gemm_tiling
@@ -34,12 +33,14 @@ from loka.kernels.fused.triton_gemm.gemm_spec import OPERANDS, Epilogue, SplitGe
 from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling
 from loka.numerics.enums import Accumulation
 
-GEMMS = (
-    (4096, 512, 512), (16384, 512, 512), (8192, 1024, 1024), (8192, 512, 3456), (8192, 3456, 512),
-    (2048, 2048, 2048), (16384, 2048, 2048),
-)  # fmt: skip
-SPLITS = ((4096, 512, 512), (16384, 512, 512), (8192, 1024, 1024), (8192, 512, 3456))
-NORMS = ((4096, 512, 512), (16384, 512, 512))
+SHAPES: Mapping[str, Sequence[Shape]] = {
+    "gemm": (
+        (4096, 512, 512), (16384, 512, 512), (8192, 1024, 1024), (8192, 512, 3456), (8192, 3456, 512),
+        (2048, 2048, 2048), (16384, 2048, 2048),
+    ),
+    "split": ((4096, 512, 512), (16384, 512, 512), (8192, 1024, 1024), (8192, 512, 3456)),
+    "norm": ((4096, 512, 512), (16384, 512, 512)),
+}  # fmt: skip
 CALLS = 40  # in a graph, at least
 REPLAYS = 15
 
@@ -153,18 +154,14 @@ def measure_shape(kind: str, shape: Shape, candidates: Sequence[TilingCandidate]
         report(kind, shape, f"rendered {candidate.what}", more)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Compile everything, then measure it."""
-    chosen = parse(arguments)
+def measure_all(shapes: Mapping[str, Sequence[Shape]], jobs: int) -> None:
+    """Compile the candidates of all shapes, by kind, and print their times. Raises InputError without a Hopper GPU."""
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         raise InputError("benchmarks.gemm_tilings needs a Hopper GPU, and there is none")
-    shapes = {"gemm": chosen.gemm, "split": chosen.split, "norm": chosen.norm}
-    if not any(shapes.values()):
-        shapes = {"gemm": GEMMS, "split": SPLITS, "norm": NORMS}
     wanted = {(kind, shape): list(candidates_of(kind, shape)) for kind in shapes for shape in shapes[kind]}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        failures = compile_all([c for candidates in wanted.values() for c in candidates], folder, chosen.jobs)
+        failures = compile_all([c for candidates in wanted.values() for c in candidates], folder, jobs)
         for (kind, shape), candidates in wanted.items():
             for candidate in candidates:
                 if failure := failures[candidate.spec, candidate.tiling]:
@@ -181,22 +178,3 @@ def compile_all(
     compiling = functools.partial(compile_one, folder=folder)
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         return dict(zip(kernels, pool.map(compiling, kernels.values()), strict=True))
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gemm_tilings", description="Times rendered products.")
-    for name in ("gemm", "split", "norm"):
-        parser.add_argument(f"--{name}", type=shape_of, nargs="*", default=[], metavar="M,N,K")
-    parser.add_argument("--jobs", type=int, default=8, help="processes that compile")
-    return parser.parse_args(arguments)
-
-
-def shape_of(text: str) -> Shape:
-    """`M,N,K` as numbers; argparse reports what is wrong with it."""
-    m, n, k = (int(part) for part in text.split(","))
-    return m, n, k
-
-
-if __name__ == "__main__":
-    main()

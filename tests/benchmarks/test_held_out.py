@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.held_out import __main__ as study
 from benchmarks.held_out import held_out
-from benchmarks.held_out.held_out import NOTES, RECIPES, gemm_errors, judge, main, write_table
+from benchmarks.held_out.held_out import NOTES, RECIPES, gemm_errors, judge, write_table
 from benchmarks.held_out.held_out_capture import CapturedOperands
 from benchmarks.held_out.held_out_cases import CASES, StudyCase, StudySizes, held_out_batches, training_batches
 from benchmarks.held_out.held_out_pool import RowPool
@@ -137,12 +138,12 @@ def test_training_that_ends_early_is_told() -> None:
 
 
 def test_the_command_writes_json_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_out, "CASES", {"tiny": TINY})
+    monkeypatch.setattr(study, "CASES", {"tiny": TINY})
     out, table = tmp_path / "deep" / "rows.json", tmp_path / "deep" / "samplers.md"
     sizes = ["--batches", "2", "--draws", "2"]
     threads = torch.get_num_threads()
     try:
-        assert main(["--model", "tiny", "--out", str(out), "--table", str(table), *sizes]) == 0
+        assert study.main(["--model", "tiny", "--out", str(out), "--table", str(table), *sizes]) == 0
     finally:
         torch.set_num_threads(threads)
     written = json.loads(out.read_text(encoding="utf-8"))
@@ -158,7 +159,7 @@ def test_missing_data_leaves_with_status_two(
     monkeypatch.setenv("LOKA_DATA", str(tmp_path))
     threads = torch.get_num_threads()
     try:
-        assert main(["--model", "movietweetings_dlrm"]) == 2
+        assert study.main(["--model", "movietweetings_dlrm"]) == 2
     finally:
         torch.set_num_threads(threads)
     assert "LOKA_DATA" in capsys.readouterr().err

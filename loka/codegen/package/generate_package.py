@@ -1,0 +1,73 @@
+"""`loka.generate`: from a policy to the files of its package, or to what differs from them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from loka.codegen.package.check_package import check_package
+from loka.codegen.package.render_package import render_package
+from loka.codegen.package.write import write_package
+from loka.errors import CheckFailedError, InputError
+from loka.plan.plan import Plan
+from loka.plan.planner import make_plan
+
+ROOT = Path("generated")
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedPackage:
+    """A package that is in its folder, as its policy wants it. `written` and `removed` are names of files in it."""
+
+    plan: Plan
+    folder: Path
+    written: tuple[str, ...] = ()  # by this call; () where nothing had changed
+    removed: tuple[str, ...] = ()
+
+
+def default_folder(name: str) -> Path:
+    """The folder of a package unless the user names one, relative to the current directory."""
+    return ROOT / name
+
+
+def generate(
+    policy: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    force: bool = False,
+    check: bool = False,
+) -> GeneratedPackage:
+    """Plan a policy's model and write its package: what `loka generate` does.
+
+        generated = loka.generate("policies/ranker.yaml")
+        generated.folder  # generated/ranker
+        generated.plan.share_fp8  # 0.953
+
+    Equal inputs give equal bytes. The files are replaced as one: a run that is killed leaves the old package, the new
+    one, or one that refuses to be imported. Needs no GPU.
+
+    Args:
+        policy: path of the policy, YAML. Its model is built, and run on fake tensors.
+        out: folder of the package; None: generated/NAME under the current directory. It is made where it is missing.
+        force: overwrite files that were edited since they were generated.
+        check: write nothing; say whether the folder holds what would be written.
+
+    Raises:
+        InputError: the policy, its model, its profile or its measurements are wrong (PolicyError where it is the
+            policy's text, with `file:line:column`); a file was edited and `force` is not given; the folder cannot be
+            written; both `force` and `check`.
+        CheckFailedError: with `check`, where a file is missing, stale, edited or not LoKA's; a line for each.
+    """
+    if check and force:
+        raise InputError("generate: check writes nothing, so that there is nothing to force; leave one of the two out")
+    plan = make_plan(policy)
+    files = render_package(plan)
+    folder = default_folder(plan.name) if out is None else Path(out)
+    if not check:
+        written = write_package(files, folder, force)
+        return GeneratedPackage(plan, folder, written.written, written.removed)
+    differences = check_package(files, folder)
+    if differences:
+        raise CheckFailedError("\n".join(f"{folder}/{difference}" for difference in differences))
+    return GeneratedPackage(plan, folder)

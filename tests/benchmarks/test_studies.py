@@ -1,0 +1,105 @@
+"""The studies' command lines: `python -m benchmarks.NAME`, on recordings whose times are made up."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.crossover import __main__ as crossover
+from benchmarks.dispatch import __main__ as dispatch
+from benchmarks.regret import __main__ as regret
+from benchmarks.study import run_study
+from loka.errors import CheckFailedError
+from loka.kernels.measurements.lookup import Measurements
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+from made_recordings import MACHINE, fill, small_recording
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+STUDIES = sorted(
+    path.stem if path.is_file() else path.name
+    for path in BENCHMARKS.iterdir()
+    if path.name not in ("__init__.py", "__pycache__", "study.py") and (path.is_dir() or path.suffix == ".py")
+)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    return small_recording(tmp_path / "h100.sqlite")
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_has_a_command_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    place = f"benchmarks.{name}.__main__" if (BENCHMARKS / name).is_dir() else f"benchmarks.{name}"
+    with pytest.raises(SystemExit) as left:
+        importlib.import_module(place).main(["--help"])
+    assert left.value.code == 0
+    assert f"python -m benchmarks.{name}" in capsys.readouterr().out
+
+
+def test_a_study_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "benchmarks.crossover", "nowhere.sqlite"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert "nowhere.sqlite" in ran.stderr
+    assert ran.stdout == ""
+
+
+def test_an_error_is_a_message_and_a_status(capsys: pytest.CaptureFixture[str]) -> None:
+    def failing() -> str:
+        raise CheckFailedError("it did not hold")
+
+    assert run_study(failing) == 1
+    assert run_study(lambda: None) == 0
+    assert run_study(lambda: "text") == 0
+    assert capsys.readouterr() == ("text\n", "it did not hold\n")
+
+
+def test_the_map_is_written_as_a_page(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn = []
+    monkeypatch.setattr(crossover, "plot", lambda found, machine, path: drawn.append((machine, path.name)))
+    assert crossover.main([str(recorded), "-o", str(tmp_path / "results")]) == 0
+    (page,) = (tmp_path / "results").glob("crossover-*.md")
+    assert drawn == [(MACHINE.device, page.name.replace(".md", ".svg"))]
+    assert "GEMM alone, precise accumulation: 64 shapes: FP8 wins 64, loses 0, ties 0" in capsys.readouterr().out
+    assert "driver 580.65.06" in page.read_text()
+    assert "by `python -m benchmarks.crossover h100.sqlite`" in page.read_text()
+    assert str(tmp_path) not in page.read_text()
+    assert crossover.main([str(recorded), "-o", str(tmp_path / "results"), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["GEMM"]) == 64
+
+
+def test_two_recordings_are_compared(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    again = tmp_path / "again.sqlite"
+    fill(again, Measurements.open(recorded, "h100").parts, factor=1.1)
+    assert regret.main([str(recorded), str(again)]) == 0
+    printed = capsys.readouterr().out
+    assert "0.00 %" in printed
+    assert "10.00 %, 10.00 %, 10.00 %" in printed
+    assert regret.main([str(recorded), str(again), "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["drift"] == pytest.approx({"median": 0.1, "p95": 0.1, "most": 0.1}, rel=1e-3)
+    assert [problem["flips"] for problem in plain["problems"]] == [0] * len(plain["problems"])
+
+
+@pytest.mark.parametrize(
+    ("study", "arguments", "message"),
+    [
+        (crossover, ["nowhere.sqlite"], "is not there"),
+        (regret, ["nowhere.sqlite", "nowhere.sqlite"], "is not there"),
+        (dispatch, ["nowhere.sqlite", "a,b"], "'a,b' is no shape"),
+        (dispatch, ["nowhere.sqlite", "--seconds", "nan"], "--seconds: nan is no time to work in"),
+        (dispatch, ["nowhere.sqlite", "--seconds=-1"], "--seconds: -1 is no time"),
+        (dispatch, ["nowhere.sqlite", "--variants", "cublas"], "there is no 'cublas'"),
+    ],
+)
+def test_wrong_arguments_leave_with_status_two(study, arguments, message, capsys):
+    assert study.main(arguments) == 2
+    assert message in capsys.readouterr().err

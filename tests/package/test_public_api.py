@@ -1,0 +1,113 @@
+"""The names of `import loka`: what they are, that they are imported late, and the page that documents them."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import loka
+
+REPOSITORY = Path(__file__).parents[2]
+MODEL = """\
+import torch
+from torch import nn
+
+
+def build():
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
+
+
+def inputs(batch_size):
+    return (torch.randn(batch_size, 32),)
+"""
+POLICY = """\
+version: 1
+name: small
+model: {factory: "smallmodel:build", inputs: "smallmodel:inputs", batch_size: 64}
+defaults: {compute: fp8}
+"""
+
+
+@pytest.fixture
+def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A policy and its model, in the current directory."""
+    (tmp_path / "smallmodel.py").write_text(MODEL, encoding="utf-8")
+    (tmp_path / "small.yaml").write_text(POLICY, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    yield Path("small.yaml")
+    sys.modules.pop("smallmodel", None)
+
+
+def test_every_public_name_is_there_and_no_other() -> None:
+    assert list(loka.__all__) == sorted(loka.__all__)
+    for name in loka.__all__:
+        assert getattr(loka, name) is not None
+        assert name in dir(loka)
+    with pytest.raises(AttributeError, match="module 'loka' has no attribute 'Plan'"):
+        _ = loka.Plan
+
+
+def test_everything_that_is_raised_has_one_root() -> None:
+    for name in loka.__all__:
+        if name.endswith("Error"):
+            assert issubclass(getattr(loka, name), loka.LokaError)
+        elif name.endswith("Warning"):
+            assert issubclass(getattr(loka, name), UserWarning)
+    assert (loka.InputError.exit_status, loka.CheckFailedError.exit_status) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("statement", "heavy"),
+    [
+        ("import loka", ("torch", "pydantic", "yaml", "jinja2", "typer", "numpy", "safetensors")),
+        ("import loka; loka.InputError; loka.load_policy", ("torch", "jinja2", "typer", "numpy", "safetensors")),
+        ("import loka; loka.BindError", ("pydantic", "yaml", "jinja2", "typer")),  # a training machine has torch alone
+    ],
+)
+def test_a_name_imports_what_it_needs_alone(statement: str, heavy: tuple[str, ...]) -> None:
+    code = f"{statement}\nimport sys\nprint([name for name in {heavy!r} if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
+
+
+def test_a_policy_is_loaded_planned_and_generated(policy: Path) -> None:
+    assert loka.load_policy(policy).name == "small"
+    plan = loka.make_plan(policy)
+    assert plan.share_fp8 == 1.0
+    made = loka.generate(policy)
+    assert made.folder == Path("generated/small")
+    assert made.plan == plan
+    assert {"modules.py", "plan.json", "manifest.json"} <= set(made.written)
+    assert (loka.generate(policy).written, loka.generate(policy, check=True).written) == ((), ())
+    assert loka.generate(policy, "elsewhere").folder == Path("elsewhere")
+    assert (policy.parent / "elsewhere" / "plan.json").exists()
+
+
+def test_an_edited_file_is_told_and_overwritten_by_force_alone(policy: Path) -> None:
+    edited = loka.generate(policy).folder / "modules.py"
+    edited.write_text("# mine\n", encoding="utf-8")
+    with pytest.raises(loka.CheckFailedError, match=r"generated/small/modules.py: edited: change the policy instead"):
+        loka.generate(policy, check=True)
+    with pytest.raises(loka.InputError, match="edited"):
+        loka.generate(policy)
+    assert edited.read_text(encoding="utf-8") == "# mine\n"
+    assert "modules.py" in loka.generate(policy, force=True).written
+    with pytest.raises(loka.InputError, match="check writes nothing, so that there is nothing to force"):
+        loka.generate(policy, check=True, force=True)
+
+
+def test_a_wrong_policy_has_its_place(policy: Path) -> None:
+    policy.write_text(POLICY.replace("compute: fp8", "compute: fp9"), encoding="utf-8")
+    with pytest.raises(loka.PolicyError, match=r"small.yaml:4:21: "):
+        loka.generate(policy)
+    assert not Path("generated").exists()
+
+
+def test_the_page_is_what_the_docstrings_say() -> None:
+    page = runpy.run_path(str(REPOSITORY / "docs" / "api_page.py"))["page"]()
+    assert (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8") == page, "run `make docs-api`"
