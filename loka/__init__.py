@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from loka.errors import LokaError as LokaError
     from loka.mods.adapt import AdaptError as AdaptError
     from loka.mods.adapt import ConvertError as ConvertError
+    from loka.mods.policy_loader import load_policy as load_policy
     from loka.plan.planner import make_plan as make_plan
-    from loka.policy.load import load_policy as load_policy
     from loka.policy.problems import PolicyError as PolicyError
     from loka.probe.probe import Probe as Probe
     from loka.probe.probe import ProbeWarning as ProbeWarning
@@ -44,7 +44,7 @@ _MODULES = {
     "loka.errors": ("CheckFailedError", "InputError", "LokaError"),
     "loka.mods.adapt": ("AdaptError", "ConvertError"),
     "loka.plan.planner": ("make_plan",),
-    "loka.policy.load": ("load_policy",),
+    "loka.mods.policy_loader": ("load_policy",),
     "loka.policy.problems": ("PolicyError",),
     "loka.probe.probe": ("Probe", "ProbeWarning"),
 }

@@ -27,11 +27,11 @@ from loka.kernels.fused.norm.norm_widths import LARGEST_WIDTH
 from loka.kernels.gemm.catalogue import gemm_sizes
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.parts import Part, PartKind, PartTime
+from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Accumulation, Gemm
 from loka.plan.plan import Plan, PlanTarget, SitePlan
 from loka.plan.planner import Examined, examine, plan_of
 from loka.plan.resolve import Situation, resolve
-from loka.policy.load import load_policy
 
 SHAPES = tuple(
     Shape(m, n, k)

@@ -40,11 +40,11 @@ from benchmarks.held_out.held_out_rows import (
 from loka.bench.quality.training import build, call
 from loka.bench.quality.training_job import TrainingJob
 from loka.errors import CheckFailedError, InputError
+from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Format, Gemm, Scaling
 from loka.numerics.metrics import mere, sqnr
 from loka.numerics.quantize import dequantize, quantize
 from loka.policy.cascade.settings import OperandRecipe
-from loka.policy.load import load_policy
 from loka.probe.estimate.estimate import errors
 from loka.probe.estimate.samplers import CopulaSampler, Sampler
 from loka.probe.probe import Probe

@@ -7,10 +7,10 @@ from loka.errors import InputError
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, HOPPER_TARGETS, REFERENCE_TARGET
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.versions import Versions
+from loka.mods.policy_loader import load_policy
 from loka.plan.evidence import check_sites, open_profile
 from loka.plan.planner import examine
 from loka.plan.select.open_measurements import open_measurements
-from loka.policy.load import load_policy
 from loka.policy.policy import Policy
 
 RECORD = "loka bench kernels --record FILE"

@@ -143,7 +143,7 @@ def finish(examined: Examined, record: Record, draws: int | None, seed: int) -> 
                 limit=LIMIT if draws is None else draws,
                 seed=seed,
                 bias_norms=record.biases,
-                mendable=suggestible_mods(examined.built),
+                suggestible=suggestible_mods(examined.built),
                 progress=lambda done, total: shown.update("estimating", done, total),
             )
     except KeyboardInterrupt as stopped:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from loka.errors import InputError
 from loka.mods.adaptation import Adaptation, Unchanged
-from loka.mods.registry import MODEL_MODS
+from loka.mods.registry import ModKind, module_mod, names_of
 from loka.mods.structure import parent_of
 
 _Saved = tuple[dict[str, Any], dict[str, Any]]  # what a module holds, and a copy
@@ -48,7 +48,7 @@ def adapt(model: nn.Module, adaptations: Sequence[Adaptation]) -> None:
     problems: list[str] = []
     try:
         for adaptation in adaptations:
-            mod = MODEL_MODS[adaptation.mod]
+            mod = module_mod(adaptation.mod)
             wrong = [(name, mod.unsupported_reason(model, name, adaptation)) for name in adaptation.modules]
             problems += [_problem(name, reason, adaptation) for name, reason in wrong if reason is not None]
             if not problems:
@@ -82,7 +82,7 @@ def is_adapted(model: nn.Module, adaptations: Sequence[Adaptation]) -> bool:
     if all(done.values()):
         return True
     first = [
-        (name, MODEL_MODS[found[0].mod].unsupported_reason(model, name, found[0])) for name, found in by_name.items()
+        (name, module_mod(found[0].mod).unsupported_reason(model, name, found[0])) for name, found in by_name.items()
     ]
     wrong = [_problem(name, why, by_name[name][0]) for name, why in first if why is not None and not done[name]]
     if wrong:
@@ -115,7 +115,7 @@ def convert(
     for adaptation in adaptations:
         _check_known(adaptation)
         try:
-            lost += MODEL_MODS[adaptation.mod].convert(made, adaptation)
+            lost += module_mod(adaptation.mod).convert(made, adaptation)
         except KeyError as error:
             raise InputError(
                 f"the checkpoint has no {error.args[0]!r}, which {adaptation.mod} needs; give the whole state_dict of "
@@ -155,13 +155,14 @@ def _key(module: str, part: str) -> str:
 
 def _is_done(model: nn.Module, name: str, adaptations: Sequence[Adaptation]) -> bool:
     last = adaptations[-1]
-    return all(MODEL_MODS[each.mod].is_done(model, name, each, each is last) for each in adaptations)
+    return all(module_mod(each.mod).is_done(model, name, each, each is last) for each in adaptations)
 
 
 def _check_known(adaptation: Adaptation) -> None:
-    if adaptation.mod not in MODEL_MODS:
-        names = ", ".join(MODEL_MODS)
-        raise InputError(f"no mod is called {adaptation.mod!r}; this version of LoKA has {names}: generate anew")
+    names = names_of(ModKind.MODULES)
+    if adaptation.mod not in names:
+        listed = ", ".join(names)
+        raise InputError(f"no mod is called {adaptation.mod!r}; this version of LoKA has {listed}: generate anew")
 
 
 def _has(model: nn.Module, name: str) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import nn
 
 from loka.errors import InputError
 from loka.graph.source import is_block_norm
 from loka.graph.trace.lint import place_in
-from loka.mods.mod import Adaptable, WrittenFields
 from loka.sites.build_model import BuiltModel
 from loka.sites.callables import describe_error
 from loka.sites.discover import MANY
@@ -27,6 +27,55 @@ _OF_TORCH = (nn.LayerNorm, nn.RMSNorm, nn.SiLU)
 _NORMS = frozenset(("layer_norm", "rms_norm"))
 _DEPTH = 6  # results that a norm of blocks and its changes of view make, and one more
 _FEW = 2  # samples that a copy is run on where its forward reads numbers
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFunction:
+    """A norm, an activation or a linear that a forward calls as a function: there is no module to exchange."""
+
+    op: str  # "silu", "sigmoid" (of x * sigmoid(norm(x))), "layer_norm", "rms_norm", "linear"
+    owner: str  # qualified name of the module in whose forward it stands
+    place: str  # "models.py:44 'y = F.silu(x)'", "" where it is unknown
+
+
+PLACES = 5  # of one function in one forward, that one reason tells
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptable:
+    """A model to adapt. It may lie on the meta device; only its structure is looked at.
+
+    All but `module` was seen while a copy ran on example inputs (`analyse_dataflow`). Names stay true while
+    mods change modules of the model, so that one mod can look for work in what another left.
+    """
+
+    module: nn.Module
+    final: frozenset[str]  # linears whose product reaches an output with no other product after it
+    into: Mapping[str, str]  # linear -> the one linear that alone reads its product, with nothing in between
+    called: frozenset[str] = frozenset()  # modules whose forward ran
+    read: Mapping[str, str] = field(default_factory=dict)  # Parameter -> what else reads it than its own linear: "mul"
+    swishes: frozenset[str] = frozenset()  # nn.Sigmoids whose product only multiplies what they, or their norm, read
+    written: tuple[WrittenFunction, ...] = ()
+
+    def calls(self, wants: Callable[[str], bool], *ops: str) -> Iterator[tuple[str, str, str]]:
+        """The functions of `ops` that the wanted forwards call, each forward and function once.
+
+        As function, owner and where: ("silu", "body", " at models.py:44, models.py:57"); where is "" if unknown.
+        """
+        places: dict[tuple[str, str], list[str]] = {}
+        for each in self.written:
+            if each.op in ops and wants(each.owner):
+                places.setdefault((each.op, each.owner), []).extend([each.place] if each.place else [])
+        for (op, owner), found in places.items():
+            yield op, owner, f" at {_listed(found)}" if found else ""
+
+
+def _listed(places: Sequence[str]) -> str:
+    """One place with its text, several without."""
+    if len(places) == 1:
+        return places[0]
+    lines = list(dict.fromkeys(place.partition(" '")[0] for place in places))
+    return ", ".join(lines[:PLACES]) + (f" and {len(lines) - PLACES} more" if len(lines) > PLACES else "")
 
 
 def analyse_dataflow(built: BuiltModel) -> Adaptable:
@@ -176,20 +225,22 @@ def _read(watched: Watched, modules: Mapping[str, nn.Module]) -> dict[str, str]:
     return found
 
 
-def _functions(watched: Watched, modules: Mapping[str, nn.Module]) -> tuple[frozenset[str], tuple[WrittenFields, ...]]:
+def _functions(
+    watched: Watched, modules: Mapping[str, nn.Module]
+) -> tuple[frozenset[str], tuple[WrittenFunction, ...]]:
     """The nn.Sigmoids that make a Swish of something, and the functions that have no module."""
     kinds: dict[str, set[bool]] = {}
-    written: dict[WrittenFields, None] = {}
+    written: dict[WrittenFunction, None] = {}
     for call in watched.functions:
         swish = call.op == "sigmoid" and _is_swish(call.result)
         module = modules.get(call.owner)
         if type(module) is nn.Sigmoid:
             kinds.setdefault(call.owner, set()).add(swish)
         elif not _has_module(call, module) and (call.op != "sigmoid" or swish):
-            written[WrittenFields(call.op, call.owner, _place(call))] = None
+            written[WrittenFunction(call.op, call.owner, _place(call))] = None
     for product in watched.training:
         if product.bias is not None and _linear_of(product, modules) is None:
-            written[WrittenFields("linear", product.owner, _place(product))] = None
+            written[WrittenFunction("linear", product.owner, _place(product))] = None
     return frozenset(name for name, swish in kinds.items() if swish == {True}), tuple(written)
 
 

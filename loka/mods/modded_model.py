@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from loka.mods.adaptation import Adaptation, Unchanged
-from loka.mods.conflicts import conflicts
-from loka.mods.dataflow import analyse_dataflow
-from loka.mods.mod import Adaptable, ModelMod, ModMatch
-from loka.mods.registry import MODEL_MODS
-from loka.mods.selection import idle_problems, named_problems, selected, selection_of, unmatched_problems
+from loka.mods.dataflow import Adaptable, analyse_dataflow
+from loka.mods.mod_planning import ModMatch, ModuleModPlanning
+from loka.mods.registry import ModKind, module_mod, module_planning, names_of
+from loka.mods.selection import conflicts, idle_problems, named_problems, selected, selection_of, unmatched_problems
 from loka.policy.policy import ModRule, Pattern, Policy
 from loka.policy.problems import PolicyError, Problem
 from loka.sites.build_model import BuiltModel, build_model
@@ -54,7 +53,6 @@ def built_model(policy: Policy) -> tuple[BuiltModel, Adapted]:
 def adapted(
     built: BuiltModel,
     rules: Sequence[ModRule],
-    mods: Mapping[str, ModelMod] = MODEL_MODS,
     look: Callable[[BuiltModel], Adaptable] = analyse_dataflow,
 ) -> Adapted:
     """Change a built model in place by the model mods among some entries of `mods`, one after the other.
@@ -63,16 +61,17 @@ def adapted(
     changes nothing, a module that an entry names and cannot change, one that two entries change. The model is as it
     was where an entry is wrong before the first change, and else of no more use.
     """
-    mine = [rule for rule in rules if rule.use in mods]
-    if not mine:
+    mods = {name: module_planning(name) for name in names_of(ModKind.MODULES)}
+    entries = [rule for rule in rules if rule.use in mods]
+    if not entries:
         return Adapted()
     first = look(built)
-    problems = _problems(mine, mods, first)
+    problems = _problems(entries, mods, first)
     if problems:
         raise PolicyError(problems)
     applied: list[Applied] = []
     seen: Adaptable | None = first
-    for rule in mine:
+    for rule in entries:
         mod = mods[rule.use]
         seen = look(built) if seen is None else seen
         found = mod.find(seen, selected(rule))
@@ -81,7 +80,7 @@ def adapted(
         if not found.adaptations and not named:
             problems += idle_problems(rule, found.unchanged, _names(mod.find(seen, selection_of(rule, _everything))))
         for adaptation in found.adaptations:
-            mod.change(built.module, adaptation)
+            module_mod(rule.use).change(built.module, adaptation)
             seen = None  # what stands between two linears may be another now
         applied.append(Applied(rule, found.adaptations, found.unchanged))
     if problems:
@@ -89,7 +88,7 @@ def adapted(
     return Adapted(tuple(applied))
 
 
-def _problems(rules: Sequence[ModRule], mods: Mapping[str, ModelMod], model: Adaptable) -> list[Problem]:
+def _problems(rules: Sequence[ModRule], mods: Mapping[str, ModuleModPlanning], model: Adaptable) -> list[Problem]:
     """What is wrong with entries before any is carried out: patterns that match nothing, and conflicts."""
     problems: list[Problem] = []
     earlier: list[tuple[ModRule, list[str]]] = []
@@ -97,7 +96,7 @@ def _problems(rules: Sequence[ModRule], mods: Mapping[str, ModelMod], model: Ada
         mod = mods[rule.use]
         known = _names(mod.find(model, selection_of(rule, _everything)))
 
-        def alive(pattern: Pattern, mod: ModelMod = mod, rule: ModRule = rule) -> bool:
+        def alive(pattern: Pattern, mod: ModuleModPlanning = mod, rule: ModRule = rule) -> bool:
             return bool(_names(mod.find(model, selection_of(rule, pattern.matches, pattern.text))))
 
         problems += unmatched_problems(rule, alive, known, THINGS)

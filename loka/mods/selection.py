@@ -1,21 +1,21 @@
-"""What an entry of a policy's `mods` asks for, and what is wrong where nothing, or not all of it, can be had."""
+"""What an entry of a policy's `mods` selects, and what is wrong where nothing, or not all of it, can be had."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from loka.mods.adaptation import Unchanged
-from loka.mods.mod import ModRequest
+from loka.mods.mod_planning import ModPlanning, ModRequest
 from loka.policy.cascade.unmatched import hint
 from loka.policy.policy import ModRule, Pattern
 from loka.policy.problems import Problem, problem
-from loka.policy.schema.mod_schema import MODS, own_parameters
+from loka.policy.schema.mod_schema import own_parameters
 
 _SHOWN = 3  # reasons that one message tells, and names that it tells of one reason
 
 
 def selected(rule: ModRule) -> ModRequest:
-    """The entry as a mod is asked it."""
+    """What the entry selects."""
     return ModRequest(rule.wants, rule.names, dict(rule.settings))
 
 
@@ -24,10 +24,10 @@ def selection_of(rule: ModRule, wants: Callable[[str], bool], name: str | None =
     return ModRequest(wants, lambda other: other == name, dict(rule.settings))
 
 
-def selected_for_all(use: str) -> ModRequest:
-    """A mod for everything that it can take, with its parameters as they are where a policy leaves them out."""
-    fields = MODS[use].model_fields
-    defaults = {name: fields[name].default for name in own_parameters(MODS[use])}
+def selected_for_all(mod: ModPlanning) -> ModRequest:
+    """Everything that a mod can take, with its parameters as they are where a policy leaves them out."""
+    fields = mod.setting.model_fields
+    defaults = {name: fields[name].default for name in own_parameters(mod.setting)}
     return ModRequest(
         lambda name: True, lambda name: False, {name: getattr(each, "value", each) for name, each in defaults.items()}
     )
@@ -75,6 +75,21 @@ def idle_problems(rule: ModRule, unchanged: Sequence[Unchanged], known: Sequence
     else:
         message = f"{rule.use} can change nothing of what it matches: {_reasons(unchanged)}; remove the mod"
     return [problem(rule.place, f"{message}, or set optional: true")]
+
+
+def conflicts(rule: ModRule, names: Iterable[str], earlier: Sequence[tuple[ModRule, Iterable[str]]]) -> list[Problem]:
+    """A problem for each earlier entry of the same mod that changes one of `names` too, with what that one changes."""
+    wanted = list(dict.fromkeys(names))
+    problems = []
+    for other, taken in earlier:
+        both = sorted(set(taken).intersection(wanted), key=wanted.index) if other.use == rule.use else []
+        if both:
+            already = f"{rule.use} changes it already ({other.source}, at {other.place})"
+            names_in_both = _listed(tuple(map(repr, both)))
+            problems.append(
+                problem(rule.place, f"{names_in_both}: {already}; leave it out of one of the two with except")
+            )
+    return problems
 
 
 def _nothing(rule: ModRule) -> str:

@@ -1,72 +1,61 @@
-"""Which mods could be asked for around a site: findings propose those that the model can take."""
+"""Which mods could be listed against what findings report of a site: those that the model can take."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from loka.errors import InputError
 from loka.mods.dataflow import analyse_dataflow
-from loka.mods.registry import MODEL_MODS
+from loka.mods.mod_planning import Concern, SiteNeighbours
+from loka.mods.registry import ModKind, module_planning, names_of
 from loka.mods.selection import selected_for_all
 from loka.sites.build_model import BuiltModel
 from loka.sites.neighbours import Node
 from loka.sites.watched_forward import undisturbed, watch_fake
 
-NORMS = frozenset(("layer_norm", "rms_norm"))
-ACTIVATIONS = frozenset(("silu", "sigmoid"))
 _DEPTH = 6  # operations from a GEMM to what stands beside it, views among them
 
 
 @dataclass(frozen=True, slots=True)
-class Suggestible:
-    """What a policy could write in `match` of a mod to change something about one site; None where it cannot."""
+class Suggestion:
+    """An entry of `mods`, as a policy could have it."""
 
-    no_bias: str | None = None  # the site itself
-    norm_first: str | None = None  # the site itself
-    block_norm_after: str | None = None  # the norm that reads its product
-    block_norm_before: str | None = None  # the norm that makes its input
-    hard_swish: str | None = None  # the activation that makes its input
+    use: str  # the mod's name
+    match: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestible:
+    """The mods that a policy could list about one site, by the concern that each is against."""
+
+    against: Mapping[Concern, Suggestion] = field(default_factory=dict)
 
 
 def suggestible_mods(built: BuiltModel) -> dict[str, Suggestible]:
     """What mods could change about each site of a model, by the site's name; {} where the model cannot be watched.
 
-    The model stays as it is. A copy of it runs on fake tensors.
+    The model stays as it is. A copy of it runs on fake tensors. Where two mods are against one concern, the first of
+    the registry counts.
     """
     try:
         model = analyse_dataflow(built)
     except InputError:
         return {}
-    takes = {}
-    for name, mod in MODEL_MODS.items():
-        found = mod.find(model, selected_for_all(name)).adaptations
-        takes[name] = frozenset(module for adaptation in found for module in adaptation.modules)
-    linears = _firsts(built, takes["norm_first"])
+    mods = [module_planning(name) for name in names_of(ModKind.MODULES)]
+    matches = [(mod, mod.find(model, selected_for_all(mod))) for mod in mods]
     around: dict[str, Suggestible] = {}
-    for site, before, after in _around(built):
-        around[site] = Suggestible(
-            no_bias=site if site in takes["no_bias"] else None,
-            norm_first=site if site in linears else None,
-            block_norm_after=_one(after, NORMS, takes["block_norm"]),
-            block_norm_before=_one(before, NORMS, takes["block_norm"]),
-            hard_swish=_one(before, ACTIVATIONS, takes["hard_swish"]),
-        )
+    for site in _neighbours(built):
+        against: dict[Concern, Suggestion] = {}
+        for mod, match in matches:
+            for concern, name in mod.suggest(match, site):
+                against.setdefault(concern, Suggestion(mod.name, name))
+        around[site.site] = Suggestible(against)
     return around
 
 
-def _firsts(built: BuiltModel, norms: Iterable[str]) -> frozenset[str]:
-    """The linears right before norms that could come first: policies name the linear, adaptations the norm."""
-    found = set()
-    for norm in norms:
-        parent, _, own = norm.rpartition(".")
-        keys = list(built.module.get_submodule(parent)._modules)
-        found.add(f"{parent}.{keys[keys.index(own) - 1]}" if parent else keys[keys.index(own) - 1])
-    return frozenset(found)
-
-
-def _around(built: BuiltModel) -> Iterator[tuple[str, Mapping[str, str], Mapping[str, str]]]:
-    """Each site on a Parameter with the modules of the nearest functions before and after it, by operation."""
+def _neighbours(built: BuiltModel) -> Iterator[SiteNeighbours]:
+    """Each site on a Parameter with the modules of the nearest functions before and after it."""
     with undisturbed():
         try:
             watched = watch_fake(built, built.batch_size, evaluate=False)
@@ -77,7 +66,7 @@ def _around(built: BuiltModel) -> Iterator[tuple[str, Mapping[str, str], Mapping
         site = call.module or call.weight
         if site is not None:
             before = _nearest([call.source] if call.source is not None else [], owners, forward=False)
-            yield site, before, _nearest(call.result.children, owners, forward=True)
+            yield SiteNeighbours(site, before, _nearest(call.result.children, owners, forward=True))
 
 
 def _nearest(start: Iterable[Node], owners: Mapping[Node, tuple[str, str]], forward: bool) -> dict[str, str]:
@@ -93,7 +82,3 @@ def _nearest(start: Iterable[Node], owners: Mapping[Node, tuple[str, str]], forw
                 further += node.children if forward else node.parents
         level = list(dict.fromkeys(further))
     return found
-
-
-def _one(found: Mapping[str, str], ops: frozenset[str], takes: frozenset[str]) -> str | None:
-    return next((owner for op, owner in found.items() if op in ops and owner in takes), None)

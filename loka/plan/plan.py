@@ -7,8 +7,7 @@ from enum import StrEnum
 
 from loka.graph.ir import ForwardIR
 from loka.kernels.measurements.parts import PartKind, TimeSource
-from loka.mods.adaptation import Adaptation, Setting, Unchanged
-from loka.mods.rewrite_result import RewriteResult
+from loka.mods.adaptation import Adaptation, RewriteResult, Setting, Unchanged
 from loka.numerics.enums import Accumulation, Gemm
 from loka.policy.cascade.settings import Assignment, OperandRecipe
 from loka.probe.profile.profile import Interval, Verdict
@@ -150,7 +149,7 @@ class SitePlan:
 
 @dataclass(frozen=True, slots=True)
 class InteractionPlan:
-    """An interaction that kernels of its own compute, for the mod `fuse_interaction`."""
+    """An interaction that kernels of its own compute, where a mod asks for that."""
 
     work: PartKind  # MIX, JOIN or CROSS
     owner: str  # the module whose forward writes it

@@ -13,24 +13,25 @@ from torch import nn
 
 from loka.errors import InputError
 from loka.gc import deferred_gc
+from loka.graph.trace.tracer import Tracer
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, Kernel
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.parts import PartCosts
 from loka.mods.fingerprint import mod_fingerprints
 from loka.mods.modded_model import Adapted, built_model
+from loka.mods.policy_loader import load_policy
+from loka.mods.registry import interaction_planning
 from loka.plan.evidence import ProfiledSites, check_sites, open_profile
+from loka.plan.merged_evidence import with_merged_sites
 from loka.plan.plan import NATIVE, Plan, PlanTarget
-from loka.plan.report.mod_plans import forwards_made, mod_plans
+from loka.plan.report.mod_plans import ForwardOutcome, mod_plans
 from loka.plan.resolve import Situation, resolve
 from loka.plan.rewrite.float64 import float64_sites
-from loka.plan.rewrite.forward_mods import with_forward_mods
-from loka.plan.rewrite.forward_rules import check_forward_mods
-from loka.plan.rewrite.modded_sites import known_of
-from loka.plan.rewrite.owner_rules import check_interactions, interactions_asked, mixing_sites
+from loka.plan.rewrite.interaction_mods import interaction_outcomes, requested_interactions
+from loka.plan.rewrite.owner_mods import OwnerTracer, owner_outcomes, requested_owners
 from loka.plan.rewrite.plan_bindings import bind
-from loka.plan.rewrite.residual_precision import ResidualTracer, check_residual_streams, requested_streams
 from loka.plan.rewrite.rewrites import RewriteRequest, Rewrites, rewrite, rewrite_request_of, scopes_of, with_regions
-from loka.plan.rewrite.tracer import Tracer
+from loka.plan.rewrite.site_mods import with_site_mods
 from loka.plan.select.interaction_times import interaction_plans, without_taken
 from loka.plan.select.mod_gains import with_gains
 from loka.plan.select.open_measurements import open_measurements
@@ -38,7 +39,6 @@ from loka.plan.select.workload import Traced
 from loka.plan.serialize import from_json
 from loka.policy.cascade.cascade import resolve_settings
 from loka.policy.cascade.settings import Assignment, SiteFacts, SiteSettings
-from loka.policy.load import load_policy
 from loka.policy.policy import Policy
 from loka.sites.build_model import BuiltModel, build_model
 from loka.sites.callables import call, current_directory_importable, find_callable
@@ -187,30 +187,30 @@ def plan_of(
     considered = kernels if costs is not None else ()
     tracer = Tracer(model, _inputs(policy, examined.built))
     with current_directory_importable():
-        asked = interactions_asked(policy, sites, model)
-        fused = mixing_sites(asked, sites), asked.crossing
-        modded = with_forward_mods(policy.mods, sites, settings, examined.siblings, tracer, *fused)
-    check_forward_mods(policy.mods, modded.made)
+        interacting = requested_interactions(policy.mods, sites, model)
+        reserved = interaction_planning().reserved(interacting, sites)
+        modded = with_site_mods(policy.mods, sites, settings, examined.siblings, tracer, reserved)
     sites, settings = modded.sites, modded.settings
-    trace = ResidualTracer(modded.trace, requested_streams(policy, model))
-    evidence = known_of(known, sites)
+    trace = OwnerTracer(modded.trace, requested_owners(policy.mods, model))
+    evidence = with_merged_sites(known, sites)
     situation = Situation(PlanTarget(policy.target), policy.model.batch_size, named, considered, evidence, costs)
-    asked = interactions_asked(policy, sites, model)
+    interacting = requested_interactions(policy.mods, sites, model)
     plans, wide = resolve(sites, settings, situation, {}), float64_sites(sites, model)
-    wish = rewrite_request_of(plans, settings, asked, modded.changed, trace.streams, wide)
-    rewrites = _rewritten(wish, model, trace)
+    request = rewrite_request_of(plans, settings, interacting, modded.changed, trace.scopes, wide)
+    rewrites = _rewritten(request, model, trace)
     traced = rewrites.traced if costs is not None else Traced()
     if traced.chains or traced.alone:  # now that their neighbours are known, some may be as fast as they are
         plans = resolve(sites, settings, situation, {}, traced)
-        again = rewrite_request_of(plans, settings, asked, modded.changed, trace.streams, wide)
-        rewrites = _rewritten(again, model, trace) if again != wish else rewrites
+        again = rewrite_request_of(plans, settings, interacting, modded.changed, trace.scopes, wide)
+        rewrites = _rewritten(again, model, trace) if again != request else rewrites
     if rewrites.refused:
         plans = resolve(sites, settings, situation, rewrites.refused, traced)
     plans = with_regions(plans, rewrites)
     interactions = interaction_plans(rewrites.interactions.fused, plans, policy.model.batch_size, costs)
     plans = without_taken(plans, interactions)
-    check_interactions(policy, model, rewrites.interactions)
-    streams = check_residual_streams(trace, rewrites.forwards, rewrites.streamless, model)
+    outcomes: dict[str, ForwardOutcome] = {**modded.outcomes}
+    outcomes |= interaction_outcomes(policy.mods, model, rewrites.interactions)
+    outcomes |= owner_outcomes(trace, rewrites.forwards, rewrites.untraced, model)
     return Plan(
         name=policy.name,
         target=situation.target,
@@ -223,16 +223,16 @@ def plan_of(
         rule_notes=tuple((rule.source, rule.note) for rule in policy.rules if rule.note),
         profile=(known.name, known.sha256) if known is not None else None,
         measurements=(costs.name, costs.sha256) if costs is not None else None,
-        mods=mod_plans(policy, examined.adapted, {**forwards_made(policy, modded, rewrites.interactions), **streams}),
+        mods=mod_plans(policy, examined.adapted, outcomes),
         interactions=interactions,
     )
 
 
-def _rewritten(wish: RewriteRequest, model: nn.Module, trace: ResidualTracer) -> Rewrites:
-    """What tracing makes of a wish. Owners are run once, whatever is asked for them later."""
+def _rewritten(request: RewriteRequest, model: nn.Module, trace: OwnerTracer) -> Rewrites:
+    """What tracing makes of a request. Owners are run once, whatever is asked for them later."""
     with current_directory_importable():
-        trace.capture([scope.owner for scope in scopes_of(wish, model)])
-        return rewrite(wish, model, trace)
+        trace.capture([scope.owner for scope in scopes_of(request, model)])
+        return rewrite(request, model, trace)
 
 
 def _as_recorded(policy: Policy, settings: Sequence[SiteSettings]) -> tuple[SiteSettings, ...]:

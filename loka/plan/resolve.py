@@ -134,16 +134,6 @@ def site_gemms(site: Site) -> tuple[Gemm, ...]:
     return tuple(gemm for gemm in Gemm if gemm is not Gemm.DGRAD or site.input_grad)
 
 
-def deciding(wanted: SiteSettings, gemm: Gemm) -> Assignment | None:
-    """The assignment that set a GEMM's `compute`: the GEMM's own or the site-wide one, whichever holds."""
-    value = wanted.gemms[gemm].compute.value
-    for path in (f"{gemm.value}.compute", "compute"):
-        assignments = wanted.history.get(path)
-        if assignments and assignments[-1].value == value:
-            return assignments[-1]
-    return None
-
-
 class _Resolver:
     """Decides the sites of one plan; what sites share is worked out once."""
 
@@ -164,7 +154,7 @@ class _Resolver:
 
     def _decide(self, site: Site, gemm: Gemm, wanted: SiteSettings, obstacle: str | None) -> GemmPlan:
         asked, known = wanted.gemms[gemm], self._situation.known
-        by = _by(deciding(wanted, gemm))
+        by = _by(wanted.compute_set_by(gemm))
         operands, lacking = with_ranges(known, site.name, gemm, asked.operands)
         judged = judge(known, site.name, gemm, asked.operands, operands, wanted.budget)
         operands = self._pinned(site, gemm, replace(asked, operands=operands))
@@ -339,7 +329,7 @@ def _impossible(site: Site, wanted: SiteSettings, gemms: Sequence[GemmPlan], fil
     for plan in gemms:
         if plan.fp8 or wanted.gemms[plan.gemm].compute is not Compute.FP8:
             continue
-        rule = deciding(wanted, plan.gemm)
+        rule = wanted.compute_set_by(plan.gemm)
         if rule is not None and rule.names_one_site:
             where = f"{files.get(rule.file, rule.file)}:{rule.line}"
             problems.append(

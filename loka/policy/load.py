@@ -13,7 +13,7 @@ from loka.policy.cascade.expand import RuleOrigin, built_in, expand, shown_value
 from loka.policy.policy import Match, ModelSpec, ModRule, Pattern, Policy, Rule, SizeBound, TrainSpec
 from loka.policy.problems import PolicyError, Problem
 from loka.policy.schema import policy_schema
-from loka.policy.schema.mod_schema import ModSetting, own_parameters
+from loka.policy.schema.mod_schema import ModFields, ModSchemas, own_parameters
 from loka.policy.schema.validation_errors import validation_errors
 from loka.policy.yaml.extends import Documents, read_documents
 from loka.policy.yaml.tree import Mapping, Scalar, follow, plain
@@ -25,13 +25,14 @@ DEFAULT_LEARNING_RATE = 1e-3
 EVERY_SITE = Match("*")
 
 
-def load_policy(path: Path | str) -> Policy:
+def read_policy(path: Path | str, mods: ModSchemas) -> Policy:
     """Read a policy and the bases that it extends. Runs no code that they name, and needs neither torch nor a GPU.
 
     What needs the model (patterns that match nothing, settings that contradict each other) is found by `make_plan`.
 
     Args:
         path: of the policy, YAML.
+        mods: the schemas of the mods that it may list.
 
     Raises:
         PolicyError: with everything that is wrong, each with its `file:line:column`; the file, or one that it extends,
@@ -42,10 +43,10 @@ def load_policy(path: Path | str) -> Policy:
     setting = None
     if documents.tree is not None:
         _refuse_plan(documents.tree)
-        setting = _validate(documents.tree, documents.complete, problems)
+        setting = _validate(documents.tree, documents.complete, problems, mods)
     if problems or setting is None or documents.tree is None:
         raise PolicyError(_in_order(problems, documents))
-    return _policy(Path(path), setting, documents.tree, documents)
+    return _policy(Path(path), setting, documents.tree, documents, mods)
 
 
 def _refuse_plan(tree: Mapping) -> None:
@@ -56,11 +57,13 @@ def _refuse_plan(tree: Mapping) -> None:
         raise PolicyError([Problem(entry.key.file, 0, 0, f"a plan of `loka generate`, no policy; {advice}")])
 
 
-def _validate(tree: Mapping, complete: bool, problems: list[Problem]) -> policy_schema.PolicySetting | None:
+def _validate(
+    tree: Mapping, complete: bool, problems: list[Problem], mods: ModSchemas
+) -> policy_schema.PolicySetting | None:
     try:
-        return policy_schema.PolicySetting.model_validate(plain(tree))
+        return policy_schema.policy_setting(mods).model_validate(plain(tree))
     except ValidationError as error:
-        problems += validation_errors(error.errors(include_url=False), tree, complete)
+        problems += validation_errors(error.errors(include_url=False), tree, complete, mods)
         return None
 
 
@@ -70,7 +73,10 @@ def _in_order(problems: list[Problem], documents: Documents) -> list[Problem]:
     return sorted(problems, key=lambda each: (files.get(each.file, len(files)), each.line, each.column))
 
 
-def _policy(path: Path, setting: policy_schema.PolicySetting, tree: Mapping, documents: Documents) -> Policy:
+def _policy(
+    path: Path, setting: policy_schema.PolicySetting, tree: Mapping, documents: Documents, mods: ModSchemas
+) -> Policy:
+    uses = {model: use for use, model in mods.items()}
     model = ModelSpec(setting.model.factory, setting.model.inputs, setting.model.batch_size or DEFAULT_BATCH_SIZE)
     rules = (_rule(rule, tree, index) for index, rule in enumerate(setting.rules or []))
     return Policy(
@@ -82,7 +88,7 @@ def _policy(path: Path, setting: policy_schema.PolicySetting, tree: Mapping, doc
         train=_train(setting.train, model) if setting.train else None,
         target=(setting.target or policy_schema.TargetDevice.H100).value,
         rules=(_defaults(setting.defaults, tree), *rules),
-        mods=tuple(_mod(mod, tree, index) for index, mod in enumerate(setting.mods or [])),
+        mods=tuple(_mod(mod, uses[type(mod)], tree, index) for index, mod in enumerate(setting.mods or [])),
         profile=setting.profile,
         measurements=setting.measurements,
         tree=tree,
@@ -123,18 +129,18 @@ def _rule(setting: policy_schema.RuleSetting, tree: Mapping, index: int) -> Rule
     return Rule(match, bool(setting.optional), setting.note, source, place.file, place.line, place.column, leaves)
 
 
-def _mod(setting: ModSetting, tree: Mapping, index: int) -> ModRule:
+def _mod(setting: ModFields, use: str, tree: Mapping, index: int) -> ModRule:
     path: TreePath = ("mods", index)
     place = follow(tree, path).node.place
     own = ((name, getattr(setting, name)) for name in own_parameters(type(setting)))
     return ModRule(
-        use=setting.use,
+        use=use,
         match=_patterns(setting.match, tree, (*path, "match")) if setting.match is not None else (),
         except_=_patterns(setting.except_, tree, (*path, "except")) if setting.except_ is not None else (),
         settings=tuple((name, value.value if isinstance(value, StrEnum) else value) for name, value in own),
         optional=bool(setting.optional),
         note=setting.note,
-        source=f"mod {index + 1}: {setting.use}",
+        source=f"mod {index + 1}: {use}",
         file=place.file,
         line=place.line,
         column=place.column,

@@ -34,7 +34,7 @@ def finish(
     limit: int = LIMIT,
     seed: int = 0,
     bias_norms: Mapping[str, BiasTrack] | None = None,
-    mendable: Mapping[str, Suggestible] | None = None,
+    suggestible: Mapping[str, Suggestible] | None = None,
     progress: Progress | None = None,
 ) -> RecordedStats:
     """`recorded` with an estimate for each GEMM under each candidate recipe, and with its findings.
@@ -42,20 +42,21 @@ def finish(
     `sites` and `settings` are those of the policy, in the same order; the candidates are the standard ones and what the
     policy itself asks for, each judged against the site's own budget. A GEMM that the policy keeps gets none.
     `batch_size` gives M, `limit` the most sampled pairs of operands for a GEMM. `bias_norms`: what `bias_track`
-    saw, by site; `mendable` what `suggestions` says that mods could change. Equal arguments give equal results.
+    saw, by site; `suggestible` which mods a policy could list, by site. Equal arguments give equal results.
 
     Raises InputError where `recorded` holds a site that the model lacks or that has another shape there.
     """
     known = {site.name: (site, wanted) for site, wanted in zip(sites, settings, strict=True)}
     check_sites(recorded, sites)
-    profiles, findings, mended = [], list[Finding](), mendable or {}
+    profiles, findings, suggested = [], list[Finding](), suggestible or {}
     for number, stats in enumerate(recorded.stats):
         site, wanted = known[stats.name]
         rows = site.rows.at(batch_size)
         summary = summarise(stats, (), rows)
         summary = replace(summary, estimates=_estimates(site, stats, summary, wanted, seed, limit))
         profiles.append(summary)
-        findings.extend(find(site, stats, summary, wanted, (bias_norms or {}).get(site.name), mended.get(site.name)))
+        bias = (bias_norms or {}).get(site.name)
+        findings.extend(find(site, stats, summary, wanted, bias, suggested.get(site.name)))
         if progress is not None:
             progress(number + 1, len(recorded.stats))
     profile = replace(recorded.profile, sites=tuple(profiles), findings=tuple(findings))

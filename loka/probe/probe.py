@@ -16,7 +16,7 @@ from torch import nn
 from loka.errors import InputError, LokaError
 from loka.mods.fingerprint import ModFingerprint, mod_fingerprints
 from loka.mods.modded_model import built_model
-from loka.policy.load import load_policy
+from loka.mods.policy_loader import load_policy
 from loka.policy.policy import Policy
 from loka.probe.capture.graph_replay import Replays
 from loka.probe.capture.live_sites import check_adapted, find_live

@@ -11,7 +11,7 @@ from loka.bench.ablation.ablate import AblationRequest, check, kinds_of
 from loka.bench.ablation.ablation_targets import TARGETS, judged
 from loka.bench.ablation.plan_rows_columns import BASE, AblationRow, Column, chosen, mods_of, rows_of, unit_of
 from loka.errors import InputError
-from loka.policy.load import load_policy
+from loka.mods.policy_loader import load_policy
 from loka.policy.policy import Policy
 
 PAPER = ("no_bias", "block_norm", "hard_swish")

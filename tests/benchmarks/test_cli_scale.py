@@ -61,7 +61,7 @@ def test_the_table_takes_building_the_model_off() -> None:
 
 
 def test_the_policy_is_one_that_loads(tmp_path: Path) -> None:
-    from loka.policy.load import load_policy
+    from loka.mods.policy_loader import load_policy
 
     path = tmp_path / "ten_thousand.yaml"
     path.write_text(POLICY, encoding="utf-8")

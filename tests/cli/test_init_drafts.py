@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from loka.mods.policy_loader import load_policy
 from loka.plan.draft import DraftOptions, draft_policy, identifier
-from loka.policy.load import load_policy
 
 
 def test_the_draft_loads_plans_and_keeps_until_there_is_evidence(shop, loka):

@@ -12,9 +12,9 @@ import pytest
 from loka.cli.output import print_wrapped
 from loka.cli.verbs.diff import region_lines
 from loka.mods.adaptation import Unchanged
+from loka.mods.policy_loader import load_policy
 from loka.mods.selection import idle_problems
 from loka.plan.report.plan_diff import RegionChange
-from loka.policy.load import load_policy
 
 LINE = "  " + "nine eight " * 20 + "end"
 

@@ -13,9 +13,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "plan"))
 from plan_costs import SCALED_MM, Remembering
 
 from loka.cli.tables import plan_table
+from loka.mods.policy_loader import load_policy
 from loka.plan.planner import examine, plan_of
 from loka.plan.serialize import from_json
-from loka.policy.load import load_policy
 
 POLICY = """\
 version: 1

@@ -6,10 +6,10 @@ import adapted_models as models
 import pytest
 import torch
 import torch.nn.functional as F
+from loka.mods.block_widths import block_of
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from loka.mods.block_widths import block_of
 from loka.mods.mod import ModMatch
 from loka.mods.registry import MODEL_MODS
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loka.mods.block_widths import block_of
 from torch import Tensor, nn
 
 from loka.mods.adapt import adapt, convert, is_adapted
 from loka.mods.adaptation import Adaptation
-from loka.mods.block_widths import block_of
 from loka.mods.mod_modules import BlockNorm
 
 MODS = ("no_bias", "block_norm", "hard_swish", "norm_first")

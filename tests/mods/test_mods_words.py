@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from loka.mods.descriptions import FORWARD_MOD_DESCRIPTIONS
+
 from loka.mods.registry import MODEL_MODS
 from loka.mods.selection import selected_for_all
 from loka.policy.schema.mod_schema import MODS, own_parameters

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from loka.plan.rewrite.fused_interactions import Fused
 from plan_costs import HOPPER, MadeUp
 
 from loka.bench.record.policy_parts import parts_of_policy
@@ -26,7 +27,6 @@ from loka.plan.report.explain_site import explain
 from loka.plan.report.mod_plans import gained_words
 from loka.plan.report.plan_diff import diff
 from loka.plan.report.plan_rows import group_interactions, group_sites, total_time, total_words
-from loka.plan.rewrite.fused_interactions import Fused
 from loka.plan.select.interaction_times import interaction_plans
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.serialize import from_json, to_json

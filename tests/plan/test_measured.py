@@ -12,9 +12,9 @@ import pytest
 from loka.errors import InputError
 from loka.kernels.measurements import text_file
 from loka.kernels.measurements.lookup import export
+from loka.mods.policy_loader import load_policy
 from loka.plan.planner import make_plan, planned
 from loka.plan.select.open_measurements import open_measurements
-from loka.policy.load import load_policy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from measured_cases import HOPPER, gemm, grid, record

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from loka.plan.rewrite.modded_sites import batched_site, known_of, merged_site, padded_site
 
 from loka.mods.pad_alignment import Pad
 from loka.numerics.enums import Gemm, Operand, Scaling
 from loka.plan.evidence import ProfiledSites
-from loka.plan.rewrite.modded_sites import batched_site, known_of, merged_site, padded_site
 from loka.policy.cascade.settings import OperandRecipe
 from loka.probe.profile.profile import Estimate, Interval, OperandSummary, Profile, SiteProfile
 from loka.sites.site import GemmKind, RowCount, Site

@@ -17,6 +17,7 @@ from plan_costs import CHAIN, SCALED_MM, MadeUp, Remembering
 
 from loka.codegen.package.render_package import render_package
 from loka.kernels.measurements.parts import Part, PartKind
+from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Compute, Fuse, Gemm
 from loka.plan import planner
 from loka.plan.evidence import ProfiledSites
@@ -29,7 +30,6 @@ from loka.plan.select.perf_model import PerfModel
 from loka.plan.select.workload import SiteSizes, native_part
 from loka.plan.serialize import from_json, to_json
 from loka.policy.cascade.settings import Budget, GemmSettings
-from loka.policy.load import load_policy
 from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
 
 MODEL = """

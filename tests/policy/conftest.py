@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from loka.mods.policy_loader import load_policy
 from loka.policy.cascade.cascade import resolve_settings
 from loka.policy.cascade.settings import SiteFacts, SiteSettings
-from loka.policy.load import load_policy
 from loka.policy.policy import Policy
 from loka.policy.problems import PolicyError
 

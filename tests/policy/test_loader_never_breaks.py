@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from loka.policy.load import load_policy
+from loka.mods.policy_loader import load_policy
 from loka.policy.policy import Policy
 from loka.policy.problems import PolicyError
 

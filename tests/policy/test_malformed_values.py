@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from loka.policy.load import load_policy
+from loka.mods.policy_loader import load_policy
 from loka.policy.policy import Policy
 from loka.policy.problems import PolicyError
 

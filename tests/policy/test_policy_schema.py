@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Scaling
 from loka.plan.plan import PlanTarget
-from loka.policy.load import load_policy
 from loka.policy.schema.policy_schema import ScalingChoice, SiteKind, TargetDevice, json_schema
 from loka.sites.site import GemmKind
 

@@ -11,9 +11,9 @@ import torch
 
 import loka
 from loka.errors import InputError
+from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Gemm
 from loka.plan.planner import examine
-from loka.policy.load import load_policy
 from loka.probe.learn import finish
 from loka.probe.profile import profile_file
 

@@ -29,9 +29,8 @@ from loka.bench.quality.policy_job import job_of
 from loka.bench.results import usable_folder
 from loka.bench.speed.comparison import Progress
 from loka.errors import InputError
-from loka.mods.descriptions import FORWARD_MOD_DESCRIPTIONS
-from loka.mods.registry import MODEL_MODS
-from loka.policy.load import load_policy
+from loka.mods.policy_loader import load_policy
+from loka.mods.registry import ModKind, names_of, planning_of
 from loka.policy.policy import Policy
 
 ABLATED = ("mods",)
@@ -106,9 +105,8 @@ def check(asked: AblationRequest) -> AblationWork:
 
 def kinds_of(mods: tuple[str, ...]) -> Kinds:
     """Which of these mods change modules, and which leave the function as it is."""
-    exact = {name: mod.exact for name, mod in MODEL_MODS.items()}
-    exact |= {name: mod.exact for name, mod in FORWARD_MOD_DESCRIPTIONS.items()}
-    return Kinds(frozenset(mods) & frozenset(MODEL_MODS), frozenset(mod for mod in mods if exact[mod]))
+    exact = frozenset(mod for mod in mods if planning_of(mod).exact)
+    return Kinds(frozenset(mods) & frozenset(names_of(ModKind.MODULES)), exact)
 
 
 def run(asked: AblationRequest, out: Path, progress: Progress, now: datetime | None = None) -> Ablation:

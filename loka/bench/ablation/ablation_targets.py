@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from loka.bench.ablation.plan_rows_columns import NONE, AblationRow, Column
+from loka.mods.registry import paper_mods
 
 FACTORY = "loka.zoo:wukong_small"  # the model that the targets are of, on an H100
-PAPER = frozenset({"no_bias", "block_norm", "hard_swish"})  # LoKA (arXiv 2605.10886), "Mods"
 
 Time = Callable[[str, Column, str], float | None]  # (row, column, mode) -> median microseconds
 
@@ -61,11 +61,11 @@ def judged(rows: Sequence[AblationRow], exact: frozenset[str], time: Time) -> tu
 
     `exact` are the exact mods that the policy has.
     """
-    found = []
+    found, paper = [], frozenset(paper_mods())
     for target in TARGETS:
         for row in rows:
             mods = frozenset(row.mods)
-            fits = bool(mods) and mods == exact if target.exact else PAPER <= mods <= PAPER | exact
+            fits = bool(mods) and mods == exact if target.exact else paper <= mods <= paper | exact
             if fits:
                 one = time(row.name, target.column, target.mode)
                 other = time(NONE if target.of_no_mods else row.name, target.over, target.mode)

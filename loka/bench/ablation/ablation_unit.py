@@ -33,9 +33,9 @@ from loka.errors import CheckFailedError, InputError, LokaError
 from loka.mods.adapt import adapt
 from loka.mods.adaptation import Adaptation
 from loka.mods.modded_model import built_model
+from loka.mods.policy_loader import load_policy
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
-from loka.policy.load import load_policy
 from loka.policy.policy import Policy
 from loka.sites.callables import current_directory_importable
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from loka.kernels.measurements.parts import Part, PartTime, TimeSource
 from loka.mods.fingerprint import mod_fingerprints
+from loka.mods.policy_loader import load_policy
 from loka.plan.evidence import ProfiledSites
 from loka.plan.planner import Examined, examine, plan_of
-from loka.policy.load import load_policy
 from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
 from loka.version import __version__
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from loka.mods.adapt import adapt
-from loka.mods.adaptation import Setting
 from loka.mods.dataflow import analyse_dataflow
-from loka.mods.mod import ModRequest
-from loka.mods.registry import MODEL_MODS
+from loka.mods.registry import module_planning, paper_mods
+from loka.mods.selection import selected_for_all
 from loka.sites.build_model import BuiltModel
 
-MODS: Mapping[str, Mapping[str, Setting]] = {
-    "no_bias": {"final": "keep"},
-    "block_norm": {"block": 256},
-    "hard_swish": {},
-}
 SAMPLES = 2  # that the structure is looked at with
 
 
@@ -29,10 +23,9 @@ def with_mods(build: Callable[[], nn.Module], inputs: Callable[[int], tuple[Tens
         shape = build()
     with torch.device("cpu"):  # wherever the caller builds: the structure is looked at on fake tensors
         built = BuiltModel(shape, inputs(SAMPLES), {}, SAMPLES)
-        for name, settings in MODS.items():
-            found = MODEL_MODS[name].find(
-                analyse_dataflow(built), ModRequest(lambda name: True, lambda name: False, settings)
-            )
+        for name in paper_mods():
+            mod = module_planning(name)
+            found = mod.find(analyse_dataflow(built), selected_for_all(mod))
             adapt(shape, found.adaptations)
             adapt(model, found.adaptations)
     return model

@@ -15,6 +15,7 @@ from loka.bench.subjects.variants import Variant
 from loka.codegen import render_package, write_package
 from loka.errors import LokaError
 from loka.kernels.fused.rendering import KERNELS_FILE, AnySpec, load_kernel_templates, render, render_files
+from loka.mods.registry import interaction_planning
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.probe.profile.profile import Profile
@@ -30,7 +31,7 @@ defaults: {defaults}
 rules:
   - {{match: {{max_n: {smallest}}}, compute: keep, optional: true}}
   - {{match: {{max_k: {smallest}}}, compute: keep, optional: true}}
-mods: [{{use: fuse_interaction, optional: true}}]
+mods: [{{use: {interactions}, optional: true}}]
 """
 
 
@@ -94,7 +95,8 @@ class Workshop:
         name = f"{factory.partition(':')[0]}_{variant.name.replace('-', '_')}"
         settings = {"name": name, "factory": factory, "inputs": inputs, "batch": subject.batch}
         policy = self._path / f"{name}.yaml"
-        text = POLICY.format(**settings, defaults=variant.defaults, smallest=SMALLEST)
+        named = {"defaults": variant.defaults, "smallest": SMALLEST, "interactions": interaction_planning().name}
+        text = POLICY.format(**settings, **named)
         policy.write_text(text, encoding="utf-8")
         if variant.known:
             if learn is None:

@@ -50,8 +50,8 @@ def command(
     from loka.cli.fresh_package import fresh_package, patcher, verify
     from loka.cli.progress import Shown
     from loka.mods.adapt import adapt
+    from loka.mods.policy_loader import load_policy
     from loka.plan.planner import make_plan
-    from loka.policy.load import load_policy
     from loka.sites.callables import current_directory_importable
 
     loaded = load_policy(policy)

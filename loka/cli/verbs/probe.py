@@ -52,8 +52,8 @@ def command(
 ) -> None:
     """Learn what each GEMM's operands look like in training, and what FP8 would cost it."""
     gc.enable()
+    from loka.mods.policy_loader import load_policy
     from loka.plan.planner import examine
-    from loka.policy.load import load_policy
 
     files = [*(merged or ()), *(more or ())]
     _check_usage(merged, more, steps, every, out, draws, check, device)

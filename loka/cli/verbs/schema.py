@@ -27,6 +27,7 @@ def command(
 
 def schema_text() -> str:
     """The schema as the text of a file."""
+    from loka.mods.registry import mod_schemas
     from loka.policy.schema.policy_schema import json_schema
 
-    return json.dumps(json_schema(), indent=2) + "\n"
+    return json.dumps(json_schema(mod_schemas()), indent=2) + "\n"

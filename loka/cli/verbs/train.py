@@ -34,8 +34,8 @@ def command(
     from loka.cli.cli_job import make_job, training_of
     from loka.cli.fresh_package import fresh_package, patcher, verify
     from loka.cli.progress import Shown
+    from loka.mods.policy_loader import load_policy
     from loka.plan.planner import make_plan
-    from loka.policy.load import load_policy
     from loka.sites.callables import current_directory_importable
 
     loaded = load_policy(policy)

@@ -19,7 +19,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Check a policy: its language, its callables, and that every pattern matches a site."""
-    from loka.policy.load import load_policy
+    from loka.mods.policy_loader import load_policy
 
     loaded = load_policy(policy)
     result: dict[str, object] = {

@@ -16,7 +16,7 @@ from loka.dispatch.dispatch_errors import BindError, NewModelWarning
 from loka.mods.adapt import AdaptError, is_adapted
 from loka.mods.adapt import adapt as carry_out
 from loka.mods.adaptation import Adaptation
-from loka.mods.registry import MODEL_MODS
+from loka.mods.registry import module_mod
 from loka.mods.unwrap import unwrapped
 
 
@@ -53,7 +53,7 @@ def adapting(model: nn.Module, package: str, adaptations: Sequence[Adaptation], 
     except BaseException:  # whatever stopped it, an interrupt too: nothing may stay half changed
         _restore(saved)
         raise
-    if not all(MODEL_MODS[adaptation.mod].exact for adaptation in adaptations):
+    if not all(module_mod(adaptation.mod).exact for adaptation in adaptations):
         warnings.warn(_said(package, adaptations), NewModelWarning, stacklevel=stacklevel)
 
 

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from loka.mods import fuse_interaction
-from loka.mods.adaptation import Adaptation, Unchanged
-from loka.mods.descriptions import FORWARD_MOD_DESCRIPTIONS
+from loka.mods.adaptation import Adaptation, RewriteResult, Unchanged
 from loka.mods.modded_model import Adapted
-from loka.mods.registry import MODEL_MODS
-from loka.mods.rewrite_result import RewriteResult
+from loka.mods.registry import ModKind, module_planning, names_of, planning_of
 from loka.plan.plan import ModPlan, Plan
 from loka.plan.report.plan_rows import common_pattern, pattern_of
-from loka.plan.rewrite.forward_mods import Modded
-from loka.plan.rewrite.fused_interactions import FusedInteractions
 from loka.policy.policy import Policy
 
 
-class Forwards(Protocol):
+class ForwardOutcome(Protocol):
     """What one entry of the policy's `mods` made of the forwards of owners, and what it left as it is."""
 
     @property
@@ -30,60 +24,31 @@ class Forwards(Protocol):
     def unchanged(self) -> tuple[Unchanged, ...]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class InForwards:
-    """`Forwards`, as they are."""
-
-    rewritten: tuple[RewriteResult, ...] = ()
-    unchanged: tuple[Unchanged, ...] = ()
-
-
-def forwards_made(policy: Policy, modded: Modded, made: FusedInteractions) -> dict[str, Forwards]:
-    """What each of the policy's mods made of forwards, by the entry's `source`."""
-    return {**modded.made, **_interactions_made(policy, made)}
-
-
-def _interactions_made(policy: Policy, made: FusedInteractions) -> dict[str, Forwards]:
-    found: dict[str, Forwards] = {}
-    for rule in policy.mods:
-        if rule.use != fuse_interaction.NAME:
-            continue
-        fused = [each for each in made.fused if rule.wants(each.owner)]
-        rewritten = tuple(RewriteResult(rule.use, each.owner, each.sites, "", each.what) for each in fused)
-        reasons = made.reasons.items()
-        unchanged = tuple(Unchanged(owner, reason) for owner, reason in reasons if rule.wants(owner))
-        found[rule.source] = InForwards(rewritten, unchanged)
-    return found
-
-
-def mod_plans(policy: Policy, adapted: Adapted, forwards: Mapping[str, Forwards]) -> tuple[ModPlan, ...]:
-    """All entries of a policy's `mods`, with what they did; `forwards` by the entry's `source`."""
+def mod_plans(policy: Policy, adapted: Adapted, outcomes: Mapping[str, ForwardOutcome]) -> tuple[ModPlan, ...]:
+    """All entries of a policy's `mods`, with what they did; `outcomes` of forwards by the entry's `source`."""
     modules = {applied.rule.source: applied for applied in adapted.applied}
     plans = []
     for rule in policy.mods:
-        changed, made = modules.get(rule.source), forwards.get(rule.source, InForwards())
-        exact, promise = _promise(rule.use)
+        changed, outcome = modules.get(rule.source), outcomes.get(rule.source)
+        mod = planning_of(rule.use)
         plans.append(
             ModPlan(
                 use=rule.use,
                 source=rule.source,
                 place=f"{policy.relative(rule.file)}:{rule.line}",
-                exact=exact,
-                promise=promise,
+                exact=mod.exact,
+                promise=mod.description,
                 settings=rule.settings,
                 adaptations=changed.adaptations if changed is not None else (),
-                rewritten=made.rewritten,
-                unchanged=(*(changed.unchanged if changed is not None else ()), *made.unchanged),
+                rewritten=outcome.rewritten if outcome is not None else (),
+                unchanged=(
+                    *(changed.unchanged if changed is not None else ()),
+                    *(outcome.unchanged if outcome is not None else ()),
+                ),
                 note=rule.note or "",
             )
         )
     return tuple(plans)
-
-
-def _promise(use: str) -> tuple[bool, str]:
-    if use in MODEL_MODS:
-        return MODEL_MODS[use].exact, MODEL_MODS[use].promise
-    return FORWARD_MOD_DESCRIPTIONS[use].exact, FORWARD_MOD_DESCRIPTIONS[use].text
 
 
 def changed_words(mod: ModPlan) -> str:
@@ -96,10 +61,11 @@ def changed_words(mod: ModPlan) -> str:
 
 def adapted_words(adaptations: Sequence[Adaptation]) -> list[str]:
     """What becomes of how many modules: `12 biases dropped`, `8 LayerNorm -> BlockNorm 256`."""
-    counts: Counter[str] = Counter()
+    alike: dict[str, list[Adaptation]] = {}
     for adaptation in adaptations:
-        counts[_kind(adaptation)] += len(adaptation.modules)
-    return [f"{count} {_plural(kind, count)}" for kind, count in counts.items()]
+        alike.setdefault(_described(adaptation), []).append(adaptation)
+    counted = [(found[0], sum(len(each.modules) for each in found)) for found in alike.values()]
+    return [f"{count} {_described(adaptation, count)}" for adaptation, count in counted]
 
 
 def mod_words(mod: ModPlan) -> str:
@@ -121,7 +87,7 @@ def gain_words(mod: ModPlan) -> str:
 def gained_words(plan: Plan, mod: ModPlan) -> str:
     """What a mod of a plan gains; of one whose interactions torch.compile was never measured with, that."""
     untimed = [each for each in plan.interactions if each.chosen is not None and each.as_is is None]
-    if mod.gain is None and mod.use == fuse_interaction.NAME and len(untimed) == len(plan.interactions) > 0:
+    if mod.gain is None and mod.use in names_of(ModKind.INTERACTIONS) and len(untimed) == len(plan.interactions) > 0:
         return "its gain is not known: never measured by torch.compile"
     return gain_words(mod)
 
@@ -157,7 +123,7 @@ def touches(plan: Plan, site: str) -> tuple[Touch, ...]:
     found = []
     for mod in plan.mods:
         whats = [
-            f"{name}: {_kind(adaptation)}"
+            f"{name}: {_described(adaptation)}"
             for adaptation in mod.adaptations
             for name in adaptation.modules
             if name in (site, owner) or beside(name)
@@ -198,20 +164,8 @@ def _split(name: str) -> tuple[str, str]:
     return parent, last
 
 
-def _kind(adaptation: Adaptation) -> str:
-    """What becomes of each module: `bias`, `LayerNorm -> BlockNorm 256`."""
-    settings, before = dict(adaptation.settings), adaptation.replaces.rpartition(".")[2]
-    match adaptation.mod:
-        case "no_bias":
-            return "bias dropped"
-        case "block_norm":
-            return f"{before} -> BlockNorm {settings.get('block', '')}".strip()
-        case "hard_swish":
-            return f"{before} -> {'Hardsigmoid' if before == 'Sigmoid' else 'Hardswish'}"
-        case "norm_first":
-            return f"{before} before its linear"
-    return f"{before} by {adaptation.mod}"
-
-
-def _plural(kind: str, count: int) -> str:
-    return "biases dropped" if kind == "bias dropped" and count > 1 else kind
+def _described(adaptation: Adaptation, count: int = 1) -> str:
+    """What becomes of each of so many modules: `bias dropped`, `LayerNorm -> BlockNorm 256`."""
+    if adaptation.mod in names_of(ModKind.MODULES):
+        return module_planning(adaptation.mod).describe(adaptation, count)
+    return f"{adaptation.replaces.rpartition('.')[2]} by {adaptation.mod}"  # of a plan that another LoKA has written

@@ -6,26 +6,25 @@ module that holds it all, the owner. Only owners that the plan needs are run and
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from loka.errors import LokaError
-from loka.graph.ir import ForwardIR, Region, SiteCall, Statement
+from loka.graph.ir import ForwardIR, Region
 from loka.graph.patterns.linear_chain import ChainStage, LinearChain, StaticOperands, find_chains
 from loka.graph.patterns.region import RegionScope, find_regions, inline_for
 from loka.graph.refused import Refused
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, GATES, NORMS
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
-from loka.mods.fuse_interaction import Interacting
-from loka.mods.residual_streams import ResidualStream, inner
+from loka.mods.registry import interaction_planning, owner_planning
+from loka.mods.rewriting.interactions import FusedInteractions, Interacting
+from loka.mods.rewriting.owner_scope import OwnerScope
 from loka.numerics.enums import Compute, Fuse, Gemm, Range, Scaling
 from loka.plan.plan import NOTHING_AROUND, SitePlan, Skipped
 from loka.plan.rewrite.float64 import REASON as FLOAT64
 from loka.plan.rewrite.float64 import float64_modules
-from loka.plan.rewrite.fused_interactions import FusedInteractions, choose_interactions
+from loka.plan.rewrite.site_names import called_by_owner, named_as_in_model, weight_of
 from loka.plan.select.workload import Surroundings, Traced
 from loka.policy.cascade.settings import SiteSettings
 from loka.sites.site import GemmKind, Site
@@ -48,7 +47,7 @@ class RewriteRequest:
     together: tuple[tuple[str, str], ...] = ()  # of these: the module that holds all that belong together
     owners: frozenset[str] = frozenset()  # modules whose interactions are to be fused
     changed: frozenset[str] = frozenset()  # names of those in `parameters` that mods changed, whatever they run in
-    streams: tuple[ResidualStream, ...] = ()  # modules whose residual sums are to be carried
+    scopes: tuple[OwnerScope, ...] = ()  # modules whose statements mods rewrite
     float64: frozenset[str] = frozenset()  # names of kept sites that are not in `fused` because of their dtype
 
     @property
@@ -57,7 +56,7 @@ class RewriteRequest:
         return tuple({site.name: site for site in (*self.parameters, *self.fused, *self.crossed)}.values())
 
     def only(self, names: Container[str]) -> RewriteRequest:
-        """The part of the wish that is for some sites, with all owners."""
+        """The part of the request that is for some sites, with all owners."""
         return replace(
             self,
             parameters=tuple(site for site in self.parameters if site.name in names),
@@ -70,17 +69,17 @@ class RewriteRequest:
         )
 
     def within(self, scope: RegionScope) -> RewriteRequest:
-        """The part of the wish that a scope is for."""
+        """The part of the request that a scope is for."""
         prefix = f"{scope.owner}." if scope.owner else ""
         names = {prefix + name for name in scope.sites}
         inside = {scope.owner, *(prefix + name for name in scope.inline)}
         own = self.only({site.name for site in self.sites if names & {site.name, site.weight, *site.members}})
-        streams = tuple(stream for stream in self.streams if stream.owner in inside)
-        return replace(own, owners=self.owners & inside, streams=streams)
+        scopes = tuple(each for each in self.scopes if each.owner in inside)
+        return replace(own, owners=self.owners & inside, scopes=scopes)
 
     @property
     def without_interactions(self) -> RewriteRequest:
-        """The wish without those sites and owners that only interactions are for."""
+        """The request without those sites and owners that only interactions are for."""
         other = {site.name for site in self.needed} | {site.name for site in self.fused}
         return replace(self.only(other), crossed=(), together=(), owners=frozenset())
 
@@ -96,7 +95,7 @@ Trace = Callable[[RegionScope], "ForwardIR | Refused"]
 
 @dataclass(slots=True)
 class Rewrites:
-    """What came of the wishes. Sites are named as in the model, in forwards too."""
+    """What came of the requests. Sites are named as in the model, in forwards too."""
 
     forwards: dict[str, ForwardIR] = field(default_factory=dict)  # by owner
     refused: dict[str, str] = field(default_factory=dict)  # site on a Parameter -> why it stays as it is
@@ -105,7 +104,7 @@ class Rewrites:
     notes: dict[str, str] = field(default_factory=dict)  # site -> why its region is not replaced
     chains: list[LinearChain] = field(default_factory=list)  # of linears in FP8 with transposed copies
     interactions: FusedInteractions = field(default_factory=FusedInteractions)
-    streamless: dict[str, str] = field(default_factory=dict)  # module -> why its forward cannot be had for its sums
+    untraced: dict[str, str] = field(default_factory=dict)  # module -> why its statements cannot be rewritten
 
     @property
     def traced(self) -> Traced:
@@ -134,19 +133,19 @@ def _after(stage: ChainStage) -> str:
 def rewrite_request_of(
     plans: Sequence[SitePlan],
     settings: Sequence[SiteSettings],
-    asked: Interacting | None = None,
+    interacting: Interacting | None = None,
     changed: frozenset[str] = frozenset(),
-    streams: tuple[ResidualStream, ...] = (),
+    scopes: tuple[OwnerScope, ...] = (),
     float64: frozenset[str] = frozenset(),
 ) -> RewriteRequest:
     """The sites of a plan that cannot be patched by a forward of their own, or shall not.
 
     Among them those that mods changed, `changed` by name, and those with `fuse: always` that the policy or the
-    measurements keep: only the kernels around their GEMMs are replaced, unless the site is in `float64`. `asked` says
-    where interactions are to be fused, `streams` where residual sums are to be carried.
+    measurements keep: only the kernels around their GEMMs are replaced, unless the site is in `float64`. `interacting`
+    says where interactions are to be fused, `scopes` where mods rewrite statements.
     """
-    asked = asked or Interacting()
-    interacting = {site.name for site in asked.sites}
+    interacting = interacting or Interacting()
+    seen = {site.name for site in interacting.sites}
     parameters, fused = list[Site](), list[Site]()
     kept, chained, exact = set[str](), set[str](), set[str]()
     for plan, wanted in zip(plans, settings, strict=True):
@@ -154,7 +153,7 @@ def rewrite_request_of(
         if always and not plan.fp8 and _may_be_fused_as_it_is(plan, wanted):
             (exact if site.name in float64 else kept).add(site.name)
         fuses = plan.fp8 or site.name in kept
-        if not plan.fp8 and site.name in interacting:
+        if not plan.fp8 and site.name in seen:
             kept.add(site.name)
         if not plan.fp8 and site.name not in kept | changed:
             continue
@@ -169,11 +168,11 @@ def rewrite_request_of(
         fused=tuple(fused),
         kept=frozenset(kept),
         chained=frozenset(chained),
-        crossed=tuple(site for site in asked.sites if site.kind is GemmKind.LINEAR),
-        together=asked.together,
-        owners=asked.owners,
+        crossed=tuple(site for site in interacting.sites if site.kind is GemmKind.LINEAR),
+        together=interacting.together,
+        owners=interacting.owners,
         changed=changed,
-        streams=streams,
+        scopes=scopes,
         float64=frozenset(exact),
     )
 
@@ -183,7 +182,7 @@ def _may_be_fused_as_it_is(plan: SitePlan, wanted: SiteSettings) -> bool:
     site = plan.site
     keeps = all(asked.compute is Compute.KEEP for asked in wanted.gemms.values())
     by_time = plan.timing is not None and plan.timing.kept
-    return (keeps or by_time) and not site.blocked and (site.kind is GemmKind.LINEAR or _weight(site) is not None)
+    return (keeps or by_time) and not site.blocked and (site.kind is GemmKind.LINEAR or weight_of(site) is not None)
 
 
 def _is_of_a_chain(plan: SitePlan) -> bool:
@@ -201,93 +200,84 @@ def _is_of_a_chain(plan: SitePlan) -> bool:
     return rows and Gemm.DGRAD not in found and found.get(Gemm.WGRAD) is None
 
 
-def rewrite(wish: RewriteRequest, model: nn.Module, trace: Trace) -> Rewrites:
+def rewrite(request: RewriteRequest, model: nn.Module, trace: Trace) -> Rewrites:
     """Trace the owners of the sites, and sort out what came back. Only the structure of `model` is read here."""
-    made = Rewrites(notes=dict.fromkeys(sorted(wish.float64), FLOAT64))
-    wide = float64_modules(wish.owners, model)
+    made = Rewrites(notes=dict.fromkeys(sorted(request.float64), FLOAT64))
+    wide = float64_modules(request.owners, model)
     made.interactions.refuse(sorted(wide), FLOAT64)
-    wish = replace(wish, owners=wish.owners - wide)
-    outside = {site.name for site in wish.parameters if not _is_inside(site)}
-    for owner in dict.fromkeys(site.owner for site in wish.parameters if site.name in outside):
-        _refuse(wish.only({site.name for site in wish.sites if site.owner == owner} & outside), owner, OUTSIDE, made)
-    _rewrite(wish.only({site.name for site in wish.sites} - outside), model, trace, made)
-    made.interactions.close(wish.owners)
+    request = replace(request, owners=request.owners - wide)
+    outside = {site.name for site in request.parameters if not _is_inside(site)}
+    for owner in dict.fromkeys(site.owner for site in request.parameters if site.name in outside):
+        _refuse(
+            request.only({site.name for site in request.sites if site.owner == owner} & outside), owner, OUTSIDE, made
+        )
+    _rewrite(request.only({site.name for site in request.sites} - outside), model, trace, made)
+    made.interactions.close(request.owners, interaction_planning().nothing)
     return made
 
 
 def _is_inside(site: Site) -> bool:
-    weight = _weight(site)
+    weight = weight_of(site)
     return weight is not None and (not site.owner or weight.startswith(f"{site.owner}."))
 
 
-def _weight(site: Site) -> str | None:
-    """The Parameter that a site multiplies by; where a mod merged several, they are called like the site."""
-    return site.name if site.members else site.weight
-
-
-def _rewrite(wish: RewriteRequest, model: nn.Module, trace: Trace, made: Rewrites) -> None:
+def _rewrite(request: RewriteRequest, model: nn.Module, trace: Trace, made: Rewrites) -> None:
     covered: set[str] = set()
-    for scope in scopes_of(wish, model):
-        own = wish.within(scope)
+    for scope in scopes_of(request, model):
+        own = request.within(scope)
         covered.update(site.name for site in own.sites)
         traced = trace(scope)
         if isinstance(traced, Refused):
             _retry(own, scope, traced.reason, model, trace, made)
         else:
             _take(own, scope, traced, made)
-    made.notes.update((site.name, NOTHING_AROUND) for site in wish.fused if site.name not in covered)
+    made.notes.update((site.name, NOTHING_AROUND) for site in request.fused if site.name not in covered)
 
 
-def scopes_of(wish: RewriteRequest, model: nn.Module) -> tuple[RegionScope, ...]:
-    """The owners to trace for a wish."""
-    if not (wish.sites or wish.owners or wish.streams):
+def scopes_of(request: RewriteRequest, model: nn.Module) -> tuple[RegionScope, ...]:
+    """The owners to trace for a request."""
+    if not (request.sites or request.owners or request.scopes):
         return ()
-    also: dict[str, tuple[str, ...]] = dict.fromkeys(sorted(wish.owners), ())
-    also |= {stream.owner: stream.inline for stream in wish.streams}
-    held = {name: owner for name, owner in wish.together if owner not in wish.apart}
-    return inline_for(model, wish.sites, wish.chained, lambda owner: owner not in wish.apart, held, also)
+    also: dict[str, tuple[str, ...]] = dict.fromkeys(sorted(request.owners), ())
+    also |= {each.owner: each.inline for each in request.scopes}
+    held = {name: owner for name, owner in request.together if owner not in request.apart}
+    return inline_for(model, request.sites, request.chained, lambda owner: owner not in request.apart, held, also)
 
 
 def _retry(
-    wish: RewriteRequest, scope: RegionScope, reason: str, model: nn.Module, trace: Trace, made: Rewrites
+    request: RewriteRequest, scope: RegionScope, reason: str, model: nn.Module, trace: Trace, made: Rewrites
 ) -> None:
     """Without the sites that the reason names, else in smaller owners, else without interactions, long chains, regions.
 
-    Residual sums are then carried in the modules that write them. Where nothing is left, the owner is refused.
+    Statements are then rewritten in the modules that write them. Where nothing is left, the owner is refused.
     """
-    named = {site.name for site in wish.parameters if reason.startswith(f"'{_relative(scope, site)}' ")}
-    rest = {site.name for site in wish.sites} - named
+    named = {site.name for site in request.parameters if reason.startswith(f"'{called_by_owner(site, scope.owner)}' ")}
+    rest = {site.name for site in request.sites} - named
     if named and rest:
-        _refuse(wish.only(named), scope.owner, reason, made)
-        _rewrite(wish.only(rest), model, trace, made)
-    elif wish.streams:
-        made.streamless.update((stream.owner, reason) for stream in wish.streams)
-        within = tuple(each for stream in wish.streams for each in inner(stream, model))
-        _rewrite(replace(wish, streams=within), model, trace, made)
-    elif (wish.chained or wish.together) and scope.owner not in wish.apart:
-        _rewrite(replace(wish, apart=wish.apart | {scope.owner}), model, trace, made)
-    elif wish.owners or wish.crossed:
-        made.interactions.refuse(sorted(wish.owners), reason)
-        _rewrite(wish.without_interactions, model, trace, made)
-    elif wish.chained:
-        _rewrite(replace(wish, chained=frozenset()), model, trace, made)
-    elif wish.fused and wish.needed:
-        _refuse(RewriteRequest(fused=wish.fused), scope.owner, reason, made)
-        _rewrite(RewriteRequest(wish.needed, changed=wish.changed), model, trace, made)
+        _refuse(request.only(named), scope.owner, reason, made)
+        _rewrite(request.only(rest), model, trace, made)
+    elif request.scopes:
+        made.untraced.update((each.owner, reason) for each in request.scopes)
+        within = tuple(inner for each in request.scopes for inner in owner_planning(each.mod).inner(each, model))
+        _rewrite(replace(request, scopes=within), model, trace, made)
+    elif (request.chained or request.together) and scope.owner not in request.apart:
+        _rewrite(replace(request, apart=request.apart | {scope.owner}), model, trace, made)
+    elif request.owners or request.crossed:
+        made.interactions.refuse(sorted(request.owners), reason)
+        _rewrite(request.without_interactions, model, trace, made)
+    elif request.chained:
+        _rewrite(replace(request, chained=frozenset()), model, trace, made)
+    elif request.fused and request.needed:
+        _refuse(RewriteRequest(fused=request.fused), scope.owner, reason, made)
+        _rewrite(RewriteRequest(request.needed, changed=request.changed), model, trace, made)
     else:
-        _refuse(wish, scope.owner, reason, made)
+        _refuse(request, scope.owner, reason, made)
 
 
-def _relative(scope: RegionScope, site: Site) -> str:
-    """What the owner calls a site on a Parameter."""
-    weight = _weight(site) or ""
-    return weight.removeprefix(f"{scope.owner}.") if scope.owner else weight
-
-
-def _refuse(wish: RewriteRequest, owner: str, reason: str, made: Rewrites) -> None:
-    made.refused.update((site.name, reason) for site in wish.needed)
-    made.notes.update((site.name, reason) for site in wish.fused)
-    share = sum(site.share for site in wish.needed)
+def _refuse(request: RewriteRequest, owner: str, reason: str, made: Rewrites) -> None:
+    made.refused.update((site.name, reason) for site in request.needed)
+    made.notes.update((site.name, reason) for site in request.fused)
+    share = sum(site.share for site in request.needed)
     for index, known in enumerate(made.skipped):
         if (known.owner, known.reason) == (owner, reason):
             made.skipped[index] = replace(known, share=known.share + share)
@@ -295,40 +285,41 @@ def _refuse(wish: RewriteRequest, owner: str, reason: str, made: Rewrites) -> No
     made.skipped.append(Skipped(owner, reason, share))
 
 
-def _take(wish: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: Rewrites) -> None:
+def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: Rewrites) -> None:
     """Keep a forward if it is worth it: for the sites on Parameters that it calls, or for a region."""
-    fused = {site.name for site in wish.fused}
-    relative = {_relative(scope, site) for site in wish.parameters if site.name in fused}
+    fused = {site.name for site in request.fused}
+    relative = {called_by_owner(site, scope.owner) for site in request.parameters if site.name in fused}
     relative |= {name for name in scope.sites if (f"{scope.owner}.{name}" if scope.owner else name) in fused}
     found = find_regions(traced, relative)
-    forward, lost = named_as_in_model(wish, scope, replace(traced, regions=found))
-    made.refused.update((site.name, SEVERAL) for site in lost if site.name not in wish.kept)
-    chains, taken = _chained(wish, forward)
+    forward, lost = named_as_in_model(request.parameters, scope.owner, replace(traced, regions=found))
+    made.refused.update((site.name, SEVERAL) for site in lost if site.name not in request.kept)
+    chains, taken = _chained(request, forward)
     made.chains += chains
     in_chains = {stage.site for chain in chains if len(chain.stages) > 1 for stage in chain.stages}
     regions = tuple(
         region
         for region in forward.regions
-        if region.last > region.first and (region.site in taken if region.site in wish.kept else region.site in fused)
+        if region.last > region.first
+        and (region.site in taken if region.site in request.kept else region.site in fused)
     )
-    chosen = choose_interactions(forward, wish.owners, wish.kept, chains, made.interactions)
+    chosen = interaction_planning().choose(forward, request.owners, request.kept, chains, made.interactions)
     regions = tuple(region for region in regions if not chosen.crosses_in(region))
     made.regions.update((region.site, region.ops) for region in regions)
     made.regions.update((site, ops) for site, ops in chosen.regions if site not in made.regions)
     around = {region.site for region in regions}.union(site for site, _ in chosen.regions)
     made.notes.update((name, "" if name in in_chains else NOTHING_AROUND) for name in fused - around)
-    if around or chosen.any or forward.rewritten or any(site not in lost for site in wish.needed):
+    if around or chosen.any or forward.rewritten or any(site not in lost for site in request.needed):
         made.forwards[scope.owner] = replace(
             forward, regions=regions, mixes=chosen.mixes, joins=chosen.joins, crosses=chosen.crosses
         )
 
 
-def _chained(wish: RewriteRequest, forward: ForwardIR) -> tuple[tuple[LinearChain, ...], set[str]]:
+def _chained(request: RewriteRequest, forward: ForwardIR) -> tuple[tuple[LinearChain, ...], set[str]]:
     """The chains of linears in FP8, and the sites in the model's dtype that kernels take something for."""
-    sizes = {site.name: (site.k, site.n) for site in wish.sites}
-    fp8 = [region for region in forward.regions if region.site in wish.chained]
+    sizes = {site.name: (site.k, site.n) for site in request.sites}
+    fp8 = [region for region in forward.regions if region.site in request.chained]
     taken: set[str] = set()
-    for chain in find_chains(forward, _wanted(forward, wish.kept), _KNOWN, sizes=sizes):
+    for chain in find_chains(forward, _wanted(forward, request.kept), _KNOWN, sizes=sizes):
         if chain.last > chain.first:
             taken.update(stage.site for stage in chain.stages)
     return find_chains(forward, fp8, _KNOWN, sizes=sizes), taken
@@ -336,54 +327,6 @@ def _chained(wish: RewriteRequest, forward: ForwardIR) -> tuple[tuple[LinearChai
 
 def _wanted(forward: ForwardIR, names: Container[str]) -> tuple[Region, ...]:
     return tuple(region for region in forward.regions if region.site in names and region.last > region.first)
-
-
-def named_as_in_model(
-    wish: RewriteRequest, scope: RegionScope, traced: ForwardIR
-) -> tuple[ForwardIR, tuple[Site, ...]]:
-    """The forward with its sites named as in the model, and the sites on Parameters that no call could be given to.
-
-    A Parameter that is used at several places makes several sites of one relative name: its calls are theirs in order.
-    """
-    sharing: dict[str, list[Site]] = {}
-    for site in wish.parameters:
-        sharing.setdefault(_relative(scope, site), []).append(site)
-    calls = Counter(step.call.site for step in traced.statements if step.call is not None)
-    lost = tuple(
-        site
-        for relative, sites in sharing.items()
-        if len(sites) > 1 and calls[relative] != len(sites)
-        for site in sites
-    )
-    unnamed = {site.name for site in lost}
-    seen: Counter[str] = Counter()
-
-    def named(step: Statement) -> Statement:
-        if step.call is None:
-            return step
-        relative = step.call.site
-        sites = sharing.get(relative)
-        if sites is None:
-            name = f"{scope.owner}.{relative}" if scope.owner else relative
-        else:
-            name = sites[min(seen[relative], len(sites) - 1)].name
-            seen[relative] += 1
-        return replace(step, call=None if name in unnamed else replace(step.call, site=name))
-
-    statements = tuple(map(named, traced.statements))
-    regions = tuple(
-        replace(region, site=_call_in(statements, region.first, region.last).site)
-        for region in traced.regions
-        if any(step.call is not None for step in statements[region.first : region.last + 1])
-    )
-    return replace(traced, statements=statements, regions=regions), lost
-
-
-def _call_in(statements: Sequence[Statement], first: int, last: int) -> SiteCall:
-    for step in statements[first : last + 1]:
-        if step.call is not None:
-            return step.call
-    raise LokaError("a region without a GEMM. This is a fault in LoKA: please report it.")
 
 
 def with_regions(plans: Sequence[SitePlan], rewrites: Rewrites) -> tuple[SitePlan, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from loka.errors import InputError
-from loka.mods import fuse_interaction
+from loka.mods.registry import ModKind, names_of
 from loka.plan.plan import Gain, ModPlan, Plan
 from loka.plan.report.plan_rows import total_time
 from loka.plan.select.interaction_times import step_times
@@ -20,7 +20,7 @@ def with_gains(plan: Plan, policy: Policy, replan: Callable[[Policy], Plan]) -> 
         if not mod.adaptations and not mod.rewritten:
             mods.append(mod)
             continue
-        if mod.use == fuse_interaction.NAME:
+        if mod.use in names_of(ModKind.INTERACTIONS):
             mods.append(replace(mod, gain=gain_by_fusing(plan, mod)))
             continue
         fewer = (*policy.mods[:number], *policy.mods[number + 1 :])

@@ -82,6 +82,15 @@ class SiteSettings:
     fuse: Fuse = Fuse.AUTO
     history: dict[str, tuple[Assignment, ...]] = field(default_factory=dict)
 
+    def compute_set_by(self, gemm: Gemm) -> Assignment | None:
+        """The assignment that set a GEMM's `compute`: the GEMM's own or the site-wide one, whichever holds."""
+        value = self.gemms[gemm].compute.value
+        for path in (f"{gemm.value}.compute", "compute"):
+            assignments = self.history.get(path)
+            if assignments and assignments[-1].value == value:
+                return assignments[-1]
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class SiteFacts:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Strict, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Strict, Tag, create_model
 from pydantic_core import PydanticCustomError
 
 from loka.numerics.enums import AccumulationSetting, Autocast, Compute, Format, Fuse, Range
 from loka.policy.schema import checks
 from loka.policy.schema.fields import Names, Pattern, SchemaModel, Size, Text, doc, match_tag
-from loka.policy.schema.mod_schema import ModSetting
+from loka.policy.schema.mod_schema import ModFields, ModSchemas, any_mod
 
 FLOAT32_TINY = 1.2e-38
 FLOAT32_MAX = 3.4e38
@@ -266,6 +267,9 @@ def _version(value: object) -> object:
     return value
 
 
+_MODS = doc("Mods", "Changes to the model that make more of it safe and fast in FP8; each says what it is for.")
+
+
 class PolicySetting(SchemaModel):
     """A LoKA policy: which GEMMs of a model run in FP8, and how."""
 
@@ -295,17 +299,30 @@ class PolicySetting(SchemaModel):
     )
     defaults: SiteSetting | None = doc("Defaults", "What holds for every site before the rules.")
     rules: list[RuleSetting] | None = doc("Rules", "In order; each sets only the fields that it names; later wins.")
-    mods: list[ModSetting] | None = doc(
-        "Mods", "Changes to the model that make more of it safe and fast in FP8; each says what it is for."
+    mods: list[ModFields] | None = _MODS  # `policy_setting` puts the models of mods here
+
+
+def policy_setting(mods: ModSchemas) -> type[PolicySetting]:
+    """The schema of a policy that may list these mods."""
+    return _policy_setting(tuple(mods.items()))
+
+
+@cache
+def _policy_setting(mods: tuple[tuple[str, type[ModFields]], ...]) -> type[PolicySetting]:
+    return create_model(
+        PolicySetting.__name__,
+        __base__=PolicySetting,
+        __doc__=PolicySetting.__doc__,
+        mods=(list[any_mod(dict(mods))] | None, _MODS),  # type: ignore[arg-type, misc]
     )
 
 
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a policy file, for editors and `loka schema`.
+def json_schema(mods: ModSchemas) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a policy file with these mods, for editors and `loka schema`.
 
     A file that extends another may leave out what its base gives, so what is required hangs on `extends`.
     """
-    schema: dict[str, Any] = _without_null(PolicySetting.model_json_schema(by_alias=True))
+    schema: dict[str, Any] = _without_null(policy_setting(mods).model_json_schema(by_alias=True))
     required = {name: schema["$defs"][name].pop("required") for name in ("ModelSetting", "TrainSetting")}
     whole = {
         "required": schema.pop("required"),

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from loka.policy.cascade.settings import TRANSPOSED_FROM
 from loka.policy.problems import Problem, problem
 from loka.policy.schema import policy_schema
-from loka.policy.schema.mod_schema import MODS
+from loka.policy.schema.mod_schema import ModSchemas
 from loka.policy.yaml.scalars import looks_like_number
 from loka.policy.yaml.tree import FoundNode, Mapping, Node, Path, Scalar, Sequence, follow
 
@@ -41,10 +41,11 @@ _COMPARED = {
 }
 
 
-def validation_errors(errors: Iterable[ErrorDetails], root: Mapping, complete: bool) -> list[Problem]:
+def validation_errors(errors: Iterable[ErrorDetails], root: Mapping, complete: bool, mods: ModSchemas) -> list[Problem]:
     """One problem for each error of pydantic's that is not on the list already.
 
-    `complete` is False where a base could not be read: then what seems to be missing may stand there.
+    `complete` is False where a base could not be read: then what seems to be missing may stand there. `mods` are those
+    that the policy may list.
     """
     problems = []
     for error in errors:
@@ -55,11 +56,11 @@ def validation_errors(errors: Iterable[ErrorDetails], root: Mapping, complete: b
             or (error["type"] == "missing" and not complete)
         ):
             continue
-        problems.append(_complaint(error, found))
+        problems.append(_complaint(error, found, mods))
     return problems
 
 
-def _complaint(error: ErrorDetails, found: FoundNode) -> Problem:
+def _complaint(error: ErrorDetails, found: FoundNode, mods: ModSchemas) -> Problem:
     kind, context = error["type"], error.get("ctx", {})
     name = _name(found.path)
     if kind == "missing":
@@ -67,7 +68,7 @@ def _complaint(error: ErrorDetails, found: FoundNode) -> Problem:
         return problem(found.key, f"{name}{field} is missing; add it{_example(field)}")
     if kind == "extra_forbidden":
         if found.path[0] == "mods":
-            return problem(found.key, _unknown_parameter(str(found.path[-1]), str(error["loc"][2]).strip("<>")))
+            return problem(found.key, _unknown_parameter(str(found.path[-1]), str(error["loc"][2]).strip("<>"), mods))
         return problem(found.key, _unknown_key(found.path))
     if kind == "enum":
         return problem(found.node.place, f"{name}{_choice(found.node, str(context['expected']))}")
@@ -82,7 +83,7 @@ def _complaint(error: ErrorDetails, found: FoundNode) -> Problem:
         return problem(found.node.place, f"{name}{error['msg']}")
     if kind in ("union_tag_not_found", "union_tag_invalid"):
         if len(found.path) == 2 and found.path[0] == "mods":
-            return _no_mod(found)
+            return _no_mod(found, mods)
         forms = _NAME_FORMS if found.path[0] == "mods" else _PATTERN_FORMS
         return problem(found.node.place, f"{name}expected a pattern, found {describe(found.node)}; {forms}")
     if kind in _EXPECTED:
@@ -92,15 +93,15 @@ def _complaint(error: ErrorDetails, found: FoundNode) -> Problem:
     return problem(found.node.place, f"{name}{error['msg']}; found {describe(found.node)}: correct it")
 
 
-def _no_mod(found: FoundNode) -> Problem:
+def _no_mod(found: FoundNode, mods: ModSchemas) -> Problem:
     """An entry of `mods` that names no mod."""
     entry = found.node.entries.get("use") if isinstance(found.node, Mapping) else None
     if not isinstance(found.node, Mapping):
         message = f"expected a mapping of keys to values, found {describe(found.node)}; write 'use: NAME' lines"
         return problem(found.node.place, message)
     if entry is None:
-        return problem(found.key, "use is missing; add it, as in 'use: no_bias'")
-    return problem(entry.node.place, f"use: {_choice(entry.node, ', '.join(MODS))}")
+        return problem(found.key, f"use is missing; add it, as in 'use: {next(iter(mods))}'")
+    return problem(entry.node.place, f"use: {_choice(entry.node, ', '.join(mods))}")
 
 
 def describe(node: Node) -> str:
@@ -184,8 +185,8 @@ def _unknown_key(path: Path) -> str:
     return f"{start}; remove it, or use one of {', '.join(known)}"
 
 
-def _unknown_parameter(key: str, mod: str) -> str:
-    known = _keys(MODS[mod])
+def _unknown_parameter(key: str, mod: str, mods: ModSchemas) -> str:
+    known = _keys(mods[mod])
     close = nearest(key, known)
     advice = f"did you mean {close}?" if close else f"remove it, or use one of {', '.join(known)}"
     return f"unknown key {json.dumps(key[:60], ensure_ascii=False)} in {mod}; {advice}"

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from loka.mods.mod_planning import Concern
 from loka.mods.suggestions import Suggestible
 from loka.numerics.enums import OPERANDS, Compute, Gemm, Operand, Range
 from loka.policy.cascade.settings import OperandRecipe, SiteSettings
@@ -41,7 +42,7 @@ class FindingEvidence:
     summary: SiteProfile
     settings: SiteSettings
     bias: BiasTrack | None
-    mendable: Suggestible = field(default_factory=Suggestible)
+    suggestible: Suggestible = field(default_factory=Suggestible)
 
     @property
     def gemms(self) -> tuple[Gemm, ...]:
@@ -70,9 +71,16 @@ class FindingEvidence:
         """The site's name as remedies write it."""
         return f'"{self.site.name}"'
 
-    def mod(self, use: str, name: str | None, change: str) -> str:
-        """A mod for `name`, as a policy writes it; a change of the model by hand where no mod can make it (None)."""
-        return f"in the model, {change}" if name is None else f"mods: [{{use: {use}, match: {json.dumps(name)}}}]"
+    def mod(self, concern: Concern, change: str) -> str:
+        """The mod against a concern about this site, as a policy writes it; without one, a change by hand."""
+        found = self.suggestible.against.get(concern)
+        if found is None:
+            return self.by_hand(change)
+        return f"mods: [{{use: {found.use}, match: {json.dumps(found.match)}}}]"
+
+    def by_hand(self, change: str) -> str:
+        """A change of the model that no mod makes."""
+        return f"in the model, {change}"
 
     def afresh(self, gemm: Gemm) -> str:
         """What a rule has to undo before a scaling means dynamic scales of its own; "" where there is nothing."""

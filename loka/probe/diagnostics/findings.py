@@ -29,14 +29,14 @@ def find(
     summary: SiteProfile,
     settings: SiteSettings,
     bias: BiasTrack | None = None,
-    mendable: Suggestible | None = None,
+    suggestible: Suggestible | None = None,
 ) -> tuple[Finding, ...]:
     """The findings about one site, in the order of the rules.
 
     `summary` is that of `stats`, with its estimates; `bias` what `bias_track` saw of the site's bias, None
-    where it has none or nobody looked; `mendable` which mods the model can take about it, None where nobody looked.
+    where it has none or nobody looked; `suggestible` which mods a policy could list about it, None where nobody looked.
     """
-    evidence = FindingEvidence(site, stats, summary, settings, bias, mendable or Suggestible())
+    evidence = FindingEvidence(site, stats, summary, settings, bias, suggestible or Suggestible())
     if (seen := evidence.operand(Operand.INPUT)) is None or seen.calls == 0:
         return tuple(_never_ran(evidence))
     rules: tuple[Rule, ...] = (_no_gradient, _nonfinite, _always_zero, *MODEL_RULES, *SCALE_RULES)

@@ -9,6 +9,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
+from loka.mods.mod_planning import Concern
 from loka.numerics.enums import Operand
 from loka.probe.diagnostics.finding_evidence import FindingEvidence, FindingKind
 from loka.probe.profile.profile import Finding
@@ -37,7 +38,7 @@ def bias_diverges(evidence: FindingEvidence) -> Iterator[Finding]:
             FindingKind.BIAS_DIVERGES,
             f"the norm of its bias went from {bias.first:.3g} to {bias.last:.3g} "
             f"(limit: +{BIAS_GROWTH:g} and x{BIAS_RATIO:g})",
-            evidence.mod("no_bias", evidence.mendable.no_bias, f"build {evidence.quoted} without its bias"),
+            evidence.mod(Concern.BIAS, f"build {evidence.quoted} without its bias"),
         )
 
 
@@ -52,11 +53,7 @@ def norm_cancels(evidence: FindingEvidence) -> Iterator[Finding]:
                 FindingKind.NORM_CANCELS,
                 f"the row means of its output, which the layer_norm after it subtracts, hold {100 * share:.1f} % of "
                 f"its power (limit: {100 * MEAN_SHARE:g} %)",
-                evidence.mod(
-                    "block_norm",
-                    evidence.mendable.block_norm_after,
-                    f"replace the LayerNorm after {evidence.quoted} by a block RMSNorm",
-                ),
+                evidence.mod(Concern.NORM_AFTER, f"replace the LayerNorm after {evidence.quoted} by a block RMSNorm"),
             )
     if evidence.site.fed_by[:1] == ("layer_norm",) and evidence.stats.input is not None:
         share = mean_share(evidence.stats.input.moments)
@@ -65,11 +62,7 @@ def norm_cancels(evidence: FindingEvidence) -> Iterator[Finding]:
                 FindingKind.NORM_CANCELS,
                 f"the layer_norm before it gives nearly the same to every row: the features' means hold "
                 f"{100 * share:.1f} % of the input's power (limit: {100 * MEAN_SHARE:g} %)",
-                evidence.mod(
-                    "block_norm",
-                    evidence.mendable.block_norm_before,
-                    f"replace the LayerNorm before {evidence.quoted} by a block RMSNorm",
-                ),
+                evidence.mod(Concern.NORM_BEFORE, f"replace the LayerNorm before {evidence.quoted} by a block RMSNorm"),
             )
 
 
@@ -90,9 +83,7 @@ def activation_outliers(evidence: FindingEvidence) -> Iterator[Finding]:
             f"after {activation[0]} the maximum {where} is {2**octaves:.0f} times the RMS; "
             f"a Gaussian of that size has {2**usual:.1f} (limit: {OUTLIER_OCTAVES:g} octaves more)",
             evidence.mod(
-                "hard_swish",
-                evidence.mendable.hard_swish,
-                f"replace the {activation[0]} before {evidence.quoted} by a hard swish",
+                Concern.ACTIVATION_BEFORE, f"replace the {activation[0]} before {evidence.quoted} by a hard swish"
             ),
         )
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from loka.mods.mod_planning import Concern
 from loka.numerics.enums import Format, Gemm, Operand, Range, Scaling
 from loka.policy.cascade.settings import OperandRecipe
 from loka.probe.diagnostics.finding_evidence import FindingEvidence, FindingKind
@@ -42,12 +43,13 @@ def feature_dominates(evidence: FindingEvidence) -> Iterator[Finding]:
                 f"{largest / usual:.0f} times as much (limit: {2**DOMINANT_OCTAVES:.0f})",
                 evidence.rule(f"{gemm.value}: {{{evidence.afresh(gemm)}scaling: blockwise}}")
                 if amax.numel() > BLOCK
-                else evidence.mod(
-                    "norm_first",
-                    evidence.mendable.norm_first if operand is Operand.INPUT else None,
-                    f"bring the features that meet in {evidence.quoted} to one size with a norm",
-                ),
+                else _one_size(evidence, operand),
             )
+
+
+def _one_size(evidence: FindingEvidence, operand: Operand) -> str:
+    by_hand = f"bring the features that meet in {evidence.quoted} to one size with a norm"
+    return evidence.mod(Concern.INPUT_SIZES, by_hand) if operand is Operand.INPUT else evidence.by_hand(by_hand)
 
 
 def row_dominates(evidence: FindingEvidence) -> Iterator[Finding]:

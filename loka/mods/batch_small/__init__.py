@@ -1,0 +1,1 @@
+"""Small linears of one shape over different tensors, as one batched product."""

@@ -1,0 +1,155 @@
+"""batch_small, planned: which small linears of a model can be one batched product, and what site that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pydantic import Field
+from torch import nn
+
+from loka.mods.batch_small.batch_small import FEW, FEWEST, NAME, Batch, find
+from loka.mods.mod_planning import SiteModPlanning, UnplannedModel
+from loka.mods.rewriting.model_in_change import ModelInChange
+from loka.mods.rewriting.site_change import OwnedChange
+from loka.mods.rewriting.site_outcome import SiteOutcome
+from loka.numerics.enums import Compute
+from loka.policy.cascade.settings import SiteSettings
+from loka.policy.policy import ModRule
+from loka.policy.schema.fields import Size
+from loka.policy.schema.mod_schema import ModFields
+from loka.sites.site import GemmKind, Site
+
+BATCHED = "batch_small: it is one batched product with others, which stays in the model's dtype"
+_NAMED = "a rule asks for it in FP8 by its name, and a batched product stays in the model's dtype"
+_MERGED = "merge_siblings has made it one GEMM with others"
+_LARGE = "it is larger than max_k and max_n allow"
+_LIMIT = 256  # of K and N, unless a policy says otherwise
+
+
+class BatchSmallSetting(ModFields):
+    """Small linears of the same shape over different inputs become one grouped GEMM. Matched: sites. Exact."""
+
+    use: Literal["batch_small"] = Field(title="Mod", description="One grouped GEMM for small linears of one shape.")
+    max_k: Size = Field(default=_LIMIT, title="Largest K", description="Input features of what is small. Default: 256.")
+    max_n: Size = Field(
+        default=_LIMIT, title="Largest N", description="Output features of what is small. Default: 256."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSmallPlanning:
+    """Batches the small sites of one shape that one forward calls over different tensors."""
+
+    name: str = NAME
+    exact: bool = True
+    description: str = (
+        "small linears of one shape are one batched product, in the model's dtype: one launch instead of many"
+    )
+    setting: type[ModFields] = BatchSmallSetting
+
+    def rewrite_sites(self, model: ModelInChange, rule: ModRule) -> SiteOutcome:
+        """Batch what the entry is for."""
+        outcome, limits = SiteOutcome(model, rule, usual=(FEW, _LARGE)), dict(rule.settings)
+        wanted = {}
+        for site in outcome.wanted():
+            if site.k > int(limits["max_k"]) or site.n > int(limits["max_n"]):
+                outcome.leave([site.name], _LARGE)
+            elif _is_fp8_by_name(model.settings[site.name]):
+                outcome.leave([site.name], _NAMED)
+            elif site.members:
+                outcome.leave(site.members, _MERGED)
+            else:
+                wanted[site.name] = site
+        groups = _families(model, wanted)
+        model.capture(list(groups))
+        for owner, names in groups.items():
+            left = [name for name in names if name in model.sites]
+            for forward, shapes, sizes, called in outcome.traced(left, owner):
+                batches, unchanged = find(forward, sizes, shapes)
+                for each in unchanged:
+                    outcome.leave([called[each.name]], each.reason)
+                for change in batches:
+                    members = [called[name] for name in change.members]
+                    name = f"{owner}.{change.name}" if owner else change.name
+                    site = batched_site(name, owner, [model.sites[member] for member in members])
+                    outcome.take(OwnedChange(owner, change), members, site, _what(change))
+        outcome.leave(wanted, FEW)
+        return outcome
+
+    def proposal(self, model: UnplannedModel) -> str | None:
+        """Linears of one list and one shape, small by the mod's own limits, that do not read one tensor.
+
+        Square ones are left out: those of a list may as well stand in a row, as cross layers do.
+        """
+        siblings = {name for names in model.siblings for name in names}
+        alike: dict[tuple[object, ...], list[str]] = {}
+        for site in model.sites:
+            owner, _, last = site.name.rpartition(".")
+            fits = site.k <= _LIMIT and site.n <= _LIMIT and site.k != site.n
+            if site.kind is GemmKind.LINEAR and last.isdecimal() and fits and site.name not in siblings:
+                alike.setdefault((owner, site.rows, site.k, site.n), []).append(site.name)
+        families = (names for names in alike.values() if len(names) >= FEWEST)
+        small = sum(len(names) for names in families if _is_in_a_list(names[0], model.module))
+        return f"{small} small linears of one shape may read different inputs" if small else None
+
+
+def _is_in_a_list(name: str, model: nn.Module) -> bool:
+    return isinstance(model.get_submodule(name.rpartition(".")[0]), nn.ModuleList)
+
+
+def _is_fp8_by_name(settings: SiteSettings) -> bool:
+    """Whether a rule that names this one site asks for any of its GEMMs in FP8."""
+    fp8 = (gemm for gemm, asked in settings.gemms.items() if asked.compute is Compute.FP8)
+    rules = (settings.compute_set_by(gemm) for gemm in fp8)
+    return any(rule is not None and rule.names_one_site for rule in rules)
+
+
+def _families(model: ModelInChange, wanted: Mapping[str, Site]) -> dict[str, list[str]]:
+    """Sites of one shape that one forward may call, by that forward's module, the innermost first.
+
+    These are what one module calls, and what is called alike but for one number ("towers.*.fc") with the module around.
+    """
+    alike: dict[tuple[object, ...], list[str]] = {}
+    for name, site in wanted.items():
+        shape = (site.rows, site.k, site.n, *model.kind_of_weight(site))
+        alike.setdefault((site.owner, None, *shape), []).append(name)
+        steps = name.split(".")
+        for place, step in enumerate(steps):
+            if step.isdecimal():
+                family = (*steps[:place], "*", *steps[place + 1 :])
+                alike.setdefault((None, family, *shape), []).append(name)
+    groups: dict[str, dict[str, None]] = {}
+    for names in alike.values():
+        if len(names) >= FEWEST:
+            groups.setdefault(model.around(names), {}).update(dict.fromkeys(names))
+    depths = sorted(groups, key=lambda owner: -len(owner.split(".")) if owner else 0)
+    return {owner: list(groups[owner]) for owner in depths}
+
+
+def _what(change: Batch) -> str:
+    inputs = "stacked inputs" if change.base is None else "slices of one tensor"
+    return f"{len(change.members)} linears of K {change.k}, N {change.n} over {inputs} are one batched product"
+
+
+def batched_site(name: str, owner: str, members: Sequence[Site]) -> Site:
+    """The batched product that small linears are; M, K and N are those of one, `calls` counts them all."""
+    first = members[0]
+    return replace(
+        first,
+        name=name,
+        kind=GemmKind.BMM,
+        owner=owner,
+        weight=None,
+        bias=None,
+        calls=sum(site.calls for site in members),
+        calls_eval=sum(site.calls_eval for site in members),
+        share=sum(site.share for site in members),
+        input_grad=any(site.input_grad for site in members),
+        blocked=BATCHED,
+        members=tuple(site.name for site in members),
+    )
+
+
+PLANNING: SiteModPlanning = BatchSmallPlanning()

@@ -1,0 +1,1 @@
+"""Norms over fixed blocks of the features, without mean and parameters."""

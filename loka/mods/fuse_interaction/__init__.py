@@ -1,0 +1,1 @@
+"""Mixing layers, joins and cross layers, computed by kernels of their own."""

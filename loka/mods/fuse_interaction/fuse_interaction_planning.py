@@ -1,0 +1,163 @@
+"""`fuse_interaction`: what mixes, joins and crosses features is computed by one kernel forward and one backward.
+
+What it takes, wherever a module's forward writes it (docs/mods.md has the forms):
+
+- a mixing layer (`fm_interaction`): all pairs of a sample's embeddings at low rank, and weighted sums of them;
+- a join (`loka.graph.patterns.concat_norm`): a concatenation of rows, a residual and a norm;
+- a cross layer (`loka.graph.patterns.cross`): x0 * (linear(x) + bias) + x, as in a DCNv2.
+
+The function stays the same, to rounding: the kernels add up in float32 whatever the dtypes. Parameters and the keys of
+the state_dict stay, so that a checkpoint needs no conversion and `patch.remove()` undoes all of it.
+
+The mod is matched over the modules whose forward writes an interaction: "layers.*" for the layers of a Wukong,
+"interact.cross.*" for the cross layers of a DCNv2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, takewhile
+from typing import Literal
+
+from pydantic import Field
+from torch import nn
+
+from loka.graph.ir import ForwardIR
+from loka.graph.patterns.linear_chain import LinearChain
+from loka.graph.patterns.region import NORMS
+from loka.mods.fuse_interaction.fuse_interaction import NAME, NOTHING, choose_interactions
+from loka.mods.mod_planning import InteractionModPlanning, UnplannedModel
+from loka.mods.rewriting.interactions import ChosenInteractions, FusedInteractions, Interacting, Reserved
+from loka.policy.schema.mod_schema import ModFields
+from loka.sites.site import GemmKind, Site
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+
+class FuseInteractionSetting(ModFields):
+    """A concatenation, residual and norm around products of samples in one kernel. Matched: owners. Exact."""
+
+    use: Literal["fuse_interaction"] = Field(title="Mod", description="One kernel for what joins and mixes features.")
+
+
+@dataclass(frozen=True, slots=True)
+class FuseInteractionPlanning:
+    """Looks for interactions where the sites of a model show that there may be one."""
+
+    name: str = NAME
+    exact: bool = True
+    description: str = "mixing layers, joins and cross layers read what they combine once forward and once backward"
+    setting: type[ModFields] = FuseInteractionSetting
+    nothing: str = NOTHING
+
+    def interacting(self, sites: Sequence[Site], model: nn.Module, wants: Callable[[str], bool]) -> Interacting:
+        """Where to look, in the modules that are wanted."""
+        return interacting(sites, model, wants)
+
+    def reserved(self, interacting: Interacting, sites: Sequence[Site]) -> Reserved:
+        """The matmuls of mixing layers, and the products of cross layers."""
+        return Reserved(NAME, mixing_sites(interacting, sites), interacting.crossing)
+
+    def choose(
+        self,
+        forward: ForwardIR,
+        owners: Collection[str],
+        kept: Collection[str],
+        chains: Sequence[LinearChain],
+        found: FusedInteractions,
+    ) -> ChosenInteractions:
+        """The interactions that kernels take."""
+        return choose_interactions(forward, owners, kept, chains, found)
+
+    def proposal(self, model: UnplannedModel) -> str | None:
+        """How many modules may write an interaction."""
+        owners = len(interacting(model.sites, model.module, lambda name: True).owners)
+        return f"{owners} module{'s' if owners != 1 else ''} may mix, join or cross features" if owners else None
+
+
+def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], bool]) -> Interacting:
+    """Where to look, in the modules that are wanted. Only the structure of `model` is read."""
+    modules = dict(model.named_modules())
+    owners: dict[str, None] = {}
+    seen: list[Site] = []
+    crossing: list[Site] = []
+    for site in sites:
+        owner = _writer(site, modules)
+        if not wants(owner) or not (_is_parameter(site) or _joins(site) or _crosses(site)):
+            continue
+        owners[owner] = None
+        if _is_parameter(site) or _crosses(site):
+            seen.append(site)
+        if _crosses(site):
+            crossing.append(site)
+    names = frozenset(site.name for site in crossing)
+    return Interacting(frozenset(owners), tuple(seen), tuple(_together(crossing, modules)), names)
+
+
+def _is_parameter(site: Site) -> bool:
+    """Whether a site multiplies by a Parameter outside of an nn.Linear, as mixing layers do."""
+    return site.kind is not GemmKind.LINEAR and site.weight is not None and not site.blocked
+
+
+def _joins(site: Site) -> bool:
+    """Whether a norm follows a site's product after a concatenation, a sum, or both."""
+    between = list(takewhile(lambda op: op in ("cat", "add"), site.followed_by))
+    return bool(between) and set(site.followed_by[len(between) : len(between) + 1]) <= NORMS | {"rms_norm", "view"}
+
+
+def _crosses(site: Site) -> bool:
+    """Whether a site's product, with or without a bias, is multiplied and added to."""
+    after = site.followed_by[1:] if site.followed_by[:2] == ("add", "mul") else site.followed_by
+    multiplied = after[:2] == ("mul", "add") or after[:1] == ("addcmul",)
+    return multiplied and site.weight is not None and not site.blocked
+
+
+def _writer(site: Site, modules: Mapping[str, nn.Module]) -> str:
+    """The module whose forward reads a site's product: for a linear, the first around it that is no container."""
+    if site.kind is not GemmKind.LINEAR or site.name not in modules:
+        return site.owner
+    owner = site.name
+    while owner:
+        owner = owner.rpartition(".")[0]
+        if not isinstance(modules[owner], _CONTAINERS):
+            break
+    return owner
+
+
+def _together(sites: Iterable[Site], modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, str]]:
+    """For cross layers of one width and one kind of module, one after another, the smallest module that holds them."""
+
+    def kind(site: Site) -> tuple[object, ...]:
+        return type(modules[_writer(site, modules)]), site.n
+
+    for _, group in groupby(sites, kind):
+        layers = list(group)
+        owner = _common([_writer(site, modules) for site in layers])
+        while isinstance(modules[owner], _CONTAINERS):
+            owner = owner.rpartition(".")[0]
+        if len(layers) > 1:
+            yield from ((site.name, owner) for site in layers)
+
+
+def _common(names: Sequence[str]) -> str:
+    """The longest path that all names begin with."""
+    parts = [name.split(".") for name in names]
+    same = takewhile(lambda step: len(set(step)) == 1, zip(*parts, strict=False))
+    return ".".join(step[0] for step in same)
+
+
+def mixing_sites(interacting: Interacting, sites: Sequence[Site]) -> frozenset[str]:
+    """Names of the matmuls that may be a mixing layer's and are to be fused: no other mod may write them otherwise.
+
+    A mixing layer of n embeddings of d, rank r, has `x^T @ rank`, d rows a sample, K = n, N = r; `x @` that, n rows,
+    K = d, N = r; and perhaps `compress @ x`, which has as many rows and the K of the first.
+    """
+    matmuls = [site for site in interacting.sites if site.kind is GemmKind.MATMUL]
+    products = {(each.owner, each.rows.per_sample, each.k, each.n) for each in sites if each.weight is None}
+    ranks = [each for each in matmuls if (each.owner, each.k, each.rows.per_sample, each.n) in products]
+    mixed = {(rank.owner, rank.rows, rank.k) for rank in ranks}
+    return frozenset(site.name for site in matmuls if (site.owner, site.rows, site.k) in mixed)
+
+
+PLANNING: InteractionModPlanning = FuseInteractionPlanning()

@@ -1,0 +1,107 @@
+"""Hard Swish, planned: which activations can become hard ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+from torch import nn
+
+from loka.mods.adaptation import Adaptation, Setting, Unchanged
+from loka.mods.dataflow import Adaptable
+from loka.mods.mod_planning import Concern, ModMatch, ModRequest, ModuleModPlanning, SiteNeighbours
+from loka.mods.structure import every_name, grouped, held_elsewhere, short, type_of, unsupported_exchange
+from loka.policy.schema.mod_schema import ModFields
+
+NAME = "hard_swish"
+_OPERATIONS = ("silu", "sigmoid")
+
+
+class HardSwishSetting(ModFields):
+    """x * ReLU6(x + 3) / 6 for SiLU. Matched: activations. A new model, to be trained."""
+
+    use: Literal["hard_swish"] = Field(title="Mod", description="Hard swish for SiLU.")
+
+
+@dataclass(frozen=True, slots=True)
+class HardSwishPlanning:
+    """x * ReLU6(x + 3) / 6 in place of x * sigmoid(x); in SwishNorm, x * sigmoid(norm(x)), the sigmoid becomes hard.
+
+    An nn.Sigmoid whose product does nothing but multiply what it takes, or what its norm takes, becomes
+    nn.Hardsigmoid: that of torchrec's SwishLayerNorm, and of any module of that form. Patterns name the SiLU, or the
+    module whose forward has the product.
+
+    Not exact, a new model: up to 0.142 off, at 3 and -3. No exponential, so that it costs little in the
+    epilogue of a GEMM, and exactly zero or x outside of [-3, 3] (LoKA, "Mods": Hard Swish).
+
+    Quality: NE differed by -0.02 +- 0.02 % on MovieTweetings (small Wukong, one epoch, four seeds).
+    """
+
+    name: str = NAME
+    exact: bool = False
+    description: str = "Swish without exponentials: it fuses with the norm before it, and its range is known"
+    setting: type[ModFields] = HardSwishSetting
+    opt_in: bool = False
+    of_paper: bool = True
+
+    def find(self, model: Adaptable, request: ModRequest) -> ModMatch:
+        """The activations to exchange."""
+        names, held = every_name(model.module), held_elsewhere(model.module)
+        swishes = {id(model.module.get_submodule(name)) for name in model.swishes}
+        found: list[tuple[str, str, tuple[tuple[str, Setting], ...]]] = []
+        unchanged: list[Unchanged] = []
+        named: list[str] = []
+        for name, module in model.module.named_modules(remove_duplicate=False):
+            swish = id(module) in swishes
+            told = _multiplier(model.module, name) if swish else name
+            if not request.wants(told):
+                continue
+            reason = unsupported_exchange(module, held)
+            every = [_multiplier(model.module, other) if swish else other for other in names[id(module)]]
+            others = [other for other in every if not request.wants(other)]
+            if not swish and type(module) is not nn.SiLU:
+                if isinstance(module, nn.SiLU) or (request.names(name) and not _has_swish(module, swishes)):
+                    unchanged.append(Unchanged(name, f"it is a {short(module)}, neither an nn.SiLU nor a SwishNorm"))
+            elif reason is not None or others or not name:
+                shared = (
+                    f"it is '{others[0]}' too, which the mod does not match" if others else "it is the model itself"
+                )
+                unchanged.append(Unchanged(told, reason or shared))
+            else:
+                named.append(told)
+                found.append((name, type_of(module), ()))
+        for op, owner, where in model.calls(request.wants, "silu", "sigmoid"):
+            what = "calls F.silu" if op == "silu" else "multiplies by a sigmoid of what it multiplies"
+            unchanged.append(Unchanged(owner, f"it {what}{where}: write an nn module for it"))
+        return ModMatch(grouped(self.name, found), tuple(unchanged), tuple(named))
+
+    def describe(self, adaptation: Adaptation, count: int) -> str:
+        """What becomes of each activation: "SiLU -> Hardswish"."""
+        before = adaptation.replaces.rpartition(".")[2]
+        return f"{before} -> {'Hardsigmoid' if before == 'Sigmoid' else 'Hardswish'}"
+
+    def suggest(self, match: ModMatch, site: SiteNeighbours) -> Iterator[tuple[Concern, str]]:
+        """The activation that makes a site's input."""
+        takes = {name for adaptation in match.adaptations for name in adaptation.modules}
+        found = [owner for op, owner in site.before.items() if op in _OPERATIONS and owner in takes]
+        yield from ((Concern.ACTIVATION_BEFORE, owner) for owner in found[:1])
+
+
+def _multiplier(model: nn.Module, name: str) -> str:
+    """The module whose forward multiplies by a sigmoid: the nearest around it that is no nn.Sequential."""
+    owner = name
+    while owner:
+        owner = owner.rpartition(".")[0]
+        if not isinstance(model.get_submodule(owner), nn.Sequential):
+            return owner or name
+    return name
+
+
+def _has_swish(module: nn.Module, swishes: set[int]) -> bool:
+    """Whether a module holds the sigmoid of a SwishNorm, which is told under its name."""
+    return any(id(child) in swishes for child in module.modules())
+
+
+PLANNING: ModuleModPlanning = HardSwishPlanning()

@@ -1,0 +1,1 @@
+"""Linears that read one tensor, as one GEMM."""

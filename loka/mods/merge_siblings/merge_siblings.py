@@ -1,0 +1,143 @@
+"""merge_siblings: linears that read one tensor become one GEMM, whose result is split.
+
+q = linear(x, wq, bq)                    merged = linear(x, cat([wq, wk]), cat([bq, bk]))
+k = linear(x, wk, bk)           ->       parts = merged.split((nq, nk), -1)
+                                         q, k = parts[0], parts[1]
+
+The same function up to rounding. One GEMM of a larger N fills the GPU better than several small ones, x is quantised
+once, and the input's gradient is one product in place of a sum of products. Each forward copies the weights into one
+matrix (K x sum of N elements); with frozen FP8 weights that is done once. An activation that follows each of them
+alike is computed on the merged result, so that it can be fused with the GEMM.
+
+Where one linear has a bias and another none, that one's part of the merged bias is zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from loka.errors import LokaError
+from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
+from loka.mods.adaptation import Unchanged
+from loka.mods.rewriting import rewriting_tools
+from loka.mods.rewriting.rewriting_tools import OperandTexts, PlainLinear, Size
+
+NAME = "merge_siblings"
+ALONE = "no other linear that the mod is for reads its input"
+
+
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """Linears to merge, in the order of their calls; sites are named as in the forward."""
+
+    name: str  # of the merged site
+    members: tuple[str, ...]
+    sizes: tuple[int, ...]  # N of each
+    k: int
+
+    @property
+    def mod(self) -> str:
+        """As a policy writes it."""
+        return NAME
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The sites whose calls go."""
+        return self.members
+
+    @property
+    def makes(self) -> str:
+        """The site that they are then."""
+        return self.name
+
+    def under(self, rename: Callable[[str], str]) -> Siblings:
+        """The same with its sites under other names."""
+        return replace(self, name=rename(self.name), members=tuple(map(rename, self.members)))
+
+    def rewritten(self, forward: ForwardIR) -> ForwardIR:
+        """The forward with the siblings merged."""
+        return rewrite(forward, self)
+
+    @property
+    def n(self) -> int:
+        """Of the merged GEMM."""
+        return sum(self.sizes)
+
+
+def find(
+    forward: ForwardIR, sites: Mapping[str, Size], owner: str = ""
+) -> tuple[tuple[Siblings, ...], tuple[Unchanged, ...]]:
+    """The linears of `sites` that read one local, two or more, and the other sites that the forward calls, and why.
+
+    A forward that changes tensors in place has none, but for an activation that follows each sibling alike. `owner` is
+    how names of sites begin in this forward.
+    """
+    linears, reasons = rewriting_tools.plain_linears(forward, sites)
+    groups: dict[str, list[PlainLinear]] = {}
+    for linear in linears:
+        groups.setdefault(linear.x, []).append(linear)
+    found = []
+    for group in groups.values():
+        names = tuple(linear.site for linear in group)
+        in_place = rewriting_tools.in_place_reason(forward, rewriting_tools.common_activation(forward, group) or ())
+        if len(group) < 2:
+            reasons[names[0]] = ALONE
+        elif in_place is not None:
+            reasons |= dict.fromkeys(names, in_place)
+        else:
+            sizes = tuple(sites[name].n for name in names)
+            found.append(Siblings(rewriting_tools.joined_name(owner, names), names, sizes, sites[names[0]].k))
+    return tuple(found), tuple(Unchanged(name, reason) for name, reason in reasons.items())
+
+
+def rewrite(forward: ForwardIR, siblings: Siblings) -> ForwardIR:
+    """The forward with the siblings merged, where the first of them stood.
+
+    Raises LokaError where they do not stand in it as `find` saw them.
+    """
+    sizes = {name: Size(siblings.k, n) for name, n in zip(siblings.members, siblings.sizes, strict=True)}
+    group = rewriting_tools.plain_linears(forward, sizes)[0]
+    if tuple(linear.site for linear in group) != siblings.members or len({linear.x for linear in group}) != 1:
+        raise LokaError(f"{siblings.name!r} does not stand in its forward. Please report this fault in LoKA.")
+    followers = rewriting_tools.common_activation(forward, group)
+    name = rewriting_tools.free_names(forward)
+    merged = name("_".join(linear.statement.target for linear in group) if len(group) < 4 else "merged")
+    made = [_merged(merged, siblings, group)]
+    ends = [linear.place for linear in group]
+    if followers is not None:
+        ends = list(followers)
+        after = forward.statements[ends[0]]
+        activated = name(f"{merged}_{after.op}")
+        operand = (Ref(RefKind.LOCAL, merged),)
+        made.append(Statement(activated, after.op, after.template, operand, note=after.note))
+        merged = activated
+    parts = name("parts")
+    split = f"{{0}}.split(({', '.join(map(str, siblings.sizes))}), -1)"
+    made.append(Statement(parts, "split", split, (Ref(RefKind.LOCAL, merged),)))
+    for number, place in enumerate(ends):
+        target = forward.statements[place].target
+        made.append(Statement(target, "getitem", f"{{0}}[{number}]", (Ref(RefKind.LOCAL, parts),)))
+    gone = {linear.place for linear in group} | set(ends)
+    statements: list[Statement] = []
+    for place, statement in enumerate(forward.statements):
+        if place == group[0].place:
+            statements += made
+        if place not in gone:
+            statements.append(statement)
+    return rewriting_tools.with_statements(forward, statements)
+
+
+def _merged(target: str, siblings: Siblings, group: Sequence[PlainLinear]) -> Statement:
+    operands = OperandTexts()
+    x = operands.add(Ref(RefKind.LOCAL, group[0].x))
+    weights = [operands.take(linear.call.weight, linear.statement.operands) for linear in group]
+    biases = [
+        operands.take(linear.call.bias, linear.statement.operands)
+        if linear.call.bias is not None
+        else f"{weight}.new_zeros({n})"
+        for linear, weight, n in zip(group, weights, siblings.sizes, strict=True)
+    ]
+    bias = f"torch.cat([{', '.join(biases)}])" if any(linear.call.bias is not None for linear in group) else None
+    call = SiteCall(siblings.name, x, f"torch.cat([{', '.join(weights)}])", bias, "{0}")
+    return rewriting_tools.linear_statement(target, call, operands.refs, siblings.name)

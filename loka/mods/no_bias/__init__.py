@@ -1,0 +1,1 @@
+"""Linears without biases, but for final prediction layers."""

@@ -1,0 +1,1 @@
+"""GEMMs whose K and N are padded to what kernels take."""

@@ -1,0 +1,1 @@
+"""Residual sums that are computed and kept in a wider dtype."""

@@ -1,0 +1,1 @@
+"""What mods that rewrite forwards share: tools, the model while sites change, the values that planning gets."""

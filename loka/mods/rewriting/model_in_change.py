@@ -1,0 +1,117 @@
+"""A model's sites while the mods that rewrite forwards change them, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import takewhile
+
+from torch import nn
+
+from loka.graph.ir import ForwardIR
+from loka.graph.patterns.region import RegionScope, scope_of
+from loka.graph.refused import Refused
+from loka.graph.trace.observed_shapes import Shape
+from loka.graph.trace.tracer import Tracer
+from loka.mods.rewriting.interactions import Reserved
+from loka.mods.rewriting.rewriting_tracer import RewritingTracer
+from loka.mods.rewriting.site_change import OwnedChange, relative
+from loka.policy.cascade.settings import SiteSettings
+from loka.sites.site import Site
+
+_SEVERAL = "its Parameter is used at several places, which cannot be told apart"
+
+
+class ModelInChange:
+    """The model's sites while mods change them.
+
+    `settings[i]` belongs to `sites[i]`; `siblings` are names of sites that seem to read one tensor
+    (`SiteMap.siblings`). `reserved` are sites that another mod takes as they are written.
+    """
+
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        settings: Sequence[SiteSettings],
+        siblings: Sequence[tuple[str, ...]],
+        tracer: Tracer,
+        reserved: Reserved,
+    ) -> None:
+        self.sites = {site.name: site for site in sites}
+        self.settings = {site.name: wanted for site, wanted in zip(sites, settings, strict=True)}
+        self.siblings = siblings
+        self.reserved = reserved
+        self.modules = dict(tracer.model.named_modules())
+        self.parameters = dict(tracer.model.named_parameters(remove_duplicate=False))
+        self.trace = RewritingTracer(tracer)
+
+    def capture(self, owners: Collection[str]) -> None:
+        """See how the model calls some modules, in one run."""
+        self.trace.capture(tuple(dict.fromkeys(owners)))
+
+    def look(self, owner: str, names: Sequence[str]) -> tuple[ForwardIR, dict[str, Shape]] | Refused:
+        """The forward of a module as mods have it so far, with the shapes of its locals; or why it cannot be had."""
+        scope = self._scope(owner, names)
+        found = self.trace(scope)
+        return found if isinstance(found, Refused) else (found, self.trace.shapes(scope, found))
+
+    def _scope(self, owner: str, names: Sequence[str]) -> RegionScope:
+        read = [member for name in names for member in self.sites[name].members or (self._weight_name(name, owner),)]
+        return scope_of(owner, read, self.modules)
+
+    def _weight_name(self, name: str, owner: str) -> str:
+        return name if name in self.modules and name != owner else self.sites[name].weight or name
+
+    def called(self, name: str, owner: str) -> str:
+        """What an owner's forward calls a site."""
+        site = self.sites[name]
+        return relative(name if site.members else self._weight_name(name, owner), owner)
+
+    def take(self, owned: OwnedChange, names: Sequence[str], site: Site) -> str | None:
+        """Carry out a change of some sites, which are one then; or say why not, with nothing changed."""
+        self.trace.add(owned)
+        found = self.trace(self._scope(owned.owner, names))
+        if isinstance(found, Refused):
+            self.trace.drop(owned)
+            return found.reason
+        if site.name in names:
+            self.sites[site.name] = site
+            return None
+        wanted = self.settings[names[0]]
+        places = {name: place for place, name in enumerate(self.sites)}
+        first = min(names, key=lambda name: places[name])
+        sites, settings = self.sites, self.settings
+        self.sites = {new.name: new for name, old in sites.items() if (new := self._new(name, old, first, names, site))}
+        self.settings = {name: settings.get(name, wanted) for name in self.sites}
+        return None
+
+    @staticmethod
+    def _new(name: str, old: Site, first: str, names: Collection[str], site: Site) -> Site | None:
+        return site if name == first else None if name in names else old
+
+    def unsupported_reason(self, site: Site) -> str | None:
+        """Why a site can be no part of a rewritten forward."""
+        if site.blocked is not None:
+            return site.blocked
+        if not (site.members or site.name in self.modules or site.name == site.weight):
+            return _SEVERAL
+        if site.name in self.reserved.sites:
+            return (
+                f"{self.reserved.mod} takes it into a kernel as it is written; leave its owner out of that mod's match "
+                "instead"
+            )
+        return None
+
+    def kind_of_weight(self, site: Site) -> tuple[object, ...]:
+        """What weights that are put together must share."""
+        name = site.weight if site.weight is not None else ""
+        weight = self.parameters.get(name)
+        return (None,) if weight is None else (weight.dtype, weight.device)
+
+    def around(self, names: Sequence[str]) -> str:
+        """The smallest module with a forward that holds the calls of some sites."""
+        owners = [self.sites[name].owner.split(".") for name in names]
+        same = takewhile(lambda step: len(set(step)) == 1, zip(*owners, strict=False))
+        owner = ".".join(step[0] for step in same)
+        while isinstance(self.modules[owner], nn.ModuleList | nn.ModuleDict):
+            owner = owner.rpartition(".")[0]
+        return owner

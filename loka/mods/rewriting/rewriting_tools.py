@@ -1,0 +1,167 @@
+"""Changing straight-line forwards: what the mods that rewrite them share. Everything here returns a new forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from string import Formatter
+
+from loka.errors import LokaError
+from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
+from loka.graph.patterns import fm_interaction
+from loka.graph.patterns.linear_chain import readers_of
+from loka.graph.patterns.region import ACTIVATIONS, ELEMENTWISE, NORMS
+from loka.graph.trace.printer import literal, variable
+
+VIEWS = frozenset({"getitem", "unbind", "chunk", "split", "counted"})
+PURE = (
+    VIEWS | ACTIVATIONS | ELEMENTWISE | NORMS
+    | {"transpose", "permute", "view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"}
+    | {"linear", "cat", "stack"}
+)  # fmt: skip  # operations without an effect but their result; in place or not is said by their arguments
+SEVERAL_CALLS = "its forward calls it several times"
+NOT_PLAIN = "it is not written as a linear over one local of the forward"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The weight of a site: N x K."""
+
+    k: int
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLinear:
+    """A site's statement that is y = linear(x, weight, bias) of a local, without a change of view."""
+
+    place: int  # in `ForwardIR.statements`
+    site: str
+    x: str  # the local
+    statement: Statement
+    call: SiteCall
+
+
+def plain_linears(forward: ForwardIR, sites: Mapping[str, Size]) -> tuple[tuple[PlainLinear, ...], dict[str, str]]:
+    """The sites' calls that are plain linears, in order; and for each other site that is called, why it is not taken.
+
+    A site that is called twice is not taken.
+    """
+    found: dict[str, PlainLinear] = {}
+    reasons: dict[str, str] = {}
+    for place, statement in enumerate(forward.statements):
+        call = statement.call
+        if call is None or call.site not in sites:
+            continue
+        if call.site in found or call.site in reasons:
+            found.pop(call.site, None)
+            reasons[call.site] = SEVERAL_CALLS
+            continue
+        linear = _plain(place, statement, call)
+        if linear is None:
+            reasons[call.site] = NOT_PLAIN
+        else:
+            found[call.site] = linear
+    return tuple(found.values()), reasons
+
+
+def _plain(place: int, statement: Statement, call: SiteCall) -> PlainLinear | None:
+    inner = call.x.removeprefix("{").removesuffix("}")
+    if call.out != "{0}" or call.x != f"{{{inner}}}" or not inner.isdecimal():
+        return None
+    x = statement.operands[int(inner)]
+    used = {field for text in (call.weight, call.bias or "") for field in fields_of(text)}
+    weights = [statement.operands[number] for number in used]
+    if x.kind is not RefKind.LOCAL or any(ref.kind is not RefKind.ATTRIBUTE for ref in weights):
+        return None
+    return PlainLinear(place, call.site, x.text, statement, call)
+
+
+def fields_of(template: str) -> tuple[int, ...]:
+    """The numbers of the operands that a template reads, in order."""
+    return tuple(int(field) for _, field, _, _ in Formatter().parse(template) if field)
+
+
+class OperandTexts:
+    """The operands of a statement that is made of others."""
+
+    def __init__(self) -> None:
+        self.refs: list[Ref] = []
+
+    def add(self, ref: Ref) -> str:
+        """The operand as template text."""
+        if ref not in self.refs:
+            self.refs.append(ref)
+        return f"{{{self.refs.index(ref)}}}"
+
+    def take(self, template: str, operands: Sequence[Ref]) -> str:
+        """Another statement's template, reading the same operands here."""
+        parts = []
+        for text, field, _, _ in Formatter().parse(template):
+            parts.append(literal(text))
+            if field is not None:
+                parts.append(self.add(operands[int(field)]))
+        return "".join(parts)
+
+
+def linear_statement(target: str, call: SiteCall, operands: Sequence[Ref], note: str) -> Statement:
+    """A site's call as torch.nn.functional.linear between its changes of view."""
+    parts = [part for part in (call.x, call.weight, call.bias) if part is not None]
+    template = call.out.replace("{0}", f"torch.nn.functional.linear({', '.join(parts)})")
+    return Statement(target, "linear", template, tuple(operands), call, note)
+
+
+def free_names(forward: ForwardIR) -> Callable[[str], str]:
+    """Makes names for new locals: near a hint, and like no other of the forward."""
+    arguments = {text.partition("=")[0].strip() for text in forward.arguments}
+    taken = arguments | {statement.target for statement in forward.statements}
+    return lambda hint: variable(hint, taken)
+
+
+def with_statements(forward: ForwardIR, statements: Sequence[Statement]) -> ForwardIR:
+    """The forward with other statements; what was found in the old ones by their numbers is left out.
+
+    Raises LokaError where regions were found already: mods come before.
+    """
+    if forward.regions:
+        raise LokaError("a mod came after regions were found. This is a fault in LoKA: please report it.")
+    return replace(forward, statements=tuple(statements), mixes=(), joins=())
+
+
+def without_dead(forward: ForwardIR, pure: Container[str]) -> ForwardIR:
+    """The forward without statements that nobody reads, of those whose targets are in `pure`."""
+    while True:
+        readers = readers_of(forward)
+        kept = [step for step in forward.statements if step.target not in pure or step.target in readers]
+        if len(kept) == len(forward.statements):
+            return forward
+        forward = with_statements(forward, kept)
+
+
+def in_place_reason(forward: ForwardIR, except_places: Container[int] = ()) -> str | None:
+    """Which statement, but for those at some places, may change a tensor that another one reads; None where none."""
+    steps = [step for place, step in enumerate(forward.statements) if place not in except_places]
+    unread = [step for step in steps if step.target == "_" and step.op in PURE and "inplace=True" not in step.template]
+    return fm_interaction.in_place_reason([step for step in steps if step not in unread])
+
+
+def common_activation(forward: ForwardIR, group: Sequence[PlainLinear]) -> tuple[int, ...] | None:
+    """The places of an activation that alone reads each linear's result, called alike; None where there is none."""
+    readers = readers_of(forward)
+    places = []
+    for linear in group:
+        read = readers.get(linear.statement.target, set())
+        if len(read) != 1 or max(read) >= len(forward.statements):
+            return None
+        places.append(max(read))
+    steps = [forward.statements[place] for place in places]
+    alike = {(step.op, step.template) for step in steps}
+    alone = all(len(step.operands) == 1 and step.call is None and step.target != "_" for step in steps)
+    return tuple(places) if len(alike) == 1 and alone and steps[0].op in ACTIVATIONS else None
+
+
+def joined_name(owner: str, members: Sequence[str]) -> str:
+    """What several sites are called together: "layers.0.q+k", "experts.0.0+7" for eight of them."""
+    prefix = f"{owner}." if owner else ""
+    relative = [member.removeprefix(prefix) for member in members]
+    return prefix + ("+".join(relative) if len(relative) < 4 else f"{relative[0]}+{len(relative) - 1}")

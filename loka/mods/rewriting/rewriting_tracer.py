@@ -1,0 +1,105 @@
+"""Tracing owners whose forwards mods rewrite: whoever looks at an owner sees the rewritten forward."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
+
+from torch import nn
+
+from loka.graph.equivalence import rounding_difference
+from loka.graph.ir import ForwardIR
+from loka.graph.patterns.region import RegionScope, scope_of
+from loka.graph.refused import CannotTraceError, Refused
+from loka.graph.trace.observed_shapes import Shape, observed_shapes
+from loka.graph.trace.trace import copy_owner, expanded, with_findings
+from loka.graph.trace.tracer import Tracer
+from loka.mods.rewriting.site_change import OwnedChange, SiteChange
+
+
+@dataclass(slots=True)
+class RewritingTracer:
+    """Traces owners, and rewrites what comes back by the changes that are in it; a tracer of the same form."""
+
+    tracer: Tracer
+    _owned: dict[str, list[tuple[int, OwnedChange]]] = field(default_factory=dict)  # by owner, numbered in order
+    _count: int = 0
+    _made: dict[object, ForwardIR | str] = field(default_factory=dict)  # or why it is not the same function
+    _modules: dict[str, nn.Module] = field(default_factory=dict)  # of the model, once they are asked for
+
+    def add(self, owned: OwnedChange) -> None:
+        """From now on every forward with that owner in it has the change, after those that were added before."""
+        self._owned.setdefault(owned.owner, []).append((self._count, owned))
+        self._count += 1
+
+    def drop(self, owned: OwnedChange) -> None:
+        """Take back the change that was added last."""
+        self._owned[owned.owner].pop()
+
+    def capture(self, owners: Collection[str]) -> None:
+        """Run the model to see how it calls some modules."""
+        self.tracer.capture(owners)
+
+    def __call__(self, scope: RegionScope) -> ForwardIR | Refused:
+        """The rewritten forward of one owner, or why not; its sites are those that mods made of them."""
+        if not self._owned:
+            return self.tracer(scope)
+        module = self.tracer.model.get_submodule(scope.owner)
+        inside = expanded(module, scope.inline, scope.sites)
+        owners = [scope.owner, *(f"{scope.owner}.{path}".lstrip(".") for path in inside)]
+        found = sorted(((n, owned) for owner in owners for n, owned in self._owned.get(owner, ())), key=itemgetter(0))
+        changes = [owned.seen_from(scope.owner) for _, owned in found]
+        scope = self._with_sites(scope, _read_by(changes))
+        traced = self.tracer(scope)
+        if isinstance(traced, Refused) or not changes:
+            return traced
+        key = (replace(traced, owner=""), tuple(changes))
+        if key not in self._made:
+            self._made[key] = self._rewritten(scope, traced, changes)
+        made = self._made[key]
+        return Refused(scope.owner, made) if isinstance(made, str) else replace(made, owner=scope.owner)
+
+    def _with_sites(self, scope: RegionScope, sites: Collection[str]) -> RegionScope:
+        """The scope with other sites of its owner too, and the activations beside these as they were when changed.
+
+        One that is called as a module may change, in place, what is a part of a merged product now.
+        """
+        names = [f"{scope.owner}.{name}".lstrip(".") for name in sites]
+        self._modules = self._modules or dict(self.tracer.model.named_modules())
+        beside = scope_of(scope.owner, names, self._modules)
+        inline = tuple(sorted({*scope.inline, *beside.inline}))
+        return replace(scope, inline=inline, sites=tuple(dict.fromkeys((*scope.sites, *sites))))
+
+    def shapes(self, scope: RegionScope, forward: ForwardIR) -> dict[str, Shape]:
+        """The shapes of a forward's locals, as this traced it."""
+        module = self.tracer.model.get_submodule(scope.owner)
+        inside = expanded(module, scope.inline, scope.sites)
+        examples = self.tracer.examples(scope.owner)
+        return dict(observed_shapes(forward, examples, lambda: copy_owner(module, inside)))
+
+    def _rewritten(self, scope: RegionScope, traced: ForwardIR, changes: Collection[SiteChange]) -> ForwardIR | str:
+        """The forward with the changes made, checked against the module's own; else what tells the two apart."""
+        module, examples = self.tracer.model.get_submodule(scope.owner), self.tracer.examples(scope.owner)
+        inside = expanded(module, scope.inline, scope.sites)
+        forward = traced
+        for change in changes:
+            forward = change.rewritten(forward)
+        try:
+            different = rounding_difference(module, forward, examples, lambda: copy_owner(module, inside))
+            if different is not None:
+                return different
+            shapes = observed_shapes(forward, examples, lambda: copy_owner(module, inside))
+        except CannotTraceError as error:
+            return str(error)
+        return with_findings(replace(forward, rewritten=tuple(dict.fromkeys(change.mod for change in changes))), shapes)
+
+
+def _read_by(changes: Collection[SiteChange]) -> tuple[str, ...]:
+    """The sites that changes read and no change before them makes."""
+    made: set[str] = set()
+    read: dict[str, None] = {}
+    for change in changes:
+        read.update(dict.fromkeys(site for site in change.reads if site not in made))
+        made.add(change.makes)
+    return tuple(read)

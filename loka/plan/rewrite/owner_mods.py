@@ -1,0 +1,194 @@
+"""Tracing owners whose statements mods rewrite, and what is wrong where there is nothing to rewrite."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import nn
+
+from loka.graph.equivalence import rounding_difference
+from loka.graph.ir import ForwardIR
+from loka.graph.patterns.region import RegionScope
+from loka.graph.refused import CannotTraceError, Refused
+from loka.graph.trace.observed_shapes import observed_shapes
+from loka.graph.trace.trace import copy_owner, expanded, with_findings
+from loka.mods.adaptation import RewriteResult, Setting, Unchanged
+from loka.mods.mod_planning import OwnerModPlanning
+from loka.mods.registry import ModKind, names_of, owner_planning
+from loka.mods.rewriting.owner_scope import OwnerScope, is_under, writer_of
+from loka.mods.rewriting.rewriting_tracer import RewritingTracer
+from loka.mods.rewriting.site_change import relative
+from loka.plan.report.plan_rows import common_pattern, pattern_of
+from loka.plan.rewrite.owner_rules import check_apart, owner_problems
+from loka.policy.policy import ModRule
+from loka.policy.problems import PolicyError, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerRequest:
+    """What one entry of `mods` asks for."""
+
+    rule: ModRule
+    mod: OwnerModPlanning
+    scopes: tuple[OwnerScope, ...]
+
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        """The mod's own parameters."""
+        return dict(self.rule.settings)
+
+    def means(self, writer: str) -> bool:
+        """Whether what a module's forward writes is meant."""
+        if any(pattern.matches(writer) for pattern in self.rule.except_):
+            return False
+        return any(is_under(writer, scope.owner) for scope in self.scopes)
+
+
+def requested_owners(rules: Sequence[ModRule], model: nn.Module) -> tuple[OwnerRequest, ...]:
+    """What entries ask for. Raises PolicyError where two of one mod are for one module, naming both."""
+    requests: list[OwnerRequest] = []
+    for name in names_of(ModKind.OWNERS):
+        mod = owner_planning(name)
+        found = [OwnerRequest(rule, mod, mod.scopes(model, rule.wants)) for rule in rules if rule.use == name]
+        check_apart([(each.rule, [writer for writer in _writers(each) if each.means(writer)]) for each in found])
+        requests += found
+    return tuple(requests)
+
+
+def _writers(request: OwnerRequest) -> list[str]:
+    return [writer for scope in request.scopes for writer in scope.writers]
+
+
+_Outcome = tuple[str, str]  # the entry's source, and the owner of a traced scope
+
+
+@dataclass(slots=True)
+class OwnerTracer:
+    """Traces owners, with the changes of sites made, and has mods rewrite what comes back."""
+
+    tracer: RewritingTracer
+    requests: tuple[OwnerRequest, ...]
+    written: dict[_Outcome, tuple[str, ...]] = field(default_factory=dict)  # the writer of each rewritten statement
+    reasons: dict[_Outcome, str] = field(default_factory=dict)  # why nothing in it is rewritten
+    _rewritten: dict[object, tuple[ForwardIR, tuple[str, ...]] | str] = field(default_factory=dict)
+
+    @property
+    def scopes(self) -> tuple[OwnerScope, ...]:
+        """All that is asked for."""
+        return tuple(scope for request in self.requests for scope in request.scopes)
+
+    def capture(self, owners: Collection[str]) -> None:
+        """Run the model to see how it calls some modules."""
+        self.tracer.capture(owners)
+
+    def __call__(self, scope: RegionScope) -> ForwardIR | Refused:
+        """The forward of one owner, or why not."""
+        forward = self.tracer(scope)
+        if isinstance(forward, Refused):
+            return forward
+        for request in self.requests:
+            outcome = (request.rule.source, scope.owner)
+            self.written[outcome] = ()
+            meant = tuple(request.means(writer_of(forward, place)) for place in range(len(forward.statements)))
+            if not any(meant):
+                continue
+            key = (request.mod.name, replace(forward, owner=""), request.rule.settings, meant)
+            if key not in self._rewritten:
+                self._rewritten[key] = self._rewrite(scope, forward, request)
+            found = self._rewritten[key]
+            if isinstance(found, str):
+                self.reasons[outcome] = found
+                continue
+            forward = replace(found[0], owner=scope.owner)
+            self.written[outcome] = tuple(".".join(filter(None, (scope.owner, writer))) for writer in found[1])
+        return forward
+
+    def _rewrite(
+        self, scope: RegionScope, forward: ForwardIR, request: OwnerRequest
+    ) -> tuple[ForwardIR, tuple[str, ...]] | str:
+        """The rewritten forward, checked against the module's own, and the writers; or why not."""
+        module = self.tracer.tracer.model.get_submodule(scope.owner)
+        examples = self.tracer.tracer.examples(scope.owner)
+        inside = expanded(module, scope.inline, scope.sites)
+
+        def copied() -> nn.Module:
+            return copy_owner(module, inside)
+
+        found = request.mod.rewrite(forward, request.means, request.settings)
+        if isinstance(found, str):
+            return found
+        try:
+            different = rounding_difference(module, found.forward, examples, copied)
+            if different is not None:
+                return different
+            shapes = observed_shapes(found.forward, examples, copied)
+        except CannotTraceError as error:
+            return str(error)
+        notes = {statement.target: statement.note for statement in forward.statements}
+        return with_findings(replace(found.forward, rewritten=(*forward.rewritten, request.mod.name)), shapes), tuple(
+            notes[name] for name in found.targets
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RewrittenOwners:
+    """What came of one entry: the changes, by the owner whose forward has them, and what stays and why."""
+
+    rewritten: tuple[RewriteResult, ...] = ()
+    unchanged: tuple[Unchanged, ...] = ()
+    writers: frozenset[str] = frozenset()  # the modules whose forwards write what is rewritten
+
+
+def owner_outcomes(
+    tracer: OwnerTracer, owners: Collection[str], refused: Mapping[str, str], model: nn.Module
+) -> dict[str, RewrittenOwners]:
+    """What came of each entry, by its `source`, in the forwards that the plan has: those of `owners`.
+
+    `refused` are modules that could not be traced, and why. Raises PolicyError for entries that rewrite nothing, and
+    for modules that they name and that stay.
+    """
+    found = {request.rule.source: _outcome(request, tracer, owners, refused) for request in tracer.requests}
+    problems: list[Problem] = []
+    for request in tracer.requests:
+        outcome = found[request.rule.source]
+        left = {each.name for each in outcome.unchanged}
+        done = [writer for writer in outcome.writers if request.means(writer)]
+        changed = {name for name, _ in model.named_modules() if any(is_under(writer, name) for writer in done)} - left
+        problems += owner_problems(request.rule, changed, outcome.unchanged, model, request.mod.nothing)
+    if problems:
+        raise PolicyError(problems)
+    return found
+
+
+def _outcome(
+    request: OwnerRequest, tracer: OwnerTracer, owners: Iterable[str], refused: Mapping[str, str]
+) -> RewrittenOwners:
+    rewritten = []
+    done: set[str] = set()
+    for owner in owners:
+        writers = tracer.written.get((request.rule.source, owner), ())
+        if writers:
+            done.update(writers)
+            rewritten.append(RewriteResult(request.mod.name, owner, (), "", _what(request, owner, writers)))
+    own = {owner: reason for (source, owner), reason in tracer.reasons.items() if source == request.rule.source}
+    reasons = {**own, **refused}
+    left = [
+        Unchanged(scope.owner, reasons.get(scope.owner, request.mod.nothing))
+        for scope in request.scopes
+        if scope.owner in reasons or not any(is_under(writer, scope.owner) for writer in done)
+    ]
+    return RewrittenOwners(tuple(rewritten), tuple(left), frozenset(done))
+
+
+def _what(request: OwnerRequest, owner: str, writers: Sequence[str]) -> str:
+    """What is rewritten, by its writers: `9 residual sums in float32: of layers.* (8), of its own forward`."""
+    groups: dict[str, list[str]] = {}
+    for name in writers:
+        inner = relative(name, owner) if name != owner else ""
+        groups.setdefault(pattern_of(inner), []).append(inner)
+    what = request.mod.describe(len(writers), request.settings)
+    if set(groups) == {""}:
+        return what
+    counted = [(common_pattern(names) or "its own forward", len(names)) for names in groups.values()]
+    return f"{what}: of " + ", of ".join(f"{name} ({count})" if count > 1 else name for name, count in counted)
