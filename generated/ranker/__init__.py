@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "f7dcac2b0e5dfd8bee765bb6a144b17e6cf6c02c36553b6881aee687afe2d583"
+STAMP = "f31ca5022ba01354761e223202d227cca0528090f9b84d3a524e5e3c5827a56a"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them
