@@ -1,4 +1,4 @@
-"""The errors that a person at the command line or in a training script can meet. Rooms raise subclasses of these."""
+"""The errors and warnings that a person at the command line or in a training script can meet."""
 
 from __future__ import annotations
 
@@ -20,3 +20,7 @@ class CheckFailedError(LokaError):
     """A check that was asked for did not hold: stale output, over budget, quality lost (exit status 1)."""
 
     exit_status = 1
+
+
+class RenamedWarning(FutureWarning):
+    """Something is written under a name that it no longer has; it still works."""

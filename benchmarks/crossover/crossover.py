@@ -6,7 +6,7 @@ For a linear y = x @ weight.T, x of (M, K) and a weight of (N, K), BF16's time o
 - GEMM, fast: the same with fast accumulation;
 - quantised: fprop (precise) with quantising x and the weight, one pass each;
 - trained: fprop, dgrad and wgrad (precise), with quantising x, the weight and the output gradient once each, and
-  turning all three for the GEMMs that contract over their other dimension.
+  transposing all three for the GEMMs that contract over their other dimension.
 
 Above 1 FP8 is faster. A ratio is a tie where it is nearer to 1 than the spreads of both times; it counts as a gain only
 beyond that. What was interpolated or estimated is not shown: a cell without measurements of its own is empty.
@@ -40,7 +40,7 @@ TITLES = {
     CrossoverView.GEMM: "GEMM alone, precise accumulation",
     CrossoverView.FAST: "GEMM alone, fast accumulation",
     CrossoverView.QUANTISED: "GEMM with quantisation of x and the weight",
-    CrossoverView.TRAINED: "fprop, dgrad and wgrad with quantisation and turning",
+    CrossoverView.TRAINED: "fprop, dgrad and wgrad with quantisation and transposition",
 }
 _ROWS, _ONE = "e4m3 rowwise", "e4m3 tensorwise"
 
@@ -125,7 +125,7 @@ def total(parts: Iterable[PartTime | None]) -> PartTime | None:
 def _gemms(view: CrossoverView, shape: Shape) -> tuple[tuple[Shape, tuple[str, ...]], ...]:
     """Rows, columns and contraction of each GEMM of a view, and how its operands may be scaled.
 
-    What is quantised by rows has one scale a row; turned copies of both operands serve either kernel.
+    What is quantised by rows has one scale a row; transposed copies of both operands serve either kernel.
     """
     m, k, n = shape
     if view in (CrossoverView.GEMM, CrossoverView.FAST):
@@ -143,8 +143,10 @@ def _producers(view: CrossoverView, shape: Shape) -> tuple[Part, ...]:
         return ()
     if view is CrossoverView.QUANTISED:
         return quantised
-    turned = tuple(Part(PartKind.TURN, "rendered", *sizes, recipe=_ONE) for sizes in ((m, k), (n, k), (m, n)))
-    return (*quantised, Part(PartKind.QUANTISE, "rendered", m, n, recipe=_ROWS), *turned)
+    transposed = tuple(
+        Part(PartKind.REQUANTIZE_TRANSPOSE, "rendered", *sizes, recipe=_ONE) for sizes in ((m, k), (n, k), (m, n))
+    )
+    return (*quantised, Part(PartKind.QUANTISE, "rendered", m, n, recipe=_ROWS), *transposed)
 
 
 def to_markdown(found: Map, machine: str, source: str, sizes: Sequence[int] = SIZES) -> str:

@@ -63,7 +63,7 @@ defaults:
   compute: auto
   scaling: rowwise
   power_of_two: true
-  turned: true
+  requantize_transpose: true
   fuse: always
   budget: {{min_speedup: 1.0}}
   fprop: {{accumulation: {fprop}}}

@@ -23,7 +23,10 @@ from loka.bench.subjects.variants import Precision, Variant
 from loka.errors import LokaError
 from loka.plan.planner import make_plan
 
-BF16, FP8 = "compute: keep", "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always"
+BF16, FP8 = (
+    "compute: keep",
+    "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always",
+)
 POLICY = """\
 version: 1
 name: {name}

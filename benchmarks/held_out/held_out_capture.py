@@ -64,13 +64,13 @@ class _Watch(TorchFunctionMode):
         if func in _LINEAR:
             x, weight = args[0], args[1]
             if (name := self._name(weight)) is not None:
-                self._keep(name, x, weight, out, turned=False)
+                self._keep(name, x, weight, out, transposed=False)
         elif func in _MATMUL:
             left, right = args[0], args[1]
             if (name := self._name(right)) is not None:
-                self._keep(name, left, right.t(), out, turned=False)
+                self._keep(name, left, right.t(), out, transposed=False)
             elif (name := self._name(left)) is not None:
-                self._keep(name, right.transpose(-1, -2), left, out, turned=True)
+                self._keep(name, right.transpose(-1, -2), left, out, transposed=True)
         return out
 
     def _name(self, tensor: Tensor) -> str | None:
@@ -80,12 +80,12 @@ class _Watch(TorchFunctionMode):
         whole = tensor.dim() == 2 and sorted(tensor.shape) == sorted(base.shape)
         return name if whole and tensor.dtype == base.dtype else None
 
-    def _keep(self, name: str, x: Tensor, weight: Tensor, out: Tensor, turned: bool) -> None:
+    def _keep(self, name: str, x: Tensor, weight: Tensor, out: Tensor, transposed: bool) -> None:
         seen = _Seen(_matrix(x), weight.detach().float().clone())
         self.seen.setdefault(name, []).append(seen)
 
         def told(grad: Tensor) -> None:
-            seen.grad_output = _matrix(grad.transpose(-1, -2) if turned else grad)
+            seen.grad_output = _matrix(grad.transpose(-1, -2) if transposed else grad)
 
         out.register_hook(told)  # type: ignore[no-untyped-call]
 

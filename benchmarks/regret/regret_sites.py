@@ -20,14 +20,14 @@ ROWS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 SIDES = (256, 512, 1024, 2048, 4096)
 AROUND = Surroundings("layer_norm", "layer_norm silu")
 _ROWS = OperandRecipe(power_of_two=True)
-_TURNED = OperandRecipe(power_of_two=True, turned=True)
-_TURNED_ONCE = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=True, turned=True)
+_TRANSPOSED = OperandRecipe(power_of_two=True, transposed=True)
+_TRANSPOSED_TENSORWISE = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=True, transposed=True)
 PAIRS: dict[Gemm, Pair] = {
     Gemm.FPROP: (_ROWS, _ROWS),
-    Gemm.DGRAD: (_ROWS, _TURNED),
-    Gemm.WGRAD: (_TURNED_ONCE, _TURNED_ONCE),
+    Gemm.DGRAD: (_ROWS, _TRANSPOSED),
+    Gemm.WGRAD: (_TRANSPOSED_TENSORWISE, _TRANSPOSED_TENSORWISE),
 }
-SETS = (  # of GEMMs in FP8: what is turned has its source among them
+SETS = (  # of GEMMs in FP8: what is transposed has its source among them
     (Gemm.FPROP, Gemm.DGRAD, Gemm.WGRAD),
     (Gemm.FPROP, Gemm.DGRAD),
     (Gemm.FPROP,),

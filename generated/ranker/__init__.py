@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "7f9c33abeec7a2045678e78d4e493d7b97a9ba12734de93279e3727a7c1a6402"
+STAMP = "648208cc244bb8bdf525de91f8f392535e1d08363f483638f2c679d16f337444"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

@@ -14,7 +14,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "7f9c33abeec7a2045678e78d4e493d7b97a9ba12734de93279e3727a7c1a6402"
+STAMP = "648208cc244bb8bdf525de91f8f392535e1d08363f483638f2c679d16f337444"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -793,35 +793,38 @@ reduce_6 = operators.operator(
 )
 
 
-def _turn_2_reference(
+def _requantize_transpose_2_reference(
     values_0: Tensor, scale_0: Tensor, largest_0: Tensor, values_1: Tensor, scale_1: Tensor, largest_1: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    turned_0, spread_0 = norm_reference.requantize_transpose(values_0, scale_0)
-    turned_1, spread_1 = norm_reference.requantize_transpose(values_1, scale_1)
-    return turned_0, spread_0, turned_1, spread_1
+    transposed_0, spread_0 = norm_reference.requantize_transpose(values_0, scale_0)
+    transposed_1, spread_1 = norm_reference.requantize_transpose(values_1, scale_1)
+    return transposed_0, spread_0, transposed_1, spread_1
 
 
-def _turn_2_shapes(
+def _requantize_transpose_2_shapes(
     values_0: Tensor, scale_0: Tensor, largest_0: Tensor, values_1: Tensor, scale_1: Tensor, largest_1: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     m_0, n_0 = values_0.shape
-    turned_0 = values_0.new_empty((n_0, m_0))
+    transposed_0 = values_0.new_empty((n_0, m_0))
     spread_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
     m_1, n_1 = values_1.shape
-    turned_1 = values_1.new_empty((n_1, m_1))
+    transposed_1 = values_1.new_empty((n_1, m_1))
     spread_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
-    return turned_0, spread_0, turned_1, spread_1
+    return transposed_0, spread_0, transposed_1, spread_1
 
 
 # Transposed copies of 2 e4m3 matrices.
-# values_0 (R, C) e4m3, scale_0 (R, 1), largest_0 (P,) -> turned_0 (C, R), spread_0 (C, 1)
-# values_1 (R, C) e4m3, scale_1 (R, 1), largest_1 (P,) -> turned_1 (C, R), spread_1 (C, 1)
-turn_2 = operators.operator(
-    "turn_2_2e4927b2", operators.deferred(__package__, "turn_2"), _turn_2_reference, _turn_2_shapes
+# values_0 (R, C) e4m3, scale_0 (R, 1), largest_0 (P,) -> transposed_0 (C, R), spread_0 (C, 1)
+# values_1 (R, C) e4m3, scale_1 (R, 1), largest_1 (P,) -> transposed_1 (C, R), spread_1 (C, 1)
+requantize_transpose_2 = operators.operator(
+    "requantize_transpose_2_cf1fafaf",
+    operators.deferred(__package__, "requantize_transpose_2"),
+    _requantize_transpose_2_reference,
+    _requantize_transpose_2_shapes,
 )
 
 
-def _turn_3_reference(
+def _requantize_transpose_3_reference(
     values_0: Tensor,
     scale_0: Tensor,
     largest_0: Tensor,
@@ -832,13 +835,13 @@ def _turn_3_reference(
     scale_2: Tensor,
     largest_2: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    turned_0, spread_0 = norm_reference.requantize_transpose(values_0, scale_0)
-    turned_1, spread_1 = norm_reference.requantize_transpose(values_1, scale_1)
-    turned_2, spread_2 = norm_reference.requantize_transpose(values_2, scale_2)
-    return turned_0, spread_0, turned_1, spread_1, turned_2, spread_2
+    transposed_0, spread_0 = norm_reference.requantize_transpose(values_0, scale_0)
+    transposed_1, spread_1 = norm_reference.requantize_transpose(values_1, scale_1)
+    transposed_2, spread_2 = norm_reference.requantize_transpose(values_2, scale_2)
+    return transposed_0, spread_0, transposed_1, spread_1, transposed_2, spread_2
 
 
-def _turn_3_shapes(
+def _requantize_transpose_3_shapes(
     values_0: Tensor,
     scale_0: Tensor,
     largest_0: Tensor,
@@ -850,21 +853,24 @@ def _turn_3_shapes(
     largest_2: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     m_0, n_0 = values_0.shape
-    turned_0 = values_0.new_empty((n_0, m_0))
+    transposed_0 = values_0.new_empty((n_0, m_0))
     spread_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
     m_1, n_1 = values_1.shape
-    turned_1 = values_1.new_empty((n_1, m_1))
+    transposed_1 = values_1.new_empty((n_1, m_1))
     spread_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
     m_2, n_2 = values_2.shape
-    turned_2 = values_2.new_empty((n_2, m_2))
+    transposed_2 = values_2.new_empty((n_2, m_2))
     spread_2 = values_2.new_empty((n_2, 1), dtype=torch.float32)
-    return turned_0, spread_0, turned_1, spread_1, turned_2, spread_2
+    return transposed_0, spread_0, transposed_1, spread_1, transposed_2, spread_2
 
 
 # Transposed copies of 3 e4m3 matrices.
-# values_0 (R, C) e4m3, scale_0 (R, 1), largest_0 (P,) -> turned_0 (C, R), spread_0 (C, 1)
-# values_1 (R, C) e4m3, scale_1 (R, 1), largest_1 (P,) -> turned_1 (C, R), spread_1 (C, 1)
-# values_2 (R, C) e4m3, scale_2 (R, 1), largest_2 (P,) -> turned_2 (C, R), spread_2 (C, 1)
-turn_3 = operators.operator(
-    "turn_3_86d17a75", operators.deferred(__package__, "turn_3"), _turn_3_reference, _turn_3_shapes
+# values_0 (R, C) e4m3, scale_0 (R, 1), largest_0 (P,) -> transposed_0 (C, R), spread_0 (C, 1)
+# values_1 (R, C) e4m3, scale_1 (R, 1), largest_1 (P,) -> transposed_1 (C, R), spread_1 (C, 1)
+# values_2 (R, C) e4m3, scale_2 (R, 1), largest_2 (P,) -> transposed_2 (C, R), spread_2 (C, 1)
+requantize_transpose_3 = operators.operator(
+    "requantize_transpose_3_5949b56b",
+    operators.deferred(__package__, "requantize_transpose_3"),
+    _requantize_transpose_3_reference,
+    _requantize_transpose_3_shapes,
 )

@@ -9,7 +9,7 @@ quantises both of its operands along the dimension that it sums over.
 
 A chain is a run of linears with the norms and activations around them as one function. Its kernels (`fused`) normalise,
 activate and quantise a row in one pass, forward and backward, so that what lies between two GEMMs is read and written
-once. Each GEMM that sums over another dimension than the row's takes the FP8 values turned: transposed, with one scale
+once. Each GEMM that sums over another dimension than the row's takes the FP8 values transposed: transposed, with one scale
 for all, the largest. Sums over all rows come in parts, which `reduce` adds up.
 
 Small products of a sample's embeddings, and what is put together and normalised, are functions with kernels of their own.
@@ -27,7 +27,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "7f9c33abeec7a2045678e78d4e493d7b97a9ba12734de93279e3727a7c1a6402"
+STAMP = "648208cc244bb8bdf525de91f8f392535e1d08363f483638f2c679d16f337444"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive
@@ -95,7 +95,7 @@ def linear_layer_norm_silu_13x64(
 
 class LinearE4m3X64x32(torch.autograd.Function):
     """linear. fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a
-    turned copy; wgrad in turned copies, tensorwise."""
+    transposed copy; wgrad in transposed copies, tensorwise."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype, counter_id: int) -> Tensor:
@@ -118,21 +118,30 @@ class LinearE4m3X64x32(torch.autograd.Function):
         dy_fp8, dy_scale, dy_largest, bias_sums = fused.add_backward_e4m3_32(grad)
         del grad
         if ctx.needs_input_grad[0]:
-            dy_turned, dy_spread, x_turned, x_spread, weight_turned, weight_spread = fused.turn_3(
+            results = fused.requantize_transpose_3(
                 dy_fp8, dy_scale, dy_largest, x_fp8, x_scale, x_largest, weight_fp8, weight_scale, weight_largest
             )
+            dy_transposed, dy_spread, x_transposed, x_spread, weight_transposed, weight_spread = results
             dx = dispatch.scaled_mm(
-                dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", x_dtype, False, ctx.counter_id + 1
+                dy_fp8,
+                dy_scale,
+                weight_transposed,
+                weight_spread,
+                "rowwise",
+                "rowwise",
+                x_dtype,
+                False,
+                ctx.counter_id + 1,
             )
         else:
-            dy_turned, dy_spread, x_turned, x_spread = fused.turn_2(
+            dy_transposed, dy_spread, x_transposed, x_spread = fused.requantize_transpose_2(
                 dy_fp8, dy_scale, dy_largest, x_fp8, x_scale, x_largest
             )
         if ctx.needs_input_grad[1]:
             dweight = dispatch.scaled_mm(
-                dy_turned,
+                dy_transposed,
                 dy_spread[:1],
-                x_turned,
+                x_transposed,
                 x_spread[:1],
                 "tensorwise",
                 "tensorwise",
@@ -156,8 +165,8 @@ def linear_e4m3_64x32(x: Tensor, weight: Tensor, bias: Tensor, counter_id: int) 
 
 class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
     """layer_norm -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear. fprop in e4m3 rowwise with
-    power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a turned copy; wgrad in turned copies,
-    tensorwise."""
+    power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a transposed copy; wgrad in transposed
+    copies, tensorwise."""
 
     @staticmethod
     def forward(
@@ -299,7 +308,7 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
         # Linear 2.
         dy_fp8, dy_scale, dy_largest, bias_2_sums = fused.add_backward_e4m3_256(grad)
         del grad
-        dy_turned, dy_spread, x_turned, x_spread, weight_turned, weight_spread = fused.turn_3(
+        results = fused.requantize_transpose_3(
             dy_fp8,
             dy_scale,
             dy_largest,
@@ -310,14 +319,15 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
             weight_scale_2,
             weight_largest_2,
         )
+        dy_transposed, dy_spread, x_transposed, x_spread, weight_transposed, weight_spread = results
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_2 + 1
+            dy_fp8, dy_scale, weight_transposed, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_2 + 1
         )
         if ctx.needs_input_grad[11]:
             dweight_2 = dispatch.scaled_mm(
-                dy_turned,
+                dy_transposed,
                 dy_spread[:1],
-                x_turned,
+                x_transposed,
                 x_spread[:1],
                 "tensorwise",
                 "tensorwise",
@@ -325,14 +335,14 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
                 False,
                 counter_id_2 + 2,
             )
-        del x_fp8_2, weight_fp8_2, dy_fp8, weight_turned, dy_turned, x_turned
+        del x_fp8_2, weight_fp8_2, dy_fp8, weight_transposed, dy_transposed, x_transposed
         # Linear 1.
         results = fused.add_layer_norm_silu_backward_e4m3_256(
             grad, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1
         )
         dy_fp8, dy_scale, dy_largest, norm_weight_1_sums, norm_bias_1_sums, bias_1_sums = results
         del grad
-        dy_turned, dy_spread, x_turned, x_spread, weight_turned, weight_spread = fused.turn_3(
+        results = fused.requantize_transpose_3(
             dy_fp8,
             dy_scale,
             dy_largest,
@@ -343,14 +353,15 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
             weight_scale_1,
             weight_largest_1,
         )
+        dy_transposed, dy_spread, x_transposed, x_spread, weight_transposed, weight_spread = results
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_1 + 1
+            dy_fp8, dy_scale, weight_transposed, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_1 + 1
         )
         if ctx.needs_input_grad[7]:
             dweight_1 = dispatch.scaled_mm(
-                dy_turned,
+                dy_transposed,
                 dy_spread[:1],
-                x_turned,
+                x_transposed,
                 x_spread[:1],
                 "tensorwise",
                 "tensorwise",
@@ -358,14 +369,14 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
                 False,
                 counter_id_1 + 2,
             )
-        del x_fp8_1, weight_fp8_1, y_1, dy_fp8, weight_turned, dy_turned, x_turned
+        del x_fp8_1, weight_fp8_1, y_1, dy_fp8, weight_transposed, dy_transposed, x_transposed
         # Linear 0.
         results = fused.add_layer_norm_silu_backward_e4m3_256(
             grad, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0
         )
         dy_fp8, dy_scale, dy_largest, norm_weight_0_sums, norm_bias_0_sums, bias_0_sums = results
         del grad
-        dy_turned, dy_spread, x_turned, x_spread, weight_turned, weight_spread = fused.turn_3(
+        results = fused.requantize_transpose_3(
             dy_fp8,
             dy_scale,
             dy_largest,
@@ -376,14 +387,15 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
             weight_scale_0,
             weight_largest_0,
         )
+        dy_transposed, dy_spread, x_transposed, x_spread, weight_transposed, weight_spread = results
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_0 + 1
+            dy_fp8, dy_scale, weight_transposed, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_0 + 1
         )
         if ctx.needs_input_grad[3]:
             dweight_0 = dispatch.scaled_mm(
-                dy_turned,
+                dy_transposed,
                 dy_spread[:1],
-                x_turned,
+                x_transposed,
                 x_spread[:1],
                 "tensorwise",
                 "tensorwise",
@@ -494,8 +506,8 @@ def layer_norm_to_linear_3_linears_e4m3_128x256x256x256(
 
 class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
     """linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu. fprop in e4m3
-    rowwise with power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a turned copy; wgrad in
-    turned copies, tensorwise."""
+    rowwise with power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a transposed copy; wgrad in
+    transposed copies, tensorwise."""
 
     @staticmethod
     def forward(
@@ -630,7 +642,7 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
         )
         dy_fp8, dy_scale, dy_largest, norm_weight_2_sums, norm_bias_2_sums, bias_2_sums = results
         del grad
-        dy_turned, dy_spread, x_turned, x_spread, weight_turned, weight_spread = fused.turn_3(
+        results = fused.requantize_transpose_3(
             dy_fp8,
             dy_scale,
             dy_largest,
@@ -641,14 +653,15 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
             weight_scale_2,
             weight_largest_2,
         )
+        dy_transposed, dy_spread, x_transposed, x_spread, weight_transposed, weight_spread = results
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_2 + 1
+            dy_fp8, dy_scale, weight_transposed, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_2 + 1
         )
         if ctx.needs_input_grad[9]:
             dweight_2 = dispatch.scaled_mm(
-                dy_turned,
+                dy_transposed,
                 dy_spread[:1],
-                x_turned,
+                x_transposed,
                 x_spread[:1],
                 "tensorwise",
                 "tensorwise",
@@ -656,14 +669,14 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
                 False,
                 counter_id_2 + 2,
             )
-        del x_fp8_2, weight_fp8_2, y_2, dy_fp8, weight_turned, dy_turned, x_turned
+        del x_fp8_2, weight_fp8_2, y_2, dy_fp8, weight_transposed, dy_transposed, x_transposed
         # Linear 1.
         results = fused.add_layer_norm_silu_backward_e4m3_256(
             grad, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1
         )
         dy_fp8, dy_scale, dy_largest, norm_weight_1_sums, norm_bias_1_sums, bias_1_sums = results
         del grad
-        dy_turned, dy_spread, x_turned, x_spread, weight_turned, weight_spread = fused.turn_3(
+        results = fused.requantize_transpose_3(
             dy_fp8,
             dy_scale,
             dy_largest,
@@ -674,14 +687,15 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
             weight_scale_1,
             weight_largest_1,
         )
+        dy_transposed, dy_spread, x_transposed, x_spread, weight_transposed, weight_spread = results
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_1 + 1
+            dy_fp8, dy_scale, weight_transposed, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_1 + 1
         )
         if ctx.needs_input_grad[5]:
             dweight_1 = dispatch.scaled_mm(
-                dy_turned,
+                dy_transposed,
                 dy_spread[:1],
-                x_turned,
+                x_transposed,
                 x_spread[:1],
                 "tensorwise",
                 "tensorwise",
@@ -689,7 +703,7 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
                 False,
                 counter_id_1 + 2,
             )
-        del x_fp8_1, weight_fp8_1, y_1, dy_fp8, weight_turned, dy_turned, x_turned
+        del x_fp8_1, weight_fp8_1, y_1, dy_fp8, weight_transposed, dy_transposed, x_transposed
         dbias_2, dnorm_weight_2, dnorm_bias_2, dbias_1, dnorm_weight_1, dnorm_bias_1 = fused.reduce_6(
             bias_2_sums,
             bias_2.dtype,
@@ -712,7 +726,7 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
         dy_fp8, dy_scale, dy_largest, norm_weight_0_sums, norm_bias_0_sums, bias_0_sums = results
         del grad
         if ctx.needs_input_grad[0]:
-            dy_turned, dy_spread, x_turned, x_spread, weight_turned, weight_spread = fused.turn_3(
+            results = fused.requantize_transpose_3(
                 dy_fp8,
                 dy_scale,
                 dy_largest,
@@ -723,18 +737,27 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
                 weight_scale_0,
                 weight_largest_0,
             )
+            dy_transposed, dy_spread, x_transposed, x_spread, weight_transposed, weight_spread = results
             dx = dispatch.scaled_mm(
-                dy_fp8, dy_scale, weight_turned, weight_spread, "rowwise", "rowwise", x_dtype, False, counter_id_0 + 1
+                dy_fp8,
+                dy_scale,
+                weight_transposed,
+                weight_spread,
+                "rowwise",
+                "rowwise",
+                x_dtype,
+                False,
+                counter_id_0 + 1,
             )
         else:
-            dy_turned, dy_spread, x_turned, x_spread = fused.turn_2(
+            dy_transposed, dy_spread, x_transposed, x_spread = fused.requantize_transpose_2(
                 dy_fp8, dy_scale, dy_largest, x_fp8_0, x_scale_0, x_largest_0
             )
         if ctx.needs_input_grad[1]:
             dweight_0 = dispatch.scaled_mm(
-                dy_turned,
+                dy_transposed,
                 dy_spread[:1],
-                x_turned,
+                x_transposed,
                 x_spread[:1],
                 "tensorwise",
                 "tensorwise",

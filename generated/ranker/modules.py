@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "7f9c33abeec7a2045678e78d4e493d7b97a9ba12734de93279e3727a7c1a6402"
+STAMP = "648208cc244bb8bdf525de91f8f392535e1d08363f483638f2c679d16f337444"
 
 
 class EmbedDense(dispatch.Bound):
@@ -26,7 +26,7 @@ class EmbedDense(dispatch.Bound):
 
     embed.dense.0: M = 4096 (B), K = 13, N = 64; fprop, wgrad in the model's dtype.
     embed.dense.3: M = 4096 (B), K = 64, N = 32; fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise
-        with power-of-two scales by a turned copy; wgrad in turned copies, tensorwise.
+        with power-of-two scales by a transposed copy; wgrad in transposed copies, tensorwise.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -67,11 +67,11 @@ class Layers(dispatch.Bound):
 
     layers.0.rank: M = 131072 (32B), K = 16, N = 8; fprop, dgrad, wgrad in the model's dtype.
     layers.0.fmb.0: M = 4096 (B), K = 128, N = 256; fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3
-        rowwise with power-of-two scales by a turned copy; wgrad in turned copies, tensorwise.
+        rowwise with power-of-two scales by a transposed copy; wgrad in transposed copies, tensorwise.
     layers.0.fmb.3: M = 4096 (B), K = 256, N = 256; fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3
-        rowwise with power-of-two scales by a turned copy; wgrad in turned copies, tensorwise.
+        rowwise with power-of-two scales by a transposed copy; wgrad in transposed copies, tensorwise.
     layers.0.fmb.6: M = 4096 (B), K = 256, N = 256; fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3
-        rowwise with power-of-two scales by a turned copy; wgrad in turned copies, tensorwise.
+        rowwise with power-of-two scales by a transposed copy; wgrad in transposed copies, tensorwise.
     layers.0.compress: M = 131072 (32B), K = 16, N = 8; fprop, dgrad, wgrad in the model's dtype.
     """
 
@@ -160,11 +160,11 @@ class Head(dispatch.Bound):
     With the forward of mlp, mlp.0, mlp.1, mlp.2, mlp.3, mlp.4, mlp.5, mlp.6, ... (10 in all).
 
     head.mlp.0: M = 4096 (B), K = 512, N = 256; fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise
-        with power-of-two scales by a turned copy; wgrad in turned copies, tensorwise.
+        with power-of-two scales by a transposed copy; wgrad in transposed copies, tensorwise.
     head.mlp.3: M = 4096 (B), K = 256, N = 256; fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise
-        with power-of-two scales by a turned copy; wgrad in turned copies, tensorwise.
+        with power-of-two scales by a transposed copy; wgrad in transposed copies, tensorwise.
     head.mlp.6: M = 4096 (B), K = 256, N = 256; fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise
-        with power-of-two scales by a turned copy; wgrad in turned copies, tensorwise.
+        with power-of-two scales by a transposed copy; wgrad in transposed copies, tensorwise.
     """
 
     def forward(self, input: Tensor) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "7f9c33abeec7a2045678e78d4e493d7b97a9ba12734de93279e3727a7c1a6402"
+STAMP = "648208cc244bb8bdf525de91f8f392535e1d08363f483638f2c679d16f337444"
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -1473,8 +1473,8 @@ def reduce_6(
 
 
 @triton.jit
-def _turn_2_tile(tile, values_ptr, scale_ptr, largest_ptr, turned_ptr, spread_ptr, m, n, parts):
-    """One tile of 128 x 128 of values (m, n), written to turned (n, m); the first ones fill spread (n,)."""
+def _requantize_transpose_2_tile(tile, values_ptr, scale_ptr, largest_ptr, transposed_ptr, spread_ptr, m, n, parts):
+    """One tile of 128 x 128 of values (m, n), written to transposed (n, m); the first ones fill spread (n,)."""
     # The largest of the scales; 2**-108 is that of a zero row, the smallest there is.
     largest = tl.full([1024], 3.0814879110195774e-33, tl.float32)
     for first in range(0, parts, 1024):
@@ -1488,19 +1488,19 @@ def _turn_2_tile(tile, values_ptr, scale_ptr, largest_ptr, turned_ptr, spread_pt
     mask = (row < m)[:, None] & (column < n)[None, :]
     values = tl.load(values_ptr + row[:, None].to(tl.int64) * n + column[None, :], mask=mask, other=0.0)
     ratio = tl.load(scale_ptr + row, mask=row < m, other=0.0) * reciprocal
-    turned = tl.trans((values.to(tl.float32) * ratio[:, None]).to(tl.float8e4nv))
-    tl.store(turned_ptr + column[:, None].to(tl.int64) * m + row[None, :], turned, mask=tl.trans(mask))
+    transposed = tl.trans((values.to(tl.float32) * ratio[:, None]).to(tl.float8e4nv))
+    tl.store(transposed_ptr + column[:, None].to(tl.int64) * m + row[None, :], transposed, mask=tl.trans(mask))
     if tile < across:
         spread = tl.zeros([128], tl.float32) + bits.to(tl.float32, bitcast=True)
         tl.store(spread_ptr + column, spread, mask=column < n)
 
 
 @triton.jit(do_not_specialize=["parts_0", "parts_1", "tiles_0"])
-def _turn_2(
+def _requantize_transpose_2(
     values_0_ptr,
     scale_0_ptr,
     largest_0_ptr,
-    turned_0_ptr,
+    transposed_0_ptr,
     spread_0_ptr,
     m_0,
     n_0,
@@ -1508,7 +1508,7 @@ def _turn_2(
     values_1_ptr,
     scale_1_ptr,
     largest_1_ptr,
-    turned_1_ptr,
+    transposed_1_ptr,
     spread_1_ptr,
     m_1,
     n_1,
@@ -1518,34 +1518,36 @@ def _turn_2(
     """Transposed copies of 2 e4m3 matrices."""
     tile = tl.program_id(0)
     if tile < tiles_0:
-        _turn_2_tile(tile, values_0_ptr, scale_0_ptr, largest_0_ptr, turned_0_ptr, spread_0_ptr, m_0, n_0, parts_0)
+        _requantize_transpose_2_tile(
+            tile, values_0_ptr, scale_0_ptr, largest_0_ptr, transposed_0_ptr, spread_0_ptr, m_0, n_0, parts_0
+        )
     else:
-        _turn_2_tile(
-            tile - tiles_0, values_1_ptr, scale_1_ptr, largest_1_ptr, turned_1_ptr, spread_1_ptr, m_1, n_1, parts_1
+        _requantize_transpose_2_tile(
+            tile - tiles_0, values_1_ptr, scale_1_ptr, largest_1_ptr, transposed_1_ptr, spread_1_ptr, m_1, n_1, parts_1
         )
 
 
-def turn_2(
+def requantize_transpose_2(
     values_0: Tensor, scale_0: Tensor, largest_0: Tensor, values_1: Tensor, scale_1: Tensor, largest_1: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Transposed copies of 2 e4m3 matrices.
 
-    values_0 (R, C) e4m3, scale_0 (R, 1), largest_0 (P,) -> turned_0 (C, R), spread_0 (C, 1);
-    values_1 (R, C) e4m3, scale_1 (R, 1), largest_1 (P,) -> turned_1 (C, R), spread_1 (C, 1).
+    values_0 (R, C) e4m3, scale_0 (R, 1), largest_0 (P,) -> transposed_0 (C, R), spread_0 (C, 1);
+    values_1 (R, C) e4m3, scale_1 (R, 1), largest_1 (P,) -> transposed_1 (C, R), spread_1 (C, 1).
     """
     m_0, n_0 = values_0.shape
-    turned_0 = values_0.new_empty((n_0, m_0))
+    transposed_0 = values_0.new_empty((n_0, m_0))
     spread_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
     m_1, n_1 = values_1.shape
-    turned_1 = values_1.new_empty((n_1, m_1))
+    transposed_1 = values_1.new_empty((n_1, m_1))
     spread_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
     tiles_0 = max(triton.cdiv(m_0, 128), 1) * max(triton.cdiv(n_0, 128), 1)
     tiles_1 = max(triton.cdiv(m_1, 128), 1) * max(triton.cdiv(n_1, 128), 1)
-    _turn_2[(tiles_0 + tiles_1,)](
+    _requantize_transpose_2[(tiles_0 + tiles_1,)](
         values_0.contiguous(),
         scale_0,
         largest_0,
-        turned_0,
+        transposed_0,
         spread_0,
         m_0,
         n_0,
@@ -1553,7 +1555,7 @@ def turn_2(
         values_1.contiguous(),
         scale_1,
         largest_1,
-        turned_1,
+        transposed_1,
         spread_1,
         m_1,
         n_1,
@@ -1561,12 +1563,12 @@ def turn_2(
         tiles_0,
         num_warps=4,
     )
-    return turned_0, spread_0, turned_1, spread_1
+    return transposed_0, spread_0, transposed_1, spread_1
 
 
 @triton.jit
-def _turn_3_tile(tile, values_ptr, scale_ptr, largest_ptr, turned_ptr, spread_ptr, m, n, parts):
-    """One tile of 128 x 128 of values (m, n), written to turned (n, m); the first ones fill spread (n,)."""
+def _requantize_transpose_3_tile(tile, values_ptr, scale_ptr, largest_ptr, transposed_ptr, spread_ptr, m, n, parts):
+    """One tile of 128 x 128 of values (m, n), written to transposed (n, m); the first ones fill spread (n,)."""
     # The largest of the scales; 2**-108 is that of a zero row, the smallest there is.
     largest = tl.full([1024], 3.0814879110195774e-33, tl.float32)
     for first in range(0, parts, 1024):
@@ -1580,19 +1582,19 @@ def _turn_3_tile(tile, values_ptr, scale_ptr, largest_ptr, turned_ptr, spread_pt
     mask = (row < m)[:, None] & (column < n)[None, :]
     values = tl.load(values_ptr + row[:, None].to(tl.int64) * n + column[None, :], mask=mask, other=0.0)
     ratio = tl.load(scale_ptr + row, mask=row < m, other=0.0) * reciprocal
-    turned = tl.trans((values.to(tl.float32) * ratio[:, None]).to(tl.float8e4nv))
-    tl.store(turned_ptr + column[:, None].to(tl.int64) * m + row[None, :], turned, mask=tl.trans(mask))
+    transposed = tl.trans((values.to(tl.float32) * ratio[:, None]).to(tl.float8e4nv))
+    tl.store(transposed_ptr + column[:, None].to(tl.int64) * m + row[None, :], transposed, mask=tl.trans(mask))
     if tile < across:
         spread = tl.zeros([128], tl.float32) + bits.to(tl.float32, bitcast=True)
         tl.store(spread_ptr + column, spread, mask=column < n)
 
 
 @triton.jit(do_not_specialize=["parts_0", "parts_1", "parts_2", "tiles_0", "tiles_1"])
-def _turn_3(
+def _requantize_transpose_3(
     values_0_ptr,
     scale_0_ptr,
     largest_0_ptr,
-    turned_0_ptr,
+    transposed_0_ptr,
     spread_0_ptr,
     m_0,
     n_0,
@@ -1600,7 +1602,7 @@ def _turn_3(
     values_1_ptr,
     scale_1_ptr,
     largest_1_ptr,
-    turned_1_ptr,
+    transposed_1_ptr,
     spread_1_ptr,
     m_1,
     n_1,
@@ -1608,7 +1610,7 @@ def _turn_3(
     values_2_ptr,
     scale_2_ptr,
     largest_2_ptr,
-    turned_2_ptr,
+    transposed_2_ptr,
     spread_2_ptr,
     m_2,
     n_2,
@@ -1619,18 +1621,20 @@ def _turn_3(
     """Transposed copies of 3 e4m3 matrices."""
     tile = tl.program_id(0)
     if tile < tiles_0:
-        _turn_3_tile(tile, values_0_ptr, scale_0_ptr, largest_0_ptr, turned_0_ptr, spread_0_ptr, m_0, n_0, parts_0)
+        _requantize_transpose_3_tile(
+            tile, values_0_ptr, scale_0_ptr, largest_0_ptr, transposed_0_ptr, spread_0_ptr, m_0, n_0, parts_0
+        )
     elif tile < tiles_0 + tiles_1:
-        _turn_3_tile(
-            tile - tiles_0, values_1_ptr, scale_1_ptr, largest_1_ptr, turned_1_ptr, spread_1_ptr, m_1, n_1, parts_1
+        _requantize_transpose_3_tile(
+            tile - tiles_0, values_1_ptr, scale_1_ptr, largest_1_ptr, transposed_1_ptr, spread_1_ptr, m_1, n_1, parts_1
         )
     else:
-        _turn_3_tile(
+        _requantize_transpose_3_tile(
             tile - tiles_0 - tiles_1,
             values_2_ptr,
             scale_2_ptr,
             largest_2_ptr,
-            turned_2_ptr,
+            transposed_2_ptr,
             spread_2_ptr,
             m_2,
             n_2,
@@ -1638,7 +1642,7 @@ def _turn_3(
         )
 
 
-def turn_3(
+def requantize_transpose_3(
     values_0: Tensor,
     scale_0: Tensor,
     largest_0: Tensor,
@@ -1651,27 +1655,27 @@ def turn_3(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Transposed copies of 3 e4m3 matrices.
 
-    values_0 (R, C) e4m3, scale_0 (R, 1), largest_0 (P,) -> turned_0 (C, R), spread_0 (C, 1);
-    values_1 (R, C) e4m3, scale_1 (R, 1), largest_1 (P,) -> turned_1 (C, R), spread_1 (C, 1);
-    values_2 (R, C) e4m3, scale_2 (R, 1), largest_2 (P,) -> turned_2 (C, R), spread_2 (C, 1).
+    values_0 (R, C) e4m3, scale_0 (R, 1), largest_0 (P,) -> transposed_0 (C, R), spread_0 (C, 1);
+    values_1 (R, C) e4m3, scale_1 (R, 1), largest_1 (P,) -> transposed_1 (C, R), spread_1 (C, 1);
+    values_2 (R, C) e4m3, scale_2 (R, 1), largest_2 (P,) -> transposed_2 (C, R), spread_2 (C, 1).
     """
     m_0, n_0 = values_0.shape
-    turned_0 = values_0.new_empty((n_0, m_0))
+    transposed_0 = values_0.new_empty((n_0, m_0))
     spread_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
     m_1, n_1 = values_1.shape
-    turned_1 = values_1.new_empty((n_1, m_1))
+    transposed_1 = values_1.new_empty((n_1, m_1))
     spread_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
     m_2, n_2 = values_2.shape
-    turned_2 = values_2.new_empty((n_2, m_2))
+    transposed_2 = values_2.new_empty((n_2, m_2))
     spread_2 = values_2.new_empty((n_2, 1), dtype=torch.float32)
     tiles_0 = max(triton.cdiv(m_0, 128), 1) * max(triton.cdiv(n_0, 128), 1)
     tiles_1 = max(triton.cdiv(m_1, 128), 1) * max(triton.cdiv(n_1, 128), 1)
     tiles_2 = max(triton.cdiv(m_2, 128), 1) * max(triton.cdiv(n_2, 128), 1)
-    _turn_3[(tiles_0 + tiles_1 + tiles_2,)](
+    _requantize_transpose_3[(tiles_0 + tiles_1 + tiles_2,)](
         values_0.contiguous(),
         scale_0,
         largest_0,
-        turned_0,
+        transposed_0,
         spread_0,
         m_0,
         n_0,
@@ -1679,7 +1683,7 @@ def turn_3(
         values_1.contiguous(),
         scale_1,
         largest_1,
-        turned_1,
+        transposed_1,
         spread_1,
         m_1,
         n_1,
@@ -1687,7 +1691,7 @@ def turn_3(
         values_2.contiguous(),
         scale_2,
         largest_2,
-        turned_2,
+        transposed_2,
         spread_2,
         m_2,
         n_2,
@@ -1696,4 +1700,4 @@ def turn_3(
         tiles_1,
         num_warps=4,
     )
-    return turned_0, spread_0, turned_1, spread_1, turned_2, spread_2
+    return transposed_0, spread_0, transposed_1, spread_1, transposed_2, spread_2

@@ -6,11 +6,15 @@ import atexit
 import gc
 import os
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from loka.cli.output import note
 from loka.cli.verbs import (
     bench,
     compare,
@@ -26,7 +30,7 @@ from loka.cli.verbs import (
     train,
     validate,
 )
-from loka.errors import LokaError
+from loka.errors import LokaError, RenamedWarning
 from loka.version import __version__
 
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
@@ -42,7 +46,8 @@ class Verbs(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            result = super().invoke(ctx)
+            with _renamed_told():
+                result = super().invoke(ctx)
             sys.stdout.flush()
             return result
         except LokaError as error:
@@ -55,6 +60,26 @@ class Verbs(TyperGroup):
             # The reader has gone: what is left in the buffer has nowhere to go, and flushing it at exit would fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from error
+
+
+@contextmanager
+def _renamed_told() -> Iterator[None]:
+    """Print what is written under a name of before as a note, once in a run; other warnings are shown as ever."""
+    told = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", RenamedWarning)
+        show = warnings.showwarning
+
+        def showwarning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            nonlocal told
+            if not issubclass(category, RenamedWarning):
+                show(message, category, *place, **more)
+            elif not told:
+                told = True
+                note(f"note: {message}")
+
+        warnings.showwarning = showwarning
+        yield
 
 
 app = typer.Typer(

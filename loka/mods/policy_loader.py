@@ -20,5 +20,8 @@ def load_policy(path: Path | str) -> Policy:
     Raises:
         PolicyError: with everything that is wrong, each with its `file:line:column`; the file, or one that it extends,
             cannot be read.
+
+    Warns:
+        RenamedWarning: of a field under a name that it no longer has.
     """
     return read_policy(path, mod_schemas())

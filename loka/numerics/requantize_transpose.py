@@ -1,11 +1,11 @@
-"""The reference of turning: the transposed copy of a quantised matrix, made from its FP8 values alone.
+"""The reference of requantize_transpose: the transposed copy of a quantised matrix, made from its FP8 values alone.
 
 A matrix of (R, C) quantised rowwise serves a GEMM that contracts over C. The GEMM that contracts over R wants it
 transposed, and one scale for each row of that, which no pass along the rows can know. One scale for all of it can be
 known once the rows are quantised: the largest of theirs, S. Where all scales are powers of two, row scale / S is a
 power of two that is at most 1, so that
 
-    turned[c, r] = values[r, c] * (scale[r] / S)
+    transposed[c, r] = values[r, c] * (scale[r] / S)
 
 is exact but for values that become subnormal, which are rounded to the nearest, ties to even, or vanish: they are
 small beside S.
@@ -33,21 +33,24 @@ def requantize_transpose(quantized: Quantized, *, check: bool = False) -> Quanti
     """
     values, scale = quantized.values, quantized.scale
     if values.dim() != 2 or values.dtype not in _FORMAT_OF:
-        raise InputError(f"turn: an FP8 matrix is needed, got {values.dtype} of shape {tuple(values.shape)}")
+        raise InputError(
+            f"requantize_transpose: an FP8 matrix is needed, got {values.dtype} of shape {tuple(values.shape)}"
+        )
     rows, columns = values.shape
     if tuple(scale.shape) != scale_shape(rows, columns, Scaling.ROWWISE):
         raise InputError(
-            f"turn: scales of shape {tuple(scale.shape)} for a matrix of {(rows, columns)}; it takes rowwise scales, "
+            f"requantize_transpose: scales of shape {tuple(scale.shape)} for a matrix of {(rows, columns)}; it takes "
+            "rowwise scales, "
             f"of shape {(rows, 1)}"
         )
     if check and not _are_powers_of_two(scale):
-        raise InputError("turn: a scale is no power of two; quantise with power_of_two=True")
+        raise InputError("requantize_transpose: a scale is no power of two; quantise with power_of_two=True")
     if rows == 0:
         largest = scale.new_full((), static_scale(0.0, _FORMAT_OF[values.dtype], power_of_two=True))
     else:
         largest = scale.amax()
-    turned = (values.float() * (scale / largest)).to(values.dtype).t().contiguous()
-    return Quantized(values=turned, scale=largest.expand(columns, 1).contiguous())
+    transposed = (values.float() * (scale / largest)).to(values.dtype).t().contiguous()
+    return Quantized(values=transposed, scale=largest.expand(columns, 1).contiguous())
 
 
 def _are_powers_of_two(scale: torch.Tensor) -> bool:

@@ -45,7 +45,7 @@ def _worst(estimate: Estimate, members: Sequence[SiteProfile]) -> Estimate | Non
     if differing is None:
         return None
     recipe = estimate.operands[differing]
-    if recipe.scaling is not Scaling.ROWWISE or recipe.turned or any(each.turned for each in estimate.operands):
+    if recipe.scaling is not Scaling.ROWWISE or recipe.transposed or any(each.transposed for each in estimate.operands):
         return None
     same = [
         each

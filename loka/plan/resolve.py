@@ -145,7 +145,7 @@ class _Resolver:
         self._around: dict[tuple[object, ...], Surroundings] = {}
 
     def decide(self, site: Site, wanted: SiteSettings, obstacle: str | None) -> tuple[GemmPlan, ...]:
-        """fprop, then dgrad, then wgrad: operands are turned from those of GEMMs that are decided before."""
+        """fprop, then dgrad, then wgrad: operands are transposed from those of GEMMs that are decided before."""
         gemms: dict[Gemm, GemmPlan] = {}
         for gemm in site_gemms(site):
             unable = obstacle or unsupported_transpose(gemm, wanted.gemms[gemm].operands, gemms)

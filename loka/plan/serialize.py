@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import isfinite
@@ -18,6 +18,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from loka.errors import InputError
+from loka.plan.older_plans import FIRST_WITH_TODAYS_NAMES, upgraded
 from loka.plan.plan import (
     Candidate,
     GemmPlan,
@@ -34,9 +35,9 @@ from loka.policy.cascade.settings import Assignment
 from loka.sites.site import Site
 
 FORMAT = "loka.plan"
-# 2: measurements, and kernels by rows; 3: mods; 4: interactions. A plan is written in the first version that has all
-# it says.
-VERSION = 4
+# 2: measurements, and kernels by rows; 3: mods; 4: interactions; 5: today's names (`older_plans`). A plan is written in
+# the first version that has all it says.
+VERSION = 5
 
 Row = TypeVar("Row", bound=Hashable)
 
@@ -67,7 +68,7 @@ class _PlanFile:
     """The layout of plan.json."""
 
     format: Literal["loka.plan"]
-    version: Literal[1, 2, 3, 4]
+    version: Literal[1, 2, 3, 4, 5]
     name: str
     target: PlanTarget
     batch_size: int
@@ -150,7 +151,7 @@ def to_json(plan: Plan) -> str:
             del site["site"]["members"]
     for decision in data["decisions"]:
         _show_evidence(decision)
-        _show_turned(decision)
+        _show_transposed(decision)
         _show_times(decision)
         if not decision["by_rows"]:
             del decision["by_rows"]
@@ -188,6 +189,8 @@ def from_json(text: str, name: str = "plan.json") -> Plan:
             "plan again with `loka generate`"
         )
     try:
+        if version < FIRST_WITH_TODAYS_NAMES:
+            text = json.dumps(upgraded(data))
         file = _adapter().validate_json(text)
         _refuse_nonsense(file, name)
         return _from_file(file)
@@ -260,9 +263,10 @@ def _to_file(plan: Plan) -> _PlanFile:
     )
 
 
-def _version(plan: Plan, decisions: Iterable[GemmPlan]) -> Literal[1, 2, 3, 4]:
-    if plan.interactions:
-        return 4
+def _version(plan: Plan, decisions: Sequence[GemmPlan]) -> Literal[1, 2, 3, 5]:
+    recipes = [recipe for decision in decisions for recipe in decision.operands or ()]
+    if plan.interactions or any(recipe.transposed for recipe in recipes):
+        return 5
     if plan.mods:
         return 3
     return 2 if plan.measurements or any(decision.by_rows for decision in decisions) else 1
@@ -314,11 +318,11 @@ def _show_evidence(decision: dict[str, Any]) -> None:
         evidence[name] = {end: value if isfinite(value) else str(value) for end, value in evidence[name].items()}
 
 
-def _show_turned(decision: dict[str, Any]) -> None:
-    """Only an operand that is turned says so."""
+def _show_transposed(decision: dict[str, Any]) -> None:
+    """Only an operand that is transposed says so."""
     for recipe in decision["operands"] or ():
-        if not recipe["turned"]:
-            del recipe["turned"]
+        if not recipe["transposed"]:
+            del recipe["transposed"]
 
 
 def _show_times(decision: dict[str, Any]) -> None:

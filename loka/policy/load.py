@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from enum import StrEnum
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from loka.errors import RenamedWarning
 from loka.numerics.enums import Autocast
 from loka.policy.cascade.expand import RuleOrigin, built_in, expand, shown_value
 from loka.policy.policy import Match, ModelSpec, ModRule, Pattern, Policy, Rule, SizeBound, TrainSpec
@@ -16,6 +18,7 @@ from loka.policy.schema import policy_schema
 from loka.policy.schema.mod_schema import ModFields, ModSchemas, own_parameters
 from loka.policy.schema.validation_errors import validation_errors
 from loka.policy.yaml.extends import Documents, read_documents
+from loka.policy.yaml.renamed_keys import RenamedKey
 from loka.policy.yaml.tree import Mapping, Scalar, follow, plain
 from loka.policy.yaml.tree import Path as TreePath
 
@@ -37,6 +40,9 @@ def read_policy(path: Path | str, mods: ModSchemas) -> Policy:
     Raises:
         PolicyError: with everything that is wrong, each with its `file:line:column`; the file, or one that it extends,
             cannot be read.
+
+    Warns:
+        RenamedWarning: of a field under a name that it no longer has.
     """
     documents = read_documents(os.fspath(path))
     problems = list(documents.problems)
@@ -46,7 +52,15 @@ def read_policy(path: Path | str, mods: ModSchemas) -> Policy:
         setting = _validate(documents.tree, documents.complete, problems, mods)
     if problems or setting is None or documents.tree is None:
         raise PolicyError(_in_order(problems, documents))
+    if documents.renamed:
+        warnings.warn(_renamed_words(documents.renamed), RenamedWarning, stacklevel=3)
     return _policy(Path(path), setting, documents.tree, documents, mods)
+
+
+def _renamed_words(renamed: tuple[RenamedKey, ...]) -> str:
+    """The first field under an old name, and at how many more places there is one."""
+    others = len(dict.fromkeys(each.place for each in renamed)) - 1
+    return f"{renamed[0]}" + (f" (so at {others} more place{'s' if others > 1 else ''})" if others else "")
 
 
 def _refuse_plan(tree: Mapping) -> None:

@@ -94,8 +94,8 @@ class Leaf:
     """One leaf of the settings and the value that one rule gives it.
 
     Leaves: GEMM.compute, .accumulation, .padding; GEMM.OPERAND.format, .scaling, .range, .amax, .power_of_two;
-    GEMM.kernel and GEMM.OPERAND.turned, which no policy has until a rule sets them; budget.mere, .sqnr_db,
-    .min_speedup; fuse.
+    GEMM.kernel and GEMM.OPERAND.requantize_transpose, which no policy has until a rule sets them; budget.mere,
+    .sqnr_db, .min_speedup; fuse.
     """
 
     assignment: Assignment

@@ -27,7 +27,7 @@ from loka.sites.symbolic_inputs import BatchShape, cut_inputs, fake_inputs, tens
 
 
 class SpecialisedError(ValueError):
-    """The forward turned the symbolic batch into a number."""
+    """The forward transposed the symbolic batch into a number."""
 
 
 @dataclass(frozen=True)

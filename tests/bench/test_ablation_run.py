@@ -19,7 +19,7 @@ version: 1
 name: {name}
 model: {{factory: "{factory}", inputs: "ablation_model:inputs", batch_size: 16}}
 train: {{batches: "ablation_model:batches", test: "ablation_model:held_out", loss: "ablation_model:loss"}}
-defaults: {{compute: {compute}, fuse: {fuse}, scaling: rowwise, power_of_two: true, turned: true}}
+defaults: {{compute: {compute}, fuse: {fuse}, scaling: rowwise, power_of_two: true, requantize_transpose: true}}
 rules:
   - {{match: "head", compute: keep}}
 """

@@ -27,7 +27,7 @@ from loka.kernels.measurements.parts import INTERACTIONS, Part, PartKind
 
 WIDTH = 256
 SIZES = ((512, 512, 512), (2048, 512, 512))  # the second is one of our own products, too
-OTHERS = (PartKind.QUANTISE, PartKind.TURN, PartKind.FORWARD, PartKind.BACKWARD, PartKind.COPY)
+OTHERS = (PartKind.QUANTISE, PartKind.REQUANTIZE_TRANSPOSE, PartKind.FORWARD, PartKind.BACKWARD, PartKind.COPY)
 USUAL = tuple(
     Part(work, "rendered", 96, WIDTH, recipe=recipe, around=around)
     for work in OTHERS
@@ -127,7 +127,7 @@ def test_every_part_of_the_grid_can_be_prepared_for() -> None:
 
 
 def test_kinds_of_parts_can_be_chosen() -> None:
-    assert {part.work for part in grid(("turn", "copy"))} == {PartKind.TURN, PartKind.COPY}
+    assert {part.work for part in grid(("turn", "copy"))} == {PartKind.REQUANTIZE_TRANSPOSE, PartKind.COPY}
     assert any(part.kernel == "fbgemm.rowwise" for part in grid(("gemm",), ("fbgemm.rowwise",)))
     with pytest.raises(InputError, match="no parts of the kind 'gemms'"):
         grid(("gemms",))

@@ -26,7 +26,7 @@ ABLATED = """\
 version: 1
 name: clicks
 model: {factory: "ablation_model:wide", inputs: "ablation_model:wide_inputs", batch_size: 4096}
-defaults: {compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always}
+defaults: {compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always}
 rules:
   - {match: "head", compute: keep}
 mods:

@@ -72,7 +72,7 @@ def test_blocks_must_fill_a_block_norm_region() -> None:
         (Request("model", form="layer-norm"), "--form is for `loka bench region`"),
         (Request("kernels", ("norm",)), "no family 'norm'.*there are norm-forward"),
         (Request("kernels", only="train"), "leave --only out"),
-        (Request("kernels", ("turn",), variants="bf16"), "those of the family gemm"),
+        (Request("kernels", ("requantize-transpose",), variants="bf16"), "those of the family gemm"),
         (Request("kernels", variants="loka-fp8"), "--variants: there is no 'loka-fp8'"),
     ],
 )

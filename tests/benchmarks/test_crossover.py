@@ -52,7 +52,7 @@ def test_each_view_adds_up_its_parts() -> None:
     assert found[CrossoverView.TRAINED] == Ratio(30 / 24, 0.0)
 
 
-def test_turning_and_quantising_are_of_the_matrices_that_the_gemms_take() -> None:
+def test_transposing_and_quantising_are_of_the_matrices_that_the_gemms_take() -> None:
     seen: list[Part] = []
 
     class Seen(FakeCosts):
@@ -63,7 +63,7 @@ def test_turning_and_quantising_are_of_the_matrices_that_the_gemms_take() -> Non
     ratio_at(Seen(), CrossoverView.TRAINED, (512, 128, 256))
     gemms = {(part.rows, part.columns, part.contraction) for part in seen if part.work is PartKind.GEMM}
     assert gemms == {(512, 256, 128), (512, 128, 256), (256, 128, 512)}
-    for work in (PartKind.QUANTISE, PartKind.TURN):
+    for work in (PartKind.QUANTISE, PartKind.REQUANTIZE_TRANSPOSE):
         assert {(part.rows, part.columns) for part in seen if part.work is work} == {(512, 128), (256, 128), (512, 256)}
     one_scale = {(part.rows, part.columns, part.contraction) for part in seen if part.recipe.count("tensorwise") == 2}
     assert one_scale == {(256, 128, 512)}

@@ -60,7 +60,13 @@ def known(fp8: float = 0.5, fast: float = 1.0, fbgemm: float = 0.0) -> Measureme
                     share = fbgemm if sizes[2] != m else 2.0
                     parts.append((replace(part, kernel="fbgemm.rowwise"), share * parts[-1][1]))
         for rows, columns in ((m, k), (m, n), (n, k)):
-            for work in (PartKind.QUANTISE, PartKind.TURN, PartKind.FORWARD, PartKind.BACKWARD, PartKind.COPY):
+            for work in (
+                PartKind.QUANTISE,
+                PartKind.REQUANTIZE_TRANSPOSE,
+                PartKind.FORWARD,
+                PartKind.BACKWARD,
+                PartKind.COPY,
+            ):
                 for recipe, around in kinds(work, 512):
                     part = Part(work, "rendered", rows, columns, recipe=recipe, around=around)
                     parts.append((part, part_us(part)))

@@ -108,7 +108,9 @@ def test_kernels_of_one_recipe_and_size_compete_and_the_plain_one_is_last() -> N
     )
     second = Part(PartKind.GEMM, "z.rowwise", 64, 64, 64, recipe=fast.recipe)
     other = Part(PartKind.GEMM, "as-is", 64, 64, 64, dtype="float32")
-    problems = gemm_problems([plain, second, fast, precise, other, Part(PartKind.TURN, "rendered", 64, 64)])
+    problems = gemm_problems(
+        [plain, second, fast, precise, other, Part(PartKind.REQUANTIZE_TRANSPOSE, "rendered", 64, 64)]
+    )
     assert {recipe: [list(each.candidates) for each in found] for recipe, found in problems.items()} == {
         fast.recipe: [["torch.scaled_mm", "z.rowwise", "as-is"]],
         precise.recipe: [["torch.scaled_mm", "as-is"]],
@@ -124,8 +126,8 @@ def test_sites_are_run_in_every_way_that_fits_together() -> None:
     assert {(part.rows, part.columns, part.contraction) for part in plain} == {
         (4096, 1024, 512), (4096, 512, 1024), (1024, 512, 4096),
     }  # fmt: skip
-    turned = [part for part in next(iter(ways.values())) if part.work is PartKind.TURN]
-    assert len(turned) == 3
+    transposed = [part for part in next(iter(ways.values())) if part.work is PartKind.REQUANTIZE_TRANSPOSE]
+    assert len(transposed) == 3
 
 
 def test_what_sites_are_made_of_is_measured_in_the_set_that_ships() -> None:

@@ -14,7 +14,7 @@ version: 1
 name: clicks
 model: {factory: "ablation_model:build", inputs: "ablation_model:inputs", batch_size: 64}
 train: {batches: "ablation_model:batches", test: "ablation_model:held_out", loss: "ablation_model:loss"}
-defaults: {compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always}
+defaults: {compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always}
 rules:
   - {match: "head", compute: keep}
 mods:

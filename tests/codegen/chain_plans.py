@@ -23,10 +23,14 @@ from loka.plan.plan import BindingKind, Plan, PlannedBinding, SitePlan
 from loka.policy.cascade.settings import OperandRecipe
 
 ROWS = OperandRecipe(power_of_two=True)
-TURNED = OperandRecipe(power_of_two=True, turned=True)
-TURNED_ONCE = OperandRecipe(power_of_two=True, turned=True, scaling=Scaling.TENSORWISE)
-CHAIN: dict[str, object] = {"fprop": (ROWS, ROWS), "dgrad": (ROWS, TURNED), "wgrad": (TURNED_ONCE, TURNED_ONCE)}
-ROWWISE_CHAIN: dict[str, object] = {**CHAIN, "wgrad": (TURNED, TURNED)}
+TRANSPOSED = OperandRecipe(power_of_two=True, transposed=True)
+TRANSPOSED_TENSORWISE = OperandRecipe(power_of_two=True, transposed=True, scaling=Scaling.TENSORWISE)
+CHAIN: dict[str, object] = {
+    "fprop": (ROWS, ROWS),
+    "dgrad": (ROWS, TRANSPOSED),
+    "wgrad": (TRANSPOSED_TENSORWISE, TRANSPOSED_TENSORWISE),
+}
+ROWWISE_CHAIN: dict[str, object] = {**CHAIN, "wgrad": (TRANSPOSED, TRANSPOSED)}
 AS_IS: dict[str, object] = {"fprop": None, "dgrad": None, "wgrad": None}
 _INLINABLE = (
     nn.Linear,
@@ -143,7 +147,7 @@ def rows(x: Tensor) -> Quantized:
 
 
 class Simulated(torch.autograd.Function):
-    """A linear in float64 on operands that are quantised and turned as a chain does it."""
+    """A linear in float64 on operands that are quantised and transposed as a chain does it."""
 
     @staticmethod
     def forward(ctx: object, x: Tensor, weight: Tensor) -> Tensor:

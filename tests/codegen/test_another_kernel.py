@@ -152,15 +152,15 @@ def test_a_package_that_needs_it_says_so_where_it_is_not(
         package.apply(sys.modules["pinned_model"].build())
 
 
-def test_fbgemm_takes_the_turned_operands_of_a_chain_rowwise(make: Make, tmp_path: Path) -> None:
-    turned = "compute: fp8, scaling: rowwise, power_of_two: true, turned: true"
-    plan = make(f"defaults: {{{turned}, kernel: fbgemm.rowwise}}\n")
+def test_fbgemm_takes_the_transposed_operands_of_a_chain_rowwise(make: Make, tmp_path: Path) -> None:
+    transposed = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true"
+    plan = make(f"defaults: {{{transposed}, kernel: fbgemm.rowwise}}\n")
     site = next(site for site in plan.sites if site.site.name == "2")
     wgrad = next(gemm for gemm in site.gemms if gemm.gemm is Gemm.WGRAD)
     assert wgrad.kernel == "fbgemm.rowwise"
     assert wgrad.operands is not None
-    assert [(each.turned, each.scaling.value) for each in wgrad.operands] == [(True, "rowwise")] * 2
+    assert [(each.transposed, each.scaling.value) for each in wgrad.operands] == [(True, "rowwise")] * 2
     assert "fbgemm_rowwise_mm" in render_package(plan)["kernels.py"]
-    usual = make(f"defaults: {{{turned}}}\n")
+    usual = make(f"defaults: {{{transposed}}}\n")
     site = next(site for site in usual.sites if site.site.name == "2")
     assert [each.scaling.value for each in site.gemms[-1].operands or ()] == ["tensorwise"] * 2

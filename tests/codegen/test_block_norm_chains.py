@@ -229,7 +229,7 @@ def inputs(batch_size):
     return (torch.randn(batch_size, 64, generator=torch.Generator().manual_seed(0)),)
 """
 DEFAULTS = {
-    "fp8": "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always",
+    "fp8": "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always",
     "plain": "compute: keep, fuse: always",
 }
 

@@ -431,7 +431,7 @@ def test_wider_than_any_kernel(package: Package, monkeypatch: pytest.MonkeyPatch
     x, dy = operands(body, 33, 48)
     expected = chains.gradients(chains.Holder(chains.simulated(body)), x.double(), dy.double())
     found = trained(made, body, x, dy)
-    assert "def turned(" in Path(made.kernels.__file__).read_text(encoding="utf-8")
+    assert "def requantize_transpose(" in Path(made.kernels.__file__).read_text(encoding="utf-8")
     for key, value in found.items():
         assert chains.error(value, expected[key]) < 1e-4, key
 

@@ -196,7 +196,8 @@ def test_reads_as_a_person_would_write_it() -> None:
     assert "# from norm, mlp.0, mlp.1, mlp.2, mlp.3, mlp.4, mlp.5, mlp.6" in files["modules.py"]
     text = " ".join(files["kernels.py"].split())
     assert (
-        "dgrad in e4m3 rowwise with power-of-two scales by a turned copy; wgrad in turned copies, tensorwise." in text
+        "dgrad in e4m3 rowwise with power-of-two scales by a transposed copy; wgrad in transposed copies, tensorwise."
+        in text
     )
 
 
@@ -223,28 +224,28 @@ def test_other_recipes_are_written_as_before() -> None:
 
 def recipe_of(**changes: object) -> bool:
     found = {**chains.CHAIN, **changes}
-    return site_recipe(plans.site_plan("a", **found)).turned  # type: ignore[arg-type]
+    return site_recipe(plans.site_plan("a", **found)).transposed  # type: ignore[arg-type]
 
 
 def test_which_recipes_are_chains() -> None:
-    rows, turned, once = chains.ROWS, chains.TURNED, chains.TURNED_ONCE
+    rows, transposed, once = chains.ROWS, chains.TRANSPOSED, chains.TRANSPOSED_TENSORWISE
     assert recipe_of()
-    assert recipe_of(wgrad=(turned, turned))
+    assert recipe_of(wgrad=(transposed, transposed))
     assert recipe_of(fast=True)
     assert recipe_of(input_grad=False)
     for changes in (
         {"fprop": (replace(rows, power_of_two=False), rows)},
         {"fprop": (rows, replace(rows, format=Format.E5M2))},
         {"fprop": (replace(rows, range=Range.STATIC, amax=2.0), rows)},
-        {"fprop": (turned, rows)},
+        {"fprop": (transposed, rows)},
         {"fprop": None},
         {"dgrad": (rows, rows)},
-        {"dgrad": (replace(rows, scaling=Scaling.TENSORWISE), turned)},
+        {"dgrad": (replace(rows, scaling=Scaling.TENSORWISE), transposed)},
         {"dgrad": (rows, once)},
-        {"wgrad": (turned, once)},
-        {"wgrad": (rows, turned)},
+        {"wgrad": (transposed, once)},
+        {"wgrad": (rows, transposed)},
         {"wgrad": None},
-        {"wgrad": (replace(turned, format=Format.E5M2), turned)},
+        {"wgrad": (replace(transposed, format=Format.E5M2), transposed)},
     ):
         assert not recipe_of(**changes), changes
 

@@ -19,7 +19,7 @@ from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.zoo import ranker, ranker_inputs
 
-FP8 = "compute: fp8, scaling: rowwise, power_of_two: true, turned: true"
+FP8 = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true"
 RULES = (
     "  - {match: {max_n: 16}, compute: keep}\n  - {match: {max_k: 16}, compute: keep}\n"
     '  - {match: "layers.*.fmb.*", fuse: always}\n'

@@ -51,7 +51,7 @@ Make = Callable[..., tuple[Plan, dict[str, str], ModuleType]]
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """The plan of one of MODELS under the turned recipe, the files of its package, and the package."""
+    """The plan of one of MODELS under the transposed recipe, the files of its package, and the package."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "cross_models.py").write_text(MODELS)
@@ -60,7 +60,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     def one(factory: str, rules: str = "") -> tuple[Plan, dict[str, str], ModuleType]:
         (tmp_path / f"{factory}.yaml").write_text(
             f'version: 1\nname: crossed\nmodel: {{factory: "cross_models:{factory}", inputs: "cross_models:inputs", '
-            "batch_size: 64}\ndefaults: {compute: fp8, scaling: rowwise, power_of_two: true, turned: true, "
+            "batch_size: 64}\n"
+            "defaults: {compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, "
             "fuse: always}\nrules:\n  - {match: {max_n: 16}, compute: keep}\n" + rules
         )
         plan = make_plan(f"{factory}.yaml")

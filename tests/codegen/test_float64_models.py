@@ -14,7 +14,7 @@ from loka.plan.rewrite.float64 import REASON
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
 KEPT = "compute: keep, fuse: always"
-TURNED = "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always"
+TRANSPOSED = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
 WRITTEN = ["layer_norm", "linear", "layer_norm", "silu"]
 
 
@@ -43,7 +43,7 @@ def test_a_kept_linear_in_float64_keeps_its_neighbours(workplace: Workplace, fac
 
 
 def test_chains_in_fp8_take_the_neighbours_in_float64_too(workplace: Workplace) -> None:
-    plan, _, package = workplace.make("mixed_high", TURNED, mods="", inputs="deep_inputs_float64")
+    plan, _, package = workplace.make("mixed_high", TRANSPOSED, mods="", inputs="deep_inputs_float64")
     assert regions(plan) == {"low.1": WRITTEN, "high.1": WRITTEN}
     model, (x,) = workplace.models.mixed_high(), workplace.models.deep_inputs_float64(64)
     expected = model(x)

@@ -78,7 +78,7 @@ def test_beside_linears_in_fp8(workplace: Workplace, fuse: str) -> None:
 
 def test_in_a_chain_the_chain_has_it(workplace: Workplace) -> None:
     plan, files, _ = workplace.make(
-        "dcnv2", "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always"
+        "dcnv2", "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
     )
     assert plan.mods[0].rewritten[0].what == "a cross layer, 96 wide, in the chain of its GEMMs"
     assert "kernels.cross" not in files["modules.py"]

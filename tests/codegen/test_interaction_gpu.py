@@ -14,7 +14,7 @@ from torch import Tensor, nn
 __all__ = ["fresh_compiler", "pytestmark"]  # a fixture and the markers of all tests here
 
 FUSED, HIGH = "{use: fuse_interaction}", "{use: residual_high_precision}"
-TURNED = "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always"
+TRANSPOSED = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
 RULES = "{match: {max_n: 32}, compute: keep}, {match: {max_k: 32}, compute: keep, optional: true}"
 BATCH = 1031
 
@@ -27,7 +27,7 @@ def model_of(workplace: Workplace, kind: str) -> tuple[nn.Module, Tensor]:
 
 @pytest.mark.parametrize("kind", ["dcn", "wukong"])
 @pytest.mark.parametrize("mods", [FUSED, HIGH, f"{HIGH}, {FUSED}"])
-@pytest.mark.parametrize("defaults", ["compute: keep", TURNED])
+@pytest.mark.parametrize("defaults", ["compute: keep", TRANSPOSED])
 def test_as_near_to_float64_as_the_model_is(workplace: Workplace, kind: str, mods: str, defaults: str) -> None:
     model, x = model_of(workplace, kind)
     _, _, package = workplace.make("sized", defaults, mods, "sized_inputs", RULES)

@@ -107,14 +107,18 @@ def test_a_known_input_beside_a_rowwise_weight_is_an_error_at_its_place(make: Ma
         make("gen_known_mixed", "compute: fp8, scaling: rowwise", RULES + rule)
 
 
-def test_turned_is_refused_with_what_to_write_instead(make: Make) -> None:
-    plan, _, _ = make("gen_known_turned", f"{KNOWN}, turned: true")
+def test_transposed_is_refused_with_what_to_write_instead(make: Make) -> None:
+    plan, _, _ = make("gen_known_transposed", f"{KNOWN}, requantize_transpose: true")
     site = next(site for site in plan.sites if site.site.name == "layers.0.fmb.0")
     reasons = {gemm.gemm.value: gemm.reason for gemm in site.gemms}
     assert reasons["fprop"].startswith("fp8 by ")
-    said = "input is to be turned from fprop's, which is e4m3 tensorwise static(64) pow2; give fprop scaling: rowwise"
+    said = (
+        "input is to be transposed from fprop's, which is e4m3 tensorwise static(64) pow2; give fprop scaling: rowwise"
+    )
     assert reasons["wgrad"].startswith(said)
-    assert reasons["wgrad"].endswith("or say nothing of turned: under one scale, a copy made anew has the same values")
+    assert reasons["wgrad"].endswith(
+        "or say nothing of requantize_transpose: under one scale, a copy made anew has the same values"
+    )
 
 
 def test_a_static_range_without_a_maximum_is_an_error_at_its_place(make: Make) -> None:

@@ -224,23 +224,25 @@ def test_any_batch(package: Package, shape: tuple[int, ...]) -> None:
     assert found["y"].shape == found["x"].shape == shape
 
 
-def test_what_a_tile_is_enough_for_is_written_both_ways() -> None:
+def test_what_a_tile_is_enough_for_is_written_as_is_and_transposed() -> None:
     """A norm of whole rows needs a transposition; a bias, an activation and a norm of blocks do not."""
     layers = [nn.Linear(48, 64), nn.ReLU(), nn.Linear(64, 512, bias=False), BlockNorm(256), nn.Hardswish()]
     local = nn.Sequential(*layers, nn.Linear(512, 32))
     text = render_package(chains.chain_plan(local, chains.known_chain(X, DY)))["kernels.py"]
     called = re.findall(r"fused\.(\w+)\(", text[: text.index("\ndef linear_")])
-    assert [name for name in called if "both_ways" in name] == [
-        "add_relu_e4m3_known_recorded_64_both_ways",
-        "block_norm_hardswish_e4m3_known_recorded_512_eps_1e_06_both_ways",
-        "add_backward_e4m3_known_recorded_32_both_ways",
-        "block_norm_hardswish_backward_e4m3_known_recorded_512_eps_1e_06_both_ways",
-        "add_relu_backward_e4m3_known_recorded_64_both_ways",
+    assert [name for name in called if name.endswith("_cast_transpose")] == [
+        "add_relu_e4m3_known_recorded_64_cast_transpose",
+        "block_norm_hardswish_e4m3_known_recorded_512_eps_1e_06_cast_transpose",
+        "add_backward_e4m3_known_recorded_32_cast_transpose",
+        "block_norm_hardswish_backward_e4m3_known_recorded_512_eps_1e_06_cast_transpose",
+        "add_relu_backward_e4m3_known_recorded_64_cast_transpose",
     ]
     assert not [name for name in called if name.startswith("transpose")]
     tower = render_package(PLANS["tower"])["kernels.py"]
     assert tower.count("fused.transpose_2(") == 2
-    assert tower.count("fused.transpose_1(") == 1  # of the last linear, whose output gradient is written both ways
+    assert (
+        tower.count("fused.transpose_1(") == 1
+    )  # of the last linear, whose output gradient is written as is and transposed
 
 
 @pytest.mark.parametrize("name", ["linears", "tower", "crosses"])

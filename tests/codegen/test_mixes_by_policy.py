@@ -93,7 +93,7 @@ def test_kept_products_are_mixed_and_joined_and_give_what_the_model_gives(make: 
 
 def test_they_stand_beside_chains_in_fp8(make: Make) -> None:
     _, files, package = make(
-        "gen_mixed_fp8", "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always"
+        "gen_mixed_fp8", "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
     )
     assert "kernels.join_2_residual_layer_norm_24(view" in files["modules.py"]
     torch.manual_seed(0)

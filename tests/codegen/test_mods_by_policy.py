@@ -93,7 +93,7 @@ def test_the_package_adapts_the_model_that_it_was_planned_for(make: Make) -> Non
 
 
 def test_a_step_in_fp8_after_apply_alone(make: Make) -> None:
-    defaults = "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always"
+    defaults = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
     plan, _, package = make("modded_fp8", defaults)
     torch.manual_seed(0)
     model = build()

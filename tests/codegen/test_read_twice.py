@@ -66,7 +66,7 @@ def tied():
 def inputs(batch):
     return (torch.randn(batch, 64),)
 """
-FP8 = "compute: fp8, power_of_two: true, turned: true, fuse: always"
+FP8 = "compute: fp8, power_of_two: true, requantize_transpose: true, fuse: always"
 
 
 @pytest.fixture

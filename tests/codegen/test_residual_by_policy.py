@@ -17,7 +17,7 @@ from loka.plan.serialize import from_json, to_json
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
 HIGH, FUSED = "{use: residual_high_precision}", "{use: fuse_interaction}"
-TURNED = "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always"
+TRANSPOSED = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
 WUKONG = {"kind": "wukong", "embeddings": 16, "dim": 24, "layers": 3, "rank": 4}
 
 
@@ -105,10 +105,10 @@ def test_dtypes_and_gradients_are_the_models(workplace: Workplace, name: str, mo
 @pytest.mark.parametrize("mods", [HIGH, f"{HIGH}, {FUSED}"])
 def test_beside_chains_in_fp8_sums_are_float32(workplace: Workplace, name: str, mods: str) -> None:
     factory, inputs, model, x = model_of(workplace, name)
-    _, files, package = workplace.make(factory, TURNED, mods, inputs)
+    _, files, package = workplace.make(factory, TRANSPOSED, mods, inputs)
     if name == "dcn":
         assert "add_1_wide = kernels.linear_linear_times_residual_e4m3_96x32x96_2(" in files["modules.py"]
-    _, _, alone = workplace.make(factory, TURNED, "", inputs)
+    _, _, alone = workplace.make(factory, TRANSPOSED, "", inputs)
     dy = torch.randn(64, 1)
     with alone.apply(model):
         expected = chains.gradients(model, x, dy)

@@ -208,7 +208,7 @@ def test_a_policy_fuses_swish_layer_norms(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "policy.yaml").write_text(
         'version: 1\nname: swish\nmodel: {factory: "swish_model:build", inputs: "swish_model:inputs", batch_size: 32}\n'
-        "defaults: {compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always}\n"
+        "defaults: {compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always}\n"
     )
     files = render_package(make_plan("policy.yaml"))
     assert "fused.add_layer_norm_gate_sigmoid_e4m3_128(" in files["kernels.py"]

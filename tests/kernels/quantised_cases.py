@@ -51,7 +51,7 @@ def row(make: Callable[[], NormForward | NormBackward]) -> Row:
         return Row(None, str(error))
 
 
-TURNED = [CastTranspose(how) for how in modes() if how.scaling in ("known", "tensorwise")]
+CAST_TRANSPOSES = [CastTranspose(how) for how in modes() if how.scaling in ("known", "tensorwise")]
 
 # Parts that stand for all: no norm, each norm with what it can have, an activation that is not zero at zero.
 PARTS = [

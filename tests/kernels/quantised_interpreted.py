@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
-from quantised_cases import TURNED, specs
+from quantised_cases import CAST_TRANSPOSES, specs
 from rendered_cases import Package, arguments_of, random_inputs, write_package
 from rendered_interpreted import PROGRAMS, poisoned, results
 
@@ -59,11 +59,11 @@ def check(package: Package, spec, arguments: list[Tensor], exact: bool) -> int:
     return len(spec.results)
 
 
-def check_turned(package: Package, spec: CastTranspose, x: Tensor) -> int:
+def check_transposed(package: Package, spec: CastTranspose, x: Tensor) -> int:
     """Both copies, and what comes with them; a grid of more tiles than there are writes nothing more."""
     arguments = [x, *last_arguments(spec, x)]
     got, expected = results(package, spec, *arguments), package.run(spec, *arguments)
-    for name in ("values", "turned"):
+    for name in ("values", "transposed"):
         assert got[name].shape == expected[name].shape
         assert not spec.how.power_of_two or torch.equal(got[name].float(), expected[name].float()), (spec, name)
     if spec.how.scaling == "tensorwise":
@@ -77,7 +77,7 @@ def check_turned(package: Package, spec: CastTranspose, x: Tensor) -> int:
 def main(folder: Path) -> None:
     """All checks; prints how many results were compared."""
     every = [spec for width in WIDTHS for spec in specs(width)]
-    package = write_package(folder / "modes_interpreted", [*every, *TURNED])
+    package = write_package(folder / "modes_interpreted", [*every, *CAST_TRANSPOSES])
     operators.tiles = lambda x, side: TILES
     operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS
     torch.Tensor.new_empty = poisoned(torch.Tensor.new_empty)
@@ -96,9 +96,9 @@ def main(folder: Path) -> None:
                 given = [inputs.tensors[n] for n in spec.parameters if n in inputs.tensors]
                 tensors = given if forward else arguments_of(spec, inputs)
                 compared += check(package, spec, [*tensors, *last_arguments(spec, x)], exact=False)
-    for spec in TURNED:
+    for spec in CAST_TRANSPOSES:
         for shape in ((1, 13), (130, 200), (257, 128)):
-            compared += check_turned(package, spec, coarse(*shape))
+            compared += check_transposed(package, spec, coarse(*shape))
     print(compared)
 
 

@@ -19,8 +19,8 @@ HOWS = [
     Quantisation("known", power_of_two=False, record=True),
     Quantisation("known", Format.E5M2, record=True),
 ]
-TURNED = [CastTranspose(how) for how in HOWS]
-TRANSPOSED = [Transpose(count) for count in (1, 2, 3)]
+CAST_TRANSPOSES = [CastTranspose(how) for how in HOWS]
+TRANSPOSES = [Transpose(count) for count in (1, 2, 3)]
 _LOCAL = [(None, None, True), (None, "relu", True), (None, "hardswish", False), (None, "sigmoid", True)]
 _BLOCKS = [
     ("block_norm", "hardswish", False),
@@ -36,7 +36,7 @@ def recorded(width: int) -> list[NormForward | NormBackward]:
     return specs(width, HOWS)
 
 
-def both_ways(width: int) -> list[FusedCastTranspose]:
+def fused_cast_transposes(width: int) -> list[FusedCastTranspose]:
     """Kernels that a tile is enough for, forward and backward."""
     found = []
     for norm, activation, add in _LOCAL + (_BLOCKS if width % 256 == 0 else []):

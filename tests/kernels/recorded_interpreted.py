@@ -12,7 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from quantised_interpreted import TILES, coarse
-from recorded_cases import TRANSPOSED, TURNED, both_ways, largest_of, new_record, recorded
+from recorded_cases import CAST_TRANSPOSES, TRANSPOSES, fused_cast_transposes, largest_of, new_record, recorded
 from rendered_cases import Package, arguments_of, random_inputs, write_package
 from rendered_interpreted import PROGRAMS, near, poisoned, results
 
@@ -30,7 +30,7 @@ def same_record(package: Package, spec, arguments: list[torch.Tensor]) -> None:
     assert ours[0] == theirs[0], (spec, ours, theirs)
     assert abs(largest_of(ours) - largest_of(theirs)) <= 1e-5 * largest_of(theirs), spec
     bare = "x" in spec.parameters and len(arguments) == 2 and not getattr(spec, "activation", None)
-    for name in ("values", "turned"):
+    for name in ("values", "transposed"):
         if name in got:
             assert got[name].shape == expected[name].shape
             exact = bare and spec.how.power_of_two
@@ -44,7 +44,7 @@ def same_tiles(package: Package, both: FusedCastTranspose, arguments: list[torch
     assert abs(int(ours[0]) - int(theirs[0])) <= 1, (both, ours, theirs)
     assert abs(largest_of(ours) - largest_of(theirs)) <= 1e-5 * largest_of(theirs), both
     values, wanted = got["values"].float(), expected["values"].float()
-    assert torch.equal(got["turned"].float().t(), values), both
+    assert torch.equal(got["transposed"].float().t(), values), both
     assert torch.isclose(values, wanted, rtol=0.13, atol=0.01).float().mean() > 0.9, both
     if "dadd" in got:
         assert near(got["dadd"].sum(0, keepdim=True), expected["dadd"]), both
@@ -69,8 +69,8 @@ def main(folder: Path) -> None:
     """All checks; prints how many kernels were compared."""
     widths = (13, 200, 256, 624)
     norms = [spec for width in widths for spec in recorded(width)]
-    local = [both for width in (13, 200, 512) for both in both_ways(width)]
-    package = write_package(folder / "recorded_interpreted", [*norms, *TURNED, *TRANSPOSED, *local])
+    local = [both for width in (13, 200, 512) for both in fused_cast_transposes(width)]
+    package = write_package(folder / "recorded_interpreted", [*norms, *CAST_TRANSPOSES, *TRANSPOSES, *local])
     operators.tiles = lambda x, side: TILES
     operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS
     torch.Tensor.new_empty = poisoned(torch.Tensor.new_empty)
@@ -88,11 +88,11 @@ def main(folder: Path) -> None:
             tensors = named if isinstance(both.spec, NormForward) else arguments_of(both.spec, inputs)
             same_tiles(package, both, [*tensors, torch.full((1, 1), 2.0**-5)])
             compared += 1
-    for spec in TURNED:
+    for spec in CAST_TRANSPOSES:
         for shape in ((1, 13), (130, 200), (257, 128)):
             same_record(package, spec, [coarse(*shape), torch.ones(1, 1) * 448.0 / spec.how.limit])
             compared += 1
-    for spec in TRANSPOSED:
+    for spec in TRANSPOSES:
         matrices = [coarse(*shape).to(torch.float8_e5m2) for shape in ((130, 200), (1, 13), (257, 16))]
         got = list(results(package, spec, *matrices[: spec.count]).values())
         for ours, values in zip(got, matrices, strict=False):

@@ -127,7 +127,7 @@ def in_parts(values: Tensor, scale: Tensor, parts: int) -> tuple[Tensor, Tensor,
     return values, scale, largest
 
 
-def check_turn_and_reduce(package: Package) -> None:
+def check_requantize_transpose_and_reduce(package: Package) -> None:
     # Ratios of scales of 1 to 2**-4 keep values of 1 and above normal numbers, so that nothing is rounded.
     operands = [
         norm_reference.quantise_rows(exact_rows(rows, columns)) for rows, columns in ((17, 300), (1, 13), (130, 24))
@@ -157,7 +157,7 @@ def check_without_rows(package: Package) -> None:
         for name, result in results(package, spec, *arguments).items():
             assert result.abs().float().sum() == 0.0, (spec, name)
     got = results(package, RequantizeTranspose(1), *norm_reference.quantise_rows(torch.zeros(0, 24)))
-    assert got["turned"].shape == (24, 0)
+    assert got["transposed"].shape == (24, 0)
     assert got["spread"].flatten().tolist() == [2.0**-108] * 24
 
 
@@ -185,7 +185,7 @@ def main(folder: Path) -> None:
     for width in WIDTHS:
         check_quantisers(package, width)
         check_scales(package, width)
-    check_turn_and_reduce(package)
+    check_requantize_transpose_and_reduce(package)
     check_without_rows(package)
 
 

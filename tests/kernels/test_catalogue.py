@@ -202,10 +202,10 @@ def test_a_static_scale_needs_a_maximum() -> None:
 
 @pytest.mark.parametrize("target", ["h100", "h200", "reference"])
 @pytest.mark.parametrize("accumulation", list(Accumulation))
-def test_a_turned_operand_goes_with_a_rowwise_one_or_with_another(accumulation: Accumulation, target: str) -> None:
+def test_a_transposed_operand_goes_with_a_rowwise_one_or_with_another(accumulation: Accumulation, target: str) -> None:
     rows = OperandRecipe(power_of_two=True)
-    beside = OperandRecipe(power_of_two=True, turned=True)
-    both = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=True, turned=True)
+    beside = OperandRecipe(power_of_two=True, transposed=True)
+    both = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=True, transposed=True)
     for gemm, pair in ((Gemm.DGRAD, (rows, beside)), (Gemm.WGRAD, (beside, rows)), (Gemm.WGRAD, (both, both))):
         assert SCALED_MM.unsupported_reason(gemm, pair, accumulation, True, 4093, 13, 1, target) is None
 

@@ -127,7 +127,7 @@ def test_there_is_a_time_for_every_size_of_a_measured_kind(rows, columns, contra
 def test_another_kind_has_no_time(change):
     assert MEASURED.time(replace(gemm(256, 256, 256), **change)) is None
     assert MEASURED.error(replace(gemm(256, 256, 256), **change)) is None
-    assert MEASURED.time(Part(PartKind.TURN, "rendered", 2048, 1024, recipe="e4m3 rowwise")) is None
+    assert MEASURED.time(Part(PartKind.REQUANTIZE_TRANSPOSE, "rendered", 2048, 1024, recipe="e4m3 rowwise")) is None
 
 
 def test_a_hole_in_the_grid_is_bridged_where_neighbours_are_near():

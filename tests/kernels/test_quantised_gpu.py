@@ -11,7 +11,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 from drawn_inputs import KINDS, check_mode, drawn_inputs, exact_result, last_arguments
-from quantised_cases import TURNED, modes, specs
+from quantised_cases import CAST_TRANSPOSES, modes, specs
 from rendered_cases import arguments_of, random_inputs, write_package
 from test_rendered_gpu import poisoned_memory, pytestmark, same_nan
 
@@ -40,7 +40,7 @@ BARE = {
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    every = [*(spec for width in WIDTHS for spec in SPECS[width]), *BARE.values(), *TURNED]
+    every = [*(spec for width in WIDTHS for spec in SPECS[width]), *BARE.values(), *CAST_TRANSPOSES]
     return write_package(tmp_path_factory.mktemp("gpu") / "rendered_modes_gpu", every)
 
 
@@ -113,7 +113,7 @@ def test_two_launches_find_the_tensors_scale_on_the_device(package):
     assert torch.equal(same_nan_of(got["values"].cpu()), same_nan_of(expected["values"]))
 
 
-@pytest.mark.parametrize("spec", TURNED, ids=lambda spec: spec.function)
+@pytest.mark.parametrize("spec", CAST_TRANSPOSES, ids=lambda spec: spec.function)
 @pytest.mark.parametrize("shape", [(17, 13), (4093, 479), (4096, 2048), (17, 8256), (0, 24)])
 def test_both_copies_are_the_reference_bit_for_bit(package, spec, shape):
     x = corners(*shape) if shape[0] > 11 and shape[1] > 9 else torch.zeros(shape, device="cuda")
@@ -122,7 +122,7 @@ def test_both_copies_are_the_reference_bit_for_bit(package, spec, shape):
     scale = torch.full((1, 1), 2.0**-3 if spec.how.power_of_two else 0.1, device="cuda")
     last = scale if spec.how.scaling == "known" else maxima
     got, expected = package.run(spec, x, last), package.run(spec, x.cpu(), last.cpu())
-    for name in ("values", "turned"):
+    for name in ("values", "transposed"):
         assert got[name].is_contiguous()
         assert torch.equal(same_nan_of(got[name].cpu()), same_nan_of(expected[name]))
     for name in spec.results[2:]:
@@ -134,9 +134,9 @@ def test_both_copies_are_the_reference_bit_for_bit(package, spec, shape):
 def test_one_graph_under_the_compiler(package, dynamic):
     known = BARE[2048, Quantisation("known")]
     find, whole = BARE[2048, Quantisation("maximum")], BARE[2048, Quantisation("tensorwise")]
-    turned = CastTranspose(Quantisation("known"))
+    transposed = CastTranspose(Quantisation("known"))
     # Looked up here: under the compiler with changing sizes a spec's width is no longer an int that a name is made of.
-    one, maximum, second, copies = (getattr(package.fused, spec.function) for spec in (known, find, whole, turned))
+    one, maximum, second, copies = (getattr(package.fused, spec.function) for spec in (known, find, whole, transposed))
 
     def step(x: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
         values, amax, overflow = one(x, scale)

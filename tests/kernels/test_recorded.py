@@ -13,8 +13,18 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ptx_registers import unset_halves
-from quantised_cases import TURNED as UNRECORDED
-from recorded_cases import HOWS, TRANSPOSED, TURNED, both_ways, largest_of, new_record, recorded, scale_of, unrecorded
+from quantised_cases import CAST_TRANSPOSES as UNRECORDED
+from recorded_cases import (
+    CAST_TRANSPOSES,
+    HOWS,
+    TRANSPOSES,
+    fused_cast_transposes,
+    largest_of,
+    new_record,
+    recorded,
+    scale_of,
+    unrecorded,
+)
 from rendered_cases import arguments_of, random_inputs, write_package
 
 from loka.errors import InputError
@@ -33,9 +43,9 @@ WIDTHS = (13, 512)
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
     norms = [spec for width in WIDTHS for spec in recorded(width)]
-    both = [spec for width in WIDTHS for spec in both_ways(width)]
+    both = [spec for width in WIDTHS for spec in fused_cast_transposes(width)]
     alone = [unrecorded(each.spec) for each in both if unrecorded(each.spec) not in map(unrecorded, norms)]
-    every = [*norms, *map(unrecorded, norms), *TURNED, *UNRECORDED, *TRANSPOSED, *both, *alone]
+    every = [*norms, *map(unrecorded, norms), *CAST_TRANSPOSES, *UNRECORDED, *TRANSPOSES, *both, *alone]
     return write_package(tmp_path_factory.mktemp("recorded") / "rendered_recorded", every)
 
 
@@ -48,7 +58,10 @@ def tensors_of(spec, inputs) -> list[torch.Tensor]:
 def test_the_text_is_formatted_and_linted(tmp_path):
     templates = load_kernel_templates()
     for width in (13, 479, 512, 2048, 8192):
-        kernels = [render(spec, templates) for spec in [*recorded(width), *both_ways(width), *TURNED, *TRANSPOSED]]
+        kernels = [
+            render(spec, templates)
+            for spec in [*recorded(width), *fused_cast_transposes(width), *CAST_TRANSPOSES, *TRANSPOSES]
+        ]
         for name, text in render_files(kernels, templates, "a test").items():
             (tmp_path / f"w{width}_{name}").write_text(text)
     config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
@@ -63,8 +76,8 @@ def test_names_and_schema(package):
     assert spec.function == "layer_norm_silu_e5m2_known_recorded_divided_512"
     assert spec.parameters == ("x", "weight", "bias", "scale", "record")
     assert spec.results == ("values", "mean", "rstd")
-    assert CastTranspose(HOWS[0]).results == ("values", "turned")
-    for one in (recorded(512)[0], TURNED[0]):
+    assert CastTranspose(HOWS[0]).results == ("values", "transposed")
+    for one in (recorded(512)[0], CAST_TRANSPOSES[0]):
         arguments = getattr(package.fused, one.function)._schema.arguments
         written = [argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write]
         assert written == ["record"]
@@ -93,19 +106,19 @@ def test_values_and_counts_are_those_that_come_back_otherwise(package, width):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_producers_that_write_both_ways(package, width):
+def test_kernels_that_write_as_is_and_transposed(package, width):
     inputs = random_inputs(33, width, torch.float32)
     inputs.tensors["x"][3], inputs.grad[3] = 0.0, 0.0
     inputs.tensors["x"][4, 5], inputs.tensors["x"][6, 7] = torch.nan, torch.inf
-    for both in both_ways(width):
+    for both in fused_cast_transposes(width):
         record, scale, spec = new_record(), scale_of(both.spec), both.spec
         got = package.run(both, *tensors_of(spec, inputs), scale, record)
         expected = package.run(unrecorded(spec), *tensors_of(spec, inputs), scale)
-        assert both.results == ("values", "turned", *spec.results[1:])
+        assert both.results == ("values", "transposed", *spec.results[1:])
         for name in spec.results:
             ours, theirs = (found[name].contiguous().view(torch.uint8) for found in (got, expected))
             assert torch.equal(ours, theirs), (both, name)
-        assert torch.equal(got["turned"].view(torch.uint8), got["values"].view(torch.uint8).t())
+        assert torch.equal(got["transposed"].view(torch.uint8), got["values"].view(torch.uint8).t())
         assert record[0] == expected["overflow"].sum()
         assert largest_of(record) == expected["amax"].max()
 
@@ -119,17 +132,17 @@ def test_what_a_tile_is_not_enough_for():
         NormBackward(512, None, False, False, 1e-5, "relu", False, True, carried=True, carry=True, how=how),
         NormForward(512, None, False, False, 1e-5, "relu", False, True, False),
     ):
-        with pytest.raises(InputError, match="cannot be written both ways from a tile"):
+        with pytest.raises(InputError, match="cannot be written as is and transposed from a tile"):
             FusedCastTranspose(spec)
 
 
-@pytest.mark.parametrize("spec", TURNED, ids=lambda spec: spec.function)
+@pytest.mark.parametrize("spec", CAST_TRANSPOSES, ids=lambda spec: spec.function)
 def test_both_copies_are_recorded_once(package, spec):
     x = torch.randn(130, 200, generator=torch.Generator().manual_seed(0))
     x[3, 5], x[4, 6], x[7] = torch.nan, -torch.inf, 0.0
     record, scale = new_record(), scale_of(spec)
     got, expected = package.run(spec, x, scale, record), package.run(unrecorded(spec), x, scale)
-    for name in ("values", "turned"):
+    for name in ("values", "transposed"):
         assert torch.equal(got[name].view(torch.uint8), expected[name].view(torch.uint8))
     assert record[0] == expected["overflow"].sum() > 0
     assert largest_of(record) == expected["amax"].max()
@@ -146,7 +159,7 @@ def test_a_record_keeps_the_largest_and_counts_on():
 
 @pytest.mark.parametrize("record", [torch.zeros(2), torch.zeros(3, dtype=torch.int64)])
 def test_a_record_is_two_int64(package, record):
-    for spec, shape in ((recorded(512)[0], (3, 512)), (TURNED[0], (3, 7))):
+    for spec, shape in ((recorded(512)[0], (3, 512)), (CAST_TRANSPOSES[0], (3, 7))):
         with pytest.raises(InputError, match="a record of two int64"):
             package.run(spec, torch.ones(shape), torch.ones(1, 1), record)
 
@@ -155,7 +168,7 @@ def test_a_record_is_two_int64(package, record):
 def test_transposed_copies_are_copies(package, shape):
     x = torch.randn(shape).to(torch.float8_e4m3fn)
     others = [x, torch.randn(17, 3).to(torch.float8_e4m3fn), x]
-    for spec in TRANSPOSED:
+    for spec in TRANSPOSES:
         got = list(package.run(spec, *others[: spec.count]).values())
         for ours, values in zip(got, others, strict=False):
             assert torch.equal(ours.view(torch.uint8), values.view(torch.uint8).t())
@@ -172,9 +185,14 @@ def test_in_the_interpreter(tmp_path):
     assert int(done.stdout) > 80  # kernels that were compared
 
 
-COMPILED = [*(spec for spec in recorded(2048) if spec.how == HOWS[0]), *recorded(479)[:2], *TURNED[:2], *TRANSPOSED]
-COMPILED += [spec for width in (2048, 479) for spec in both_ways(width)[::2] if spec.spec.how == HOWS[0]]
-COMPILED += [spec for spec in both_ways(2048)[1::2] if spec.spec.how == HOWS[0]]
+COMPILED = [
+    *(spec for spec in recorded(2048) if spec.how == HOWS[0]),
+    *recorded(479)[:2],
+    *CAST_TRANSPOSES[:2],
+    *TRANSPOSES,
+]
+COMPILED += [spec for width in (2048, 479) for spec in fused_cast_transposes(width)[::2] if spec.spec.how == HOWS[0]]
+COMPILED += [spec for spec in fused_cast_transposes(2048)[1::2] if spec.spec.how == HOWS[0]]
 
 
 @pytest.mark.parametrize("spec", COMPILED, ids=lambda spec: spec.function)
@@ -187,7 +205,7 @@ def test_it_compiles_for_hopper(spec, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     package = write_package(tmp_path / f"compiled_{spec.function}", [spec])
     kernel = getattr(package.triton_kernels, f"_{spec.function}")
-    known = {"values": "*fp8e4nv", "turned": "*fp8e4nv", "record": "*i64"}
+    known = {"values": "*fp8e4nv", "transposed": "*fp8e4nv", "record": "*i64"}
     known |= dict.fromkeys(("x", "grad", "weight", "bias", "add"), "*bf16")
     kinds = {name: re.sub(r"_\d", "", name).removesuffix("_ptr") for name in kernel.arg_names}
     types = {name: known.get(kind, "*fp32") if name.endswith("_ptr") else "i32" for name, kind in kinds.items()}

@@ -10,7 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from quantised_cases import specs
-from recorded_cases import HOWS, TRANSPOSED, TURNED, both_ways, largest_of, new_record, scale_of
+from recorded_cases import CAST_TRANSPOSES, HOWS, TRANSPOSES, fused_cast_transposes, largest_of, new_record, scale_of
 from rendered_cases import arguments_of, random_inputs, write_package
 from test_quantised_gpu import corners, poisoned_memory, pytestmark, same_nan_of
 
@@ -25,12 +25,14 @@ BARE = [
     for spec in specs(width, HOWS)
     if isinstance(spec, NormForward) and not (spec.norm or spec.activation)
 ]
-BOTH = [both for width in (200, 479, 512, 2048) for both in both_ways(width)]
+BOTH = [both for width in (200, 479, 512, 2048) for both in fused_cast_transposes(width)]
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    return write_package(tmp_path_factory.mktemp("gpu") / "rendered_recorded_gpu", [*BARE, *TURNED, *TRANSPOSED, *BOTH])
+    return write_package(
+        tmp_path_factory.mktemp("gpu") / "rendered_recorded_gpu", [*BARE, *CAST_TRANSPOSES, *TRANSPOSES, *BOTH]
+    )
 
 
 def same(package, spec, x) -> None:
@@ -53,13 +55,13 @@ def test_rows_are_recorded(package, spec, rows):
 
 
 @pytest.mark.parametrize("shape", [(17, 13), (4093, 479), (4096, 2048), (17, 8256)])
-@pytest.mark.parametrize("spec", TURNED, ids=lambda spec: spec.function)
+@pytest.mark.parametrize("spec", CAST_TRANSPOSES, ids=lambda spec: spec.function)
 def test_both_copies_are_recorded(package, spec, shape):
     same(package, spec, corners(*shape))
 
 
 @pytest.mark.parametrize("both", BOTH, ids=lambda both: both.function)
-def test_producers_that_write_both_ways(package, both):
+def test_kernels_that_write_as_is_and_transposed(package, both):
     for rows in (1, 17, 4093):
         inputs = random_inputs(rows, both.spec.width, torch.bfloat16, "cuda")
         tensors = arguments_of(both.spec, inputs)
@@ -70,7 +72,7 @@ def test_producers_that_write_both_ways(package, both):
         expected = package.run(both, *(tensor.cpu() for tensor in tensors), scale, theirs)
         assert abs(int(ours[0]) - int(theirs[0])) <= 2  # functions differ in their last bits
         assert largest_of(ours.cpu()) == pytest.approx(largest_of(theirs), rel=1e-5)
-        assert torch.equal(got["turned"].view(torch.uint8), got["values"].view(torch.uint8).t())
+        assert torch.equal(got["transposed"].view(torch.uint8), got["values"].view(torch.uint8).t())
         values, wanted = got["values"].float().cpu(), expected["values"].float()
         assert (values != wanted).float().mean() < 0.01
         torch.testing.assert_close(values, wanted, rtol=0.13, atol=2.0**-8)
@@ -83,7 +85,7 @@ def test_producers_that_write_both_ways(package, both):
 def test_transposed_copies(package, shape):
     x = torch.randn(shape, device="cuda").to(torch.float8_e4m3fn)
     others = [x, torch.randn(300, 200, device="cuda").to(torch.float8_e4m3fn), x]
-    for spec in TRANSPOSED:
+    for spec in TRANSPOSES:
         got = package.run(spec, *others[: spec.count]).values()
         for ours, values in zip(got, others, strict=False):
             assert torch.equal(ours.view(torch.uint8), values.view(torch.uint8).t())

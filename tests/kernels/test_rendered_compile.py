@@ -48,7 +48,7 @@ def own_cache(tmp_path, monkeypatch):
 def pointer_type(name: str, element: str) -> str:
     """The type of a kernel's pointer, by its name, where matrices and vectors of the model are of `element`."""
     kind = re.sub(r"_\d", "", name).removesuffix("_ptr")
-    if kind in ("values", "turned"):
+    if kind in ("values", "transposed"):
         return "*fp8e4nv"
     return f"*{element}" if kind in ("x", "grad", "add", "weight", "bias", "out", "dx", "total") else "*fp32"
 
@@ -100,6 +100,6 @@ def test_rows_are_read_and_written_in_vectors(package):
     ptx = compiled(package, spec).asm["ptx"]
     assert "ld.global.v4.b32" in ptx
     assert re.search(r"st\.global(\.v[24])?\.b(32|64)", ptx)
-    turned = compiled(package, RequantizeTranspose(1)).asm["ptx"]
-    assert "ld.global.v4.b32" in turned
-    assert "st.global.v4.b32" in turned
+    transposed = compiled(package, RequantizeTranspose(1)).asm["ptx"]
+    assert "ld.global.v4.b32" in transposed
+    assert "st.global.v4.b32" in transposed

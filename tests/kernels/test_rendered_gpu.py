@@ -198,7 +198,7 @@ def test_non_finite_values_stay_in_their_rows(package):
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 13), (17, 24), (4093, 479), (0, 24), (4096, 512), (17, 8256)])
-def test_turning_is_the_reference_bit_for_bit(package, rows, columns):
+def test_requantize_transpose_is_the_reference_bit_for_bit(package, rows, columns):
     generator = torch.Generator().manual_seed(rows)
     operands, arguments = [], []
     for extra in (0, 1, 130):
@@ -264,9 +264,9 @@ def test_matrices_beyond_two_to_the_31_elements(package):
     del x
     assert torch.equal(got["values"][-4:].view(torch.uint8), expected.values.view(torch.uint8))
     assert torch.equal(got["scale"][-4:], expected.scale)
-    turned = package.run(RequantizeTranspose(1), got["values"], got["scale"], got["largest"])
+    transposed = package.run(RequantizeTranspose(1), got["values"], got["scale"], got["largest"])
     assert torch.equal(
-        turned["turned"][:, -4:].view(torch.uint8), requantize_transpose(expected).values.view(torch.uint8)
+        transposed["transposed"][:, -4:].view(torch.uint8), requantize_transpose(expected).values.view(torch.uint8)
     )
 
 
@@ -278,9 +278,11 @@ def step_of(package):
     def step(x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
         values, scale, largest, mean, rstd = run_forward(x, add, weight, bias)
         dvalues, dscale, dlargest, dweight, dbias, dadd = run_backward(grad, x, add, weight, bias, mean, rstd)
-        turned, spread, dturned, dspread = package.fused.turn_2(values, scale, largest, dvalues, dscale, dlargest)
+        transposed, spread, dtransposed, dspread = package.fused.requantize_transpose_2(
+            values, scale, largest, dvalues, dscale, dlargest
+        )
         sums = package.fused.reduce_3(dweight, torch.bfloat16, dbias, torch.float32, dadd, torch.float32)
-        return turned.float() * spread, dturned.float() * dspread, *sums
+        return transposed.float() * spread, dtransposed.float() * dspread, *sums
 
     return step
 

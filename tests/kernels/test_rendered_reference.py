@@ -152,7 +152,7 @@ def test_non_finite_values_stay_in_their_rows(package):
         assert row.isnan().all() if spec.norm else row.isnan().nonzero().flatten().tolist() == [3]
 
 
-def test_turning_is_the_reference(package):
+def test_requantize_transpose_is_the_reference(package):
     generator = torch.Generator().manual_seed(0)
     operands = []
     for rows, columns in ((17, 24), (1, 479), (0, 13)):
@@ -163,7 +163,7 @@ def test_turning_is_the_reference(package):
         for index, (values, scale, _) in enumerate(operands[:count]):
             expected = requantize_transpose(Quantized(values, scale), check=True)
             suffix = f"_{index}" if count > 1 else ""
-            assert torch.equal(got[f"turned{suffix}"].view(torch.uint8), expected.values.view(torch.uint8))
+            assert torch.equal(got[f"transposed{suffix}"].view(torch.uint8), expected.values.view(torch.uint8))
             assert torch.equal(got[f"spread{suffix}"], expected.scale)
 
 
@@ -205,7 +205,7 @@ def test_operators_hold_what_the_compiler_expects(package):
     # test_schema cannot compare FP8 arguments.
     values, scale, largest = norm_reference.quantise_rows(inputs.tensors["x"])
     utils = ("test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(package.fused.turn_1, (values, scale, largest), test_utils=utils)
+    torch.library.opcheck(package.fused.requantize_transpose_1, (values, scale, largest), test_utils=utils)
     torch.library.opcheck(package.fused.reduce_1, (torch.ones(3, 5), torch.float16), test_utils=utils)
 
 
@@ -237,9 +237,11 @@ def test_one_graph_under_the_compiler(package, dynamic):
     def step(x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
         values, scale, largest, mean, rstd = run_forward(x, add, weight, bias)
         dvalues, dscale, dlargest, dweight, dbias, dadd = run_backward(grad, x, add, weight, bias, mean, rstd)
-        turned, spread, dturned, dspread = fused.turn_2(values, scale, largest, dvalues, dscale, dlargest)
+        transposed, spread, dtransposed, dspread = fused.requantize_transpose_2(
+            values, scale, largest, dvalues, dscale, dlargest
+        )
         sums = fused.reduce_2(dweight, torch.bfloat16, dbias, torch.float32)
-        return turned.float() * spread, dturned.float() * dspread, dadd.sum(0), *sums
+        return transposed.float() * spread, dtransposed.float() * dspread, dadd.sum(0), *sums
 
     compiled = torch.compile(step, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     for rows in (4, 7, 1) if dynamic else (4,):

@@ -57,16 +57,16 @@ def test_other_dtypes(package, dtype):
         (check_forward if isinstance(spec, NormForward) else check_backward)(package, spec, inputs)
 
 
-def test_quantised_rows_are_the_reference_bit_for_bit_and_turned(package):
+def test_quantised_rows_are_the_reference_bit_for_bit_and_transposed(package):
     spec = next(s for s in SPECS[123200] if isinstance(s, NormForward) and s.norm is None)
     x = random_inputs(300, 123200, torch.bfloat16, "cuda").tensors["x"]
     x[3], x[4, 123199] = 0.0, torch.inf
     got, expected = package.run(spec, x), package.run(spec, x.cpu())
     assert torch.equal(got["scale"].cpu(), expected["scale"])
     assert torch.equal(got["values"].cpu().view(torch.uint8), expected["values"].view(torch.uint8))
-    turned = package.run(RequantizeTranspose(1), got["values"], got["scale"], got["largest"])
+    transposed = package.run(RequantizeTranspose(1), got["values"], got["scale"], got["largest"])
     cpu = package.run(RequantizeTranspose(1), expected["values"], expected["scale"], expected["largest"])
-    assert torch.equal(turned["turned"].cpu().view(torch.uint8), cpu["turned"].view(torch.uint8))
+    assert torch.equal(transposed["transposed"].cpu().view(torch.uint8), cpu["transposed"].view(torch.uint8))
 
 
 def test_without_rows_and_with_few(package):

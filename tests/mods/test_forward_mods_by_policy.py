@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.L
 
 KEEP = "compute: keep"
 FP8 = "compute: fp8, scaling: rowwise"
-CHAINS = "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always"
+CHAINS = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
 CASES = {
     "experts": "{use: merge_siblings}",
     "features": "{use: batch_small}",

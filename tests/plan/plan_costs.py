@@ -16,9 +16,13 @@ from loka.policy.cascade.settings import OperandRecipe
 SCALED_MM = "torch.scaled_mm"
 HOPPER = Versions("NVIDIA H100 80GB HBM3", "9.0", "575.57.08", "13.0", "13.0.2", "2.11.0", "3.6.0", "")
 ROWS = OperandRecipe(power_of_two=True)
-TURNED = OperandRecipe(power_of_two=True, turned=True)
-TURNED_ONCE = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=True, turned=True)
-CHAIN = {Gemm.FPROP: (ROWS, ROWS), Gemm.DGRAD: (ROWS, TURNED), Gemm.WGRAD: (TURNED_ONCE, TURNED_ONCE)}
+TRANSPOSED = OperandRecipe(power_of_two=True, transposed=True)
+TRANSPOSED_TENSORWISE = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=True, transposed=True)
+CHAIN = {
+    Gemm.FPROP: (ROWS, ROWS),
+    Gemm.DGRAD: (ROWS, TRANSPOSED),
+    Gemm.WGRAD: (TRANSPOSED_TENSORWISE, TRANSPOSED_TENSORWISE),
+}
 
 Factor = Callable[[Part], float | None]
 

@@ -94,7 +94,7 @@ def time_of(site: Site, wanted: SiteSettings, kernels: tuple[str, ...], costs: M
 
 
 def is_valid(site: Site, wanted: SiteSettings, kernels: tuple[str, ...]) -> bool:
-    """Whether what is turned has its source in FP8 too, and what the policy forces or keeps is respected."""
+    """Whether what is transposed has its source in FP8 too, and what the policy forces or keeps is respected."""
     gemms = [gemm for gemm in Gemm if gemm is not Gemm.DGRAD or site.input_grad]
     fp8 = {gemm for gemm, kernel in zip(gemms, kernels, strict=True) if kernel != NATIVE}
     if wanted.gemms[Gemm.FPROP].operands == CHAIN[Gemm.FPROP]:
@@ -102,7 +102,7 @@ def is_valid(site: Site, wanted: SiteSettings, kernels: tuple[str, ...]) -> bool
         if fp8 != set(order[: len(fp8)]):
             return False
     able = set(gemms)
-    for gemm in gemms:  # what is turned from a GEMM that the policy keeps cannot run either
+    for gemm in gemms:  # what is transposed from a GEMM that the policy keeps cannot run either
         chained = wanted.gemms[Gemm.FPROP].operands == CHAIN[Gemm.FPROP]
         kept = wanted.gemms[gemm].compute is Compute.KEEP
         if kept:

@@ -32,7 +32,7 @@ Settings = Callable[..., SiteSettings]
 
 @pytest.fixture
 def wanted(make_settings) -> Settings:
-    """Settings of the turned recipe."""
+    """Settings of the transposed recipe."""
 
     def make(compute: Compute = Compute.AUTO, fuse: Fuse = Fuse.ALWAYS, min_speedup: float = 1.05, **more: Compute):
         settings = make_settings(compute, **more)
@@ -44,7 +44,7 @@ def wanted(make_settings) -> Settings:
 
 @pytest.fixture
 def safe(make_known) -> Callable[..., ProfiledSites]:
-    """A profile in which the turned recipe is safe at some sites, except for some GEMMs."""
+    """A profile in which the transposed recipe is safe at some sites, except for some GEMMs."""
 
     def make(*names: str, unsafe: tuple[Gemm, ...] = ()) -> ProfiledSites:
         estimates = tuple(
@@ -149,8 +149,8 @@ def test_what_cannot_be_told_apart_goes_by_the_catalogue(decide, wanted) -> None
     assert {gemm.kernel for gemm in plan.gemms} == {"aa.other"}  # both unknown to the catalogue: by name
 
 
-def test_turned_operands_take_the_form_of_the_fastest_kernel(decide, wanted) -> None:
-    """FBGEMM takes scales by rows alone; copies that are turned have one scale, which serves as either."""
+def test_transposed_operands_take_the_form_of_the_fastest_kernel(decide, wanted) -> None:
+    """FBGEMM takes scales by rows alone; copies that are transposed have one scale, which serves as either."""
     kernels = tuple(kernel for kernel in KERNELS_OF_CATALOGUE if kernel.name in (SCALED_MM, "fbgemm.rowwise"))
     costs = MadeUp({NATIVE: 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 0.8})
     plan = decide(wanted(Compute.FP8), costs, kernels=kernels)
@@ -201,7 +201,7 @@ def test_fast_sums_that_err_more_are_no_choice(error, reason, decide, wanted) ->
 
 def test_a_chain_of_both_accumulations_is_one(decide, wanted) -> None:
     plan = decide(may_be_fast(wanted(Compute.FP8)), MadeUp(KERNELS, fast_gains), input_grad=False)
-    assert site_recipe(plan).turned
+    assert site_recipe(plan).transposed
 
 
 def test_batches_of_other_sizes_have_the_kernel_that_is_fastest_there(decide, wanted) -> None:
@@ -284,7 +284,7 @@ def test_evidence_and_time_both_have_to_agree(decide, wanted, safe) -> None:
     unsafe = decide(wanted(), costs, known=safe(unsafe=tuple(Gemm)), k=4096, n=4096)
     assert not unsafe.fp8
     assert gemm_of(unsafe, Gemm.FPROP).reason.startswith("unsafe: MERE")
-    assert gemm_of(unsafe, Gemm.WGRAD).reason == "input is to be turned from fprop's, which stays as it is"
+    assert gemm_of(unsafe, Gemm.WGRAD).reason == "input is to be transposed from fprop's, which stays as it is"
     assert unsafe.timing is not None
     assert not unsafe.timing.kept
     half = decide(wanted(fuse=Fuse.AUTO), costs, known=safe(unsafe=(Gemm.WGRAD,)), k=4096, n=4096)
@@ -310,17 +310,17 @@ def test_gemms_are_chosen_together_since_they_share_what_is_quantised(decide, wa
     assert products[SCALED_MM] < products[NATIVE]
 
 
-def test_a_forced_gemm_takes_what_it_is_turned_from_along(decide, wanted) -> None:
+def test_a_forced_gemm_takes_what_it_is_transposed_from_along(decide, wanted) -> None:
     settings = wanted(Compute.AUTO, wgrad=Compute.FP8)
     plan = decide(settings, MadeUp(KERNELS), k=64, n=64)
-    assert all(gemm.fp8 for gemm in plan.gemms)  # wgrad is turned from fprop's and dgrad's operands
+    assert all(gemm.fp8 for gemm in plan.gemms)  # wgrad is transposed from fprop's and dgrad's operands
     assert gemm_of(plan, Gemm.FPROP).reason == "safe by evidence, auto by p.yaml:14, slower than BF16 here"
 
 
 def test_every_way_is_a_candidate_with_its_reason(decide, wanted) -> None:
     plan = decide(wanted(), MadeUp(KERNELS), k=4096, n=4096)
     kernels = [candidate.kernels for candidate in plan.candidates]
-    assert len(kernels) == len(set(kernels)) == 4  # with turned operands: none, fprop, fprop and dgrad, all
+    assert len(kernels) == len(set(kernels)) == 4  # with transposed operands: none, fprop, fprop and dgrad, all
     assert [candidate.outcome for candidate in plan.candidates].count("chosen") == 1
     chosen = next(each for each in plan.candidates if each.outcome == "chosen")
     assert plan.timing is not None
@@ -439,7 +439,7 @@ def test_a_mixture_loses_the_fusion_that_a_site_in_bf16_keeps(decide, wanted, sa
 
 @pytest.mark.parametrize("written", [Scaling.TENSORWISE, Scaling.ROWWISE])
 @pytest.mark.parametrize("faster", [Scaling.TENSORWISE, Scaling.ROWWISE])
-def test_turned_operands_take_the_form_that_is_faster(decide, wanted, written, faster) -> None:
+def test_transposed_operands_take_the_form_that_is_faster(decide, wanted, written, faster) -> None:
     """Their one scale can stand there once or for each row; GEMMs that read the two differ in time alone."""
 
     def factor(part: Part) -> float:
@@ -452,8 +452,8 @@ def test_turned_operands_take_the_form_that_is_faster(decide, wanted, written, f
     found = gemm_of(plan, Gemm.WGRAD)
     assert found.operands is not None
     assert {each.scaling for each in found.operands} == {faster}
-    assert all(each.turned for each in found.operands)
+    assert all(each.transposed for each in found.operands)
     assert {each.scaling for each in gemm_of(plan, Gemm.FPROP).operands or ()} == {Scaling.ROWWISE}
-    assert site_recipe(plan).turned
+    assert site_recipe(plan).transposed
     level = decide(replace(settings, gemms=gemms), MadeUp(KERNELS), kernels=(CUBLASLT,), k=4096, n=4096)
     assert {each.scaling for each in gemm_of(level, Gemm.WGRAD).operands or ()} == {written}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from plan_costs import CHAIN, ROWS, TURNED, MadeUp
+from plan_costs import CHAIN, ROWS, TRANSPOSED, MadeUp
 
 from loka.kernels.measurements.parts import Part, PartKind, TimeSource
 from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
@@ -108,11 +108,15 @@ def test_one_gemm_in_fp8_has_the_passes_of_that_one_alone() -> None:
     ]
 
 
-def test_an_input_without_gradient_has_no_turned_weight_and_no_gradient_of_its_norm() -> None:
+def test_an_input_without_gradient_has_no_transposed_weight_and_no_gradient_of_its_norm() -> None:
     pairs = {gemm: CHAIN[gemm] for gemm in (Gemm.FPROP, Gemm.WGRAD)}
     assert has_form_of_chain(pairs)
     sheet = workload_of(SIZES, pairs, AROUND, True, False)
-    assert [part.work for part in sheet.backward] == [PartKind.BACKWARD, PartKind.TURN, PartKind.TURN]
+    assert [part.work for part in sheet.backward] == [
+        PartKind.BACKWARD,
+        PartKind.REQUANTIZE_TRANSPOSE,
+        PartKind.REQUANTIZE_TRANSPOSE,
+    ]
 
 
 def test_what_counts_as_a_chain() -> None:
@@ -120,9 +124,9 @@ def test_what_counts_as_a_chain() -> None:
     assert not has_form_of_chain(PLAIN)
     assert not has_form_of_chain({**CHAIN, Gemm.DGRAD: None})
     assert not has_form_of_chain({**CHAIN, Gemm.FPROP: (OperandRecipe(), OperandRecipe())})
-    assert not has_form_of_chain({**CHAIN, Gemm.WGRAD: (TURNED, CHAIN[Gemm.WGRAD][1])})
+    assert not has_form_of_chain({**CHAIN, Gemm.WGRAD: (TRANSPOSED, CHAIN[Gemm.WGRAD][1])})
     e5m2 = OperandRecipe(Format.E5M2, power_of_two=True)
-    assert not has_form_of_chain({**CHAIN, Gemm.DGRAD: (e5m2, TURNED)})
+    assert not has_form_of_chain({**CHAIN, Gemm.DGRAD: (e5m2, TRANSPOSED)})
     kept = {**CHAIN, Gemm.WGRAD: None}
     assert (has_form_of_chain(kept), keeps_wgrad_in_chain(kept)) == (False, True)
     assert keeps_wgrad_in_chain({Gemm.FPROP: (ROWS, ROWS), Gemm.WGRAD: None})
@@ -137,8 +141,8 @@ def test_known_scales_have_the_passes_of_a_chain() -> None:
     assert has_form_of_chain(pairs)
     assert keeps_wgrad_in_chain({**pairs, Gemm.WGRAD: None})
     assert not has_form_of_chain({**pairs, Gemm.WGRAD: (known, weight)})
-    sheet, turned = (workload_of(SIZES, each, AROUND, True, False) for each in (pairs, CHAIN))
-    assert words(sheet.backward) == words(turned.backward)
+    sheet, transposed = (workload_of(SIZES, each, AROUND, True, False) for each in (pairs, CHAIN))
+    assert words(sheet.backward) == words(transposed.backward)
     assert words(sheet.forward)[1] == "quantise 1024x512 -> e4m3 tensorwise"
 
 
@@ -203,12 +207,12 @@ def test_what_was_not_measured_takes_the_time_of_what_moves_like_it() -> None:
     assert found is not None
     assert known is not None
     assert (found.us, found.source, known.source) == (known.us, TimeSource.ESTIMATED, TimeSource.MEASURED)
-    turned = pricer.part(Part(PartKind.TURN, "rendered", 4096, 512, recipe="e4m3 tensorwise"))
+    transposed = pricer.part(Part(PartKind.REQUANTIZE_TRANSPOSE, "rendered", 4096, 512, recipe="e4m3 tensorwise"))
     quantised = pricer.part(Part(PartKind.QUANTISE, "rendered", 4096, 512, recipe="e4m3 rowwise"))
-    assert turned is not None
+    assert transposed is not None
     assert quantised is not None
-    assert 0 < turned.us < quantised.us
-    assert turned.source is TimeSource.ESTIMATED
+    assert 0 < transposed.us < quantised.us
+    assert transposed.source is TimeSource.ESTIMATED
     assert pricer.part(gemm_part(Gemm.FPROP, SIZES, "never", None, None)) is None
 
 

@@ -280,7 +280,7 @@ def test_plan_json_holds_them_and_older_files_have_none(write: Write, plans: dic
     assert from_json(text) == plan
     assert to_json(from_json(text)) == text
     data = json.loads(text)
-    assert data["version"] == 4
+    assert data["version"] == 5
     del data["interactions"]
     for binding in data["bindings"]:
         for join in (binding["forward"] or {}).get("joins", ()):

@@ -15,7 +15,7 @@ from loka.probe.profile.profile import Estimate, Interval, OperandSummary, Profi
 from loka.sites.site import GemmKind, RowCount, Site
 
 ROWS, TENSOR = OperandRecipe(), OperandRecipe(scaling=Scaling.TENSORWISE)
-TURNED = OperandRecipe(power_of_two=True, turned=True)
+TRANSPOSED = OperandRecipe(power_of_two=True, transposed=True)
 
 
 def site(name: str, n: int = 32, **others: object) -> Site:
@@ -75,7 +75,7 @@ def test_products_side_by_side_err_as_the_worst_of_them(gemm: Gemm) -> None:
     [
         (estimate(Gemm.DGRAD, 0.1, 30.0),),  # a sum of the members' products
         (estimate(Gemm.FPROP, 0.1, 30.0, ROWS, TENSOR),),  # one scale for the weights of all
-        (estimate(Gemm.WGRAD, 0.1, 30.0, TURNED, TURNED),),  # one scale for all rows of both
+        (estimate(Gemm.WGRAD, 0.1, 30.0, TRANSPOSED, TRANSPOSED),),  # one scale for all rows of both
     ],
 )
 def test_what_members_say_nothing_of_is_no_evidence(estimates: tuple[Estimate, ...]) -> None:

@@ -163,8 +163,8 @@ def test_plan_json_holds_the_mods(write):
     assert "gain" not in data["mods"][0]
     gained = replace(plan, mods=(replace(plan.mods[0], gain=Gain(3.5, 0.1)), *plan.mods[1:]))
     assert from_json(to_json(gained)) == gained
-    with pytest.raises(InputError, match=r"reads up to 4: upgrade LoKA"):
-        from_json(text.replace('"version": 3', '"version": 5'))
+    with pytest.raises(InputError, match=r"reads up to 5: upgrade LoKA"):
+        from_json(text.replace('"version": 3', '"version": 6'))
 
 
 def test_explain_names_the_mods_at_a_site_and_beside_it(write):
@@ -274,7 +274,7 @@ def test_a_gain_is_the_difference_of_what_both_plans_time(make_plan, make_site):
 def test_gains_are_asked_for(write, monkeypatch):
     slow_norms = MadeUp(factor=lambda part: 2.0 if "layer_norm" in part.around else 1.0)
     monkeypatch.setattr(planner, "open_measurements", lambda policy: slow_norms if policy.target == "h100" else None)
-    asked = "compute: fp8, fuse: always, scaling: rowwise, power_of_two: true, turned: true"
+    asked = "compute: fp8, fuse: always, scaling: rowwise, power_of_two: true, requantize_transpose: true"
     path = write("use: no_bias", "{use: block_norm, block: 32}")
     path.write_text(path.read_text().replace("batch_size: 32", "batch_size: 4096").replace("compute: fp8", asked))
     assert all(mod.gain is None for mod in make_plan(path).mods)

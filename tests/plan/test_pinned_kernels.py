@@ -19,7 +19,7 @@ from loka.sites.site import Site
 
 HOPPER = Situation(PlanTarget.H100, 4096, {"p.yaml": "policies/p.yaml"})
 TENSORWISE = OperandRecipe(scaling=Scaling.TENSORWISE)
-TURNED = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=True, turned=True)
+TRANSPOSED = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=True, transposed=True)
 
 
 def pinned(settings: SiteSettings, kernel: str, one_site: bool = False, *gemms: Gemm) -> SiteSettings:
@@ -95,20 +95,20 @@ def test_auto_after_a_kernel_takes_it_back(make_site, make_settings):
     assert [gemm.kernel for gemm in decide(make_site(), settings).gemms] == ["torch.scaled_mm"] * 3
 
 
-def test_turned_operands_are_taken_in_the_form_that_a_kernel_takes():
-    asked = GemmSettings(Compute.FP8, (TURNED, TURNED))
+def test_transposed_operands_are_taken_in_the_form_that_a_kernel_takes():
+    asked = GemmSettings(Compute.FP8, (TRANSPOSED, TRANSPOSED))
     sizes = (4096, 512, 256)
-    assert accepted_operands(SCALED_MM, Gemm.WGRAD, asked, sizes, "h100") == (TURNED, TURNED)
-    rows = replace(TURNED, scaling=Scaling.ROWWISE)
+    assert accepted_operands(SCALED_MM, Gemm.WGRAD, asked, sizes, "h100") == (TRANSPOSED, TRANSPOSED)
+    rows = replace(TRANSPOSED, scaling=Scaling.ROWWISE)
     assert accepted_operands(kernel_named("fbgemm.rowwise"), Gemm.WGRAD, asked, sizes, "h100") == (rows, rows)
-    e5m2 = replace(asked, operands=(TURNED, replace(TURNED, format=Format.E5M2)))
+    e5m2 = replace(asked, operands=(TRANSPOSED, replace(TRANSPOSED, format=Format.E5M2)))
     assert accepted_operands(kernel_named("fbgemm.rowwise"), Gemm.WGRAD, e5m2, sizes, "h100") == e5m2.operands
     plain = replace(asked, operands=(TENSORWISE, TENSORWISE))
     assert accepted_operands(kernel_named("fbgemm.rowwise"), Gemm.WGRAD, plain, sizes, "h100") == plain.operands
 
 
 def test_candidates():
-    asked = GemmSettings(Compute.FP8, (TURNED, TURNED))
+    asked = GemmSettings(Compute.FP8, (TRANSPOSED, TRANSPOSED))
     assert candidates(asked, GEMM_KERNELS) == GEMM_KERNELS
     assert candidates(replace(asked, kernel="mslk.rowwise"), GEMM_KERNELS) == (kernel_named("mslk.rowwise"),)
 

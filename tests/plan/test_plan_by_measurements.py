@@ -71,7 +71,7 @@ POLICY = """\
 version: 1
 name: tower
 model: {factory: "timedmodel:build", inputs: "timedmodel:inputs", batch_size: 8192}
-defaults: {compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: FUSE}
+defaults: {compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: FUSE}
 rules:
   - {match: "enter", compute: keep}
 """
@@ -122,7 +122,7 @@ def test_a_site_that_is_kept_breaks_the_chain_and_its_neighbour_pays(plan_for: P
 
 
 def safe_everywhere() -> ProfiledSites:
-    """A profile in which the turned recipe is safe at every site of the tower."""
+    """A profile in which the transposed recipe is safe at every site of the tower."""
     fine = Interval(0.01, 0.01, 0.01), Interval(40, 40, 40)
     estimates = tuple(Estimate(gemm, CHAIN[gemm], *fine, 16) for gemm in Gemm)
     sizes = {"enter": (48, 512), FIRST: (512, 512), SECOND: (512, 64), THIRD: (64, 512)}
@@ -201,8 +201,8 @@ def test_the_plan_names_its_measurements_and_differs_from_that_without(plan_for:
     assert not kernels.same
     assert {(each.gemm, each.after) for each in kernels.gemms if each.site == FIRST} == {
         (Gemm.FPROP, "e4m3 rowwise pow2 by fbgemm.rowwise"),
-        (Gemm.DGRAD, "grad_output e4m3 rowwise pow2, weight e4m3 turned by fbgemm.rowwise"),
-        (Gemm.WGRAD, "e4m3 turned by fbgemm.rowwise"),
+        (Gemm.DGRAD, "grad_output e4m3 rowwise pow2, weight e4m3 transposed by fbgemm.rowwise"),
+        (Gemm.WGRAD, "e4m3 transposed by fbgemm.rowwise"),
     }
 
 
@@ -237,7 +237,7 @@ def test_ranks_that_plan_apart_reach_the_same_bytes(measured: Path) -> None:
         for seed in ("1", "2")
     }
     assert len(texts) == 1
-    assert json.loads(texts.pop())["version"] == 2
+    assert json.loads(texts.pop())["version"] == 5
 
 
 def test_a_thousand_unlike_sites_are_planned_in_two_seconds(make_site, make_settings) -> None:

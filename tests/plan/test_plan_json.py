@@ -109,7 +109,7 @@ def test_a_plan_by_measurements_comes_back_equal_with_the_times_once(make_plan, 
     assert again == plan
     assert to_json(again) == text
     data = json.loads(text)
-    assert (data["version"], len(data["timings"])) == (2, 1)
+    assert (data["version"], len(data["timings"])) == (5, 1)
     assert data["measurements"] == ["made-up.jsonl", "c" * 64]
     assert again.sites[0].gains_by_fusing
     assert again.sites[0].candidates is again.sites[8].candidates
@@ -186,10 +186,10 @@ def test_a_foreign_file_says_so(text):
         from_json(text, "p.json")
 
 
-@pytest.mark.parametrize("version", ["5", '"1"', "null"])
+@pytest.mark.parametrize("version", ["6", '"1"', "null"])
 def test_a_newer_version_says_what_to_do(version, whole_plan):
     text = to_json(whole_plan).replace('"version": 1', f'"version": {version}')
-    with pytest.raises(InputError, match=r"^p\.json: the plan has version .* reads up to 4: upgrade LoKA"):
+    with pytest.raises(InputError, match=r"^p\.json: the plan has version .* reads up to 5: upgrade LoKA"):
         from_json(text, "p.json")
 
 

@@ -177,17 +177,19 @@ CONFLICTS = {
         "wgrad: no kernel multiplies grad_output blockwise_128x128 by input blockwise_128x128",
         "defaults: {wgrad: {scaling: blockwise_1x128, input: {scaling: blockwise_128x128}}}\n",
     ),
-    "blockwise by turned": (
-        "rules: [{match: 'layers.*', scaling: blockwise, dgrad: {turned: §true}}]\n",
-        "dgrad: no kernel multiplies grad_output blockwise_1x128 by weight turned, which has one scale; give "
-        "grad_output rowwise or tensorwise, or weight turned: false",
-        "rules: [{match: 'layers.*', scaling: blockwise, dgrad: {turned: true, grad_output: {scaling: rowwise}}}]\n",
+    "blockwise by transposed": (
+        "rules: [{match: 'layers.*', scaling: blockwise, dgrad: {requantize_transpose: §true}}]\n",
+        "dgrad: no kernel multiplies grad_output blockwise_1x128 by weight transposed, which has one scale; give "
+        "grad_output rowwise or tensorwise, or weight requantize_transpose: false",
+        "rules: [{match: 'layers.*', scaling: blockwise, "
+        "dgrad: {requantize_transpose: true, grad_output: {scaling: rowwise}}}]\n",
     ),
-    "turned by a blockwise of a later rule": (
-        "defaults: {wgrad: {input: {turned: true}}}\nrules:\n"
+    "transposed by a blockwise of a later rule": (
+        "defaults: {wgrad: {input: {requantize_transpose: true}}}\nrules:\n"
         "  - {match: '*.0.*', wgrad: {grad_output: {scaling: §blockwise}}}\n",
-        "wgrad: no kernel multiplies grad_output blockwise_1x128 by input turned",
-        "defaults: {wgrad: {turned: true}}\nrules:\n  - {match: '*.0.*', wgrad: {grad_output: {scaling: blockwise}}}\n",
+        "wgrad: no kernel multiplies grad_output blockwise_1x128 by input transposed",
+        "defaults: {wgrad: {requantize_transpose: true}}\nrules:\n"
+        "  - {match: '*.0.*', wgrad: {grad_output: {scaling: blockwise}}}\n",
     ),
     "later rule breaks a pair": (
         "defaults: {scaling: tensorwise}\nrules:\n  - {match: '*.0.*', dgrad: {weight: {scaling: §rowwise}}}\n",

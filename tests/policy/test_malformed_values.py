@@ -185,33 +185,45 @@ CASES: dict[str, tuple[str, str, str]] = {
         "expected true or false, found the number 1",
         in_defaults("padding: true"),
     ),
-    "turned as a word": (in_defaults("turned: §wgrad"), "expected true or false", in_defaults("turned: true")),
-    "turned as a number": (in_defaults("wgrad: {turned: §1}"), "without quotes", in_defaults("wgrad: {turned: false}")),
-    "turned as a mapping": (
-        in_defaults("dgrad: {weight: {turned: §{from: fprop}}}"),
+    "transposed as a word": (
+        in_defaults("requantize_transpose: §wgrad"),
+        "expected true or false",
+        in_defaults("requantize_transpose: true"),
+    ),
+    "transposed as a number": (
+        in_defaults("wgrad: {requantize_transpose: §1}"),
+        "without quotes",
+        in_defaults("wgrad: {requantize_transpose: false}"),
+    ),
+    "transposed as a mapping": (
+        in_defaults("dgrad: {weight: {requantize_transpose: §{from: fprop}}}"),
         "expected true or false, found a mapping",
-        in_defaults("dgrad: {weight: {turned: true}}"),
+        in_defaults("dgrad: {weight: {requantize_transpose: true}}"),
     ),
-    "turned fprop": (
-        in_defaults("fprop: {§turned: true}"),
+    "transposed fprop": (
+        in_defaults("fprop: {§requantize_transpose: true}"),
         "write it site-wide, or where an operand is read along its other dimension: dgrad: {weight: ...}",
-        in_defaults("dgrad: {turned: true}"),
+        in_defaults("dgrad: {requantize_transpose: true}"),
     ),
-    "turned operand that is read along its rows": (
-        in_defaults("dgrad: {grad_output: {§turned: true}}"),
-        'unknown key "turned" in grad_output; write it site-wide',
-        in_defaults("wgrad: {grad_output: {turned: true}}"),
+    "transposed operand that is read along its rows": (
+        in_defaults("dgrad: {grad_output: {§requantize_transpose: true}}"),
+        'unknown key "requantize_transpose" in grad_output; write it site-wide',
+        in_defaults("wgrad: {grad_output: {requantize_transpose: true}}"),
     ),
-    "turned in the top level": (
-        HEAD + "§turned: true\n",
+    "transposed in the top level": (
+        HEAD + "§requantize_transpose: true\n",
         "write it under defaults or in a rule",
-        in_defaults("turned: true"),
+        in_defaults("requantize_transpose: true"),
     ),
-    "turned misspelt": (in_defaults("wgrad: {§turn: true}"), "did you mean turned?", in_defaults("wgrad: {}")),
-    "turned with a scaling of its own": (
-        in_defaults("wgrad: {input: §{turned: true, scaling: rowwise, format: e4m3}}"),
+    "transposed misspelt": (
+        in_defaults("wgrad: {§requantise_transpose: true}"),
+        "did you mean requantize_transpose?",
+        in_defaults("wgrad: {}"),
+    ),
+    "transposed with a scaling of its own": (
+        in_defaults("wgrad: {input: §{requantize_transpose: true, scaling: rowwise, format: e4m3}}"),
         "takes the rest from the one it is made from; leave out format, scaling",
-        in_defaults("wgrad: {input: {turned: false, scaling: rowwise, format: e4m3}}"),
+        in_defaults("wgrad: {input: {requantize_transpose: false, scaling: rowwise, format: e4m3}}"),
     ),
     "text for a boolean": (in_defaults('power_of_two: §"true"'), "without quotes", in_defaults("power_of_two: true")),
     "amax 0": (in_defaults("range: static, amax: §0"), "out of range", in_defaults("range: static, amax: 1.5")),

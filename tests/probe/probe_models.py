@@ -23,7 +23,7 @@ class Forms(nn.Module):
         self.right = nn.Parameter(torch.randn(16, 8) / 4)
         self.left = nn.Parameter(torch.randn(5, 3) / 2)
         self.summed = nn.Parameter(torch.randn(3, 4) / 2)
-        self.turned = nn.Parameter(torch.randn(8, 10) / 3)
+        self.transposed = nn.Parameter(torch.randn(8, 10) / 3)
         self.bias = nn.Parameter(torch.zeros(6))
         self.added = nn.Parameter(torch.randn(10, 6) / 3)
         self.out = nn.Linear(6, 1)
@@ -35,7 +35,7 @@ class Forms(nn.Module):
         x = self.tied_again(torch.tanh(self.tied(x)))
         x = x @ self.right
         x = self.left @ x + torch.einsum("bnd,nk->bkd", x, self.summed).sum(1, keepdim=True)
-        x = F.linear(x, self.turned.t())
+        x = F.linear(x, self.transposed.t())
         x = torch.addmm(self.bias, x.mean(1), self.added)
         return self.out(torch.tanh(x))
 

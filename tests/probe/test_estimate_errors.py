@@ -185,8 +185,8 @@ def test_candidates_are_told_apart_and_named() -> None:
     assert recipe_label(Gemm.FPROP, E4M3) == "e4m3 rowwise"
     assert [recipe_label(gemm, candidates(gemm)[-1]) for gemm in Gemm] == [
         "e4m3 rowwise, scales powers of two",
-        "grad_output e4m3 rowwise, scales powers of two, weight e4m3 turned",
-        "e4m3 turned",
+        "grad_output e4m3 rowwise, scales powers of two, weight e4m3 transposed",
+        "e4m3 transposed",
     ]
     mixed = (OperandRecipe(format=Format.E5M2), OperandRecipe())
     assert recipe_label(Gemm.DGRAD, mixed) == "grad_output e5m2 rowwise, weight e4m3 rowwise"

@@ -33,7 +33,7 @@ def forms_by_hand(model, x):
     summed = torch.einsum("bnd,nk->bkd", x, model.summed)
     note("summed", x.mT, summed, lambda grad: grad.mT)
     x = left + summed.sum(1, keepdim=True)
-    x = note("turned", x, F.linear(x, model.turned.t()))
+    x = note("transposed", x, F.linear(x, model.transposed.t()))
     x = x.mean(1)
     x = note("added", x, torch.addmm(model.bias, x, model.added))
     return linear("out", torch.tanh(x)), calls
@@ -75,7 +75,7 @@ def test_every_form_of_a_product_and_its_gradient(policy):
         tolerance = 1e-3 * float(centred.norm(dim=0).max() * centred.norm(dim=0).min())
         torch.testing.assert_close(site.joint.moments.comoment, centred.T @ centred, rtol=1e-3, atol=tolerance)
         parameter = named.get(f"{name}.weight", named.get(name))
-        weight = parameter.T if name in ("right", "summed", "turned", "added") else parameter
+        weight = parameter.T if name in ("right", "summed", "transposed", "added") else parameter
         torch.testing.assert_close(site.weight.row_amax, weight.detach().abs().amax(1).to(site.weight.row_amax.dtype))
 
 

@@ -14,7 +14,7 @@ class Parameters(nn.Module):
         super().__init__()
         self.linear = nn.Parameter(torch.randn(24, 32))
         self.right = nn.Parameter(torch.randn(24, 40))  # x @ w: K x N
-        self.turned = nn.Parameter(torch.randn(48, 40))  # x @ w.t(): N x K
+        self.transposed = nn.Parameter(torch.randn(48, 40))  # x @ w.t(): N x K
         self.addmm = nn.Parameter(torch.randn(48, 20))
         self.addmm_bias = nn.Parameter(torch.randn(20))
         self.einsum = nn.Parameter(torch.randn(20, 36))
@@ -23,7 +23,7 @@ class Parameters(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.linear(x, self.linear)
         x = F.silu(x @ self.right)
-        x = torch.matmul(x, self.turned.t())
+        x = torch.matmul(x, self.transposed.t())
         x = torch.addmm(self.addmm_bias, x, self.addmm)
         x = torch.einsum("bk,kn->bn", x, self.einsum)
         for layer in self.layers:

@@ -27,7 +27,7 @@ class Plain(Layer):
         return x0 * self.linear(x) + x
 
 
-class Turned(Layer):
+class Transposed(Layer):
     def forward(self, x0: Tensor, x: Tensor) -> Tensor:
         return x + self.linear(x) * x0
 
@@ -99,7 +99,7 @@ def traced(kind: type[Layer]) -> ForwardIR:
     return found
 
 
-@pytest.mark.parametrize("kind", [Plain, Turned, Functions, Addcmul, First])
+@pytest.mark.parametrize("kind", [Plain, Transposed, Functions, Addcmul, First])
 def test_the_bias_the_factor_and_the_residual_are_found(kind: type[Layer]) -> None:
     forward = traced(kind)
     (cross,) = forward.crosses

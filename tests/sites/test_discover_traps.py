@@ -20,7 +20,7 @@ def test_products_with_parameters_are_found(models, find):
     assert shapes == {
         "linear": (GemmKind.FUNCTIONAL_LINEAR, 32, 24),
         "right": (GemmKind.MATMUL, 24, 40),
-        "turned": (GemmKind.MATMUL, 40, 48),
+        "transposed": (GemmKind.MATMUL, 40, 48),
         "addmm": (GemmKind.ADDMM, 48, 20),
         "einsum": (GemmKind.EINSUM, 20, 36),
         **{f"layers.{i}": (GemmKind.FUNCTIONAL_LINEAR, 36, 36) for i in range(3)},

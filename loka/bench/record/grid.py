@@ -71,7 +71,7 @@ def grid(works: Sequence[str] = PARTS, others: Sequence[str] = ()) -> tuple[Part
     found: list[Part] = []
     if PartKind.GEMM in works:
         found += gemm_parts(others)
-    for work in (PartKind.QUANTISE, PartKind.TURN, PartKind.FORWARD, PartKind.BACKWARD, PartKind.COPY):
+    for work in (PartKind.QUANTISE, PartKind.REQUANTIZE_TRANSPOSE, PartKind.FORWARD, PartKind.BACKWARD, PartKind.COPY):
         if work in works:
             found += producer_parts(work)
     found += [part for part in interaction_parts() if part.work in works]
@@ -118,7 +118,7 @@ def producer_parts(work: PartKind) -> Iterator[Part]:
 
 def kinds(work: PartKind, width: int) -> Iterator[tuple[str, str]]:
     """What is written, and what stands around, for the parts of one width."""
-    if work is PartKind.TURN:
+    if work is PartKind.REQUANTIZE_TRANSPOSE:
         yield "e4m3 tensorwise", ""
     elif work is PartKind.COPY:
         yield "bfloat16", ""

@@ -4,7 +4,7 @@
 |---|---|---|---|
 | quantise | | `e4m3 rowwise`, `e4m3 blockwise_1x128`, the same with e5m2 | one |
 | quantise | | `e4m3 tensorwise` | one that finds the maximum, one that writes |
-| turn | | `e4m3 tensorwise` | a third of one that turns three such matrices, as generated packages do it |
+| turn | | `e4m3 tensorwise` | a third of one that transposes three such matrices, as generated packages do it |
 | forward | norm, activation | a dtype, or as of quantise | one, with the statistics that the backward needs |
 | backward | norm, activation | a dtype, or as of quantise but tensorwise | one, and one that adds up sums |
 | copy | | the dtype of `part.dtype`: transposed, contiguous; another dtype: converted | torch's |
@@ -26,7 +26,7 @@ from loka.numerics.enums import Format, Scaling
 
 EPS = 1e-5
 REQUANTIZED = "e4m3 tensorwise"
-TURNED_AT_ONCE = 3  # matrices: in a generated package the output gradient, the input and the weight of a linear
+TRANSPOSED_PER_LAUNCH = 3  # matrices: in a generated package the output gradient, the input and the weight of a linear
 FLOATS = ("bfloat16", "float16", "float32")
 _MODES = {Scaling.ROWWISE: "rowwise", Scaling.TENSORWISE: "tensorwise", Scaling.BLOCKWISE_1X128: "blockwise"}
 
@@ -80,10 +80,12 @@ def specs_of(part: Part) -> tuple[Spec, ...]:
     Raises InputError where no kernel is rendered for it, and for a GEMM.
     """
     match part.work:
-        case PartKind.TURN:
+        case PartKind.REQUANTIZE_TRANSPOSE:
             if part.recipe != REQUANTIZED:
-                raise InputError(f"no kernel turns a matrix to {part.recipe!r}; it can be {REQUANTIZED!r}")
-            return (RequantizeTranspose(TURNED_AT_ONCE),)
+                raise InputError(
+                    f"no kernel requantizes and transposes a matrix to {part.recipe!r}; it can be {REQUANTIZED!r}"
+                )
+            return (RequantizeTranspose(TRANSPOSED_PER_LAUNCH),)
         case PartKind.COPY:
             return ()
         case PartKind.QUANTISE:

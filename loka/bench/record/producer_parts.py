@@ -18,7 +18,7 @@ from torch import Tensor
 
 from loka.bench.record.check_numbers import LEAST_SUM_DB, Check, check_values, spaced
 from loka.bench.record.gemm_parts import DTYPES, PreparedCall
-from loka.bench.record.part_specs import TURNED_AT_ONCE, specs_of
+from loka.bench.record.part_specs import TRANSPOSED_PER_LAUNCH, specs_of
 from loka.bench.speed.kernel_speed import norm_arguments, requantize_arguments
 from loka.bench.speed.steps import SEED
 from loka.errors import InputError
@@ -53,9 +53,9 @@ class Producers:
             return self._copy(part)
         specs = specs_of(part)
         launch = [self._launch(spec) for spec in specs]
-        if part.work is PartKind.TURN:
-            arguments = requantize_arguments(*[(part.rows, part.columns)] * TURNED_AT_ONCE, device=self.device)
-            return PreparedCall(launch[0], arguments, partial(_check_turned, arguments), TURNED_AT_ONCE)
+        if part.work is PartKind.REQUANTIZE_TRANSPOSE:
+            arguments = requantize_arguments(*[(part.rows, part.columns)] * TRANSPOSED_PER_LAUNCH, device=self.device)
+            return PreparedCall(launch[0], arguments, partial(_check_transposed, arguments), TRANSPOSED_PER_LAUNCH)
         first = specs[0]
         if not isinstance(first, NormForward | NormBackward):
             raise InputError(f"{part} has no arguments to be measured with")
@@ -142,15 +142,15 @@ def _check_tensorwise(x: Tensor, made: Any) -> Check:
     return Check(wrong=check_values("its result", values[places].float() * scale, right.values.float() * right.scale))
 
 
-def _check_turned(arguments: Sequence[Tensor], made: Sequence[Tensor]) -> Check:
+def _check_transposed(arguments: Sequence[Tensor], made: Sequence[Tensor]) -> Check:
     """Of each matrix: values, scales and largest among the arguments, values and scales among the results."""
     reasons = []
-    for index in range(TURNED_AT_ONCE):
+    for index in range(TRANSPOSED_PER_LAUNCH):
         values, scale = arguments[3 * index : 3 * index + 2]
         right = requantize_transpose(Quantized(values, scale))
-        turned, spread = made[2 * index : 2 * index + 2]
+        transposed, spread = made[2 * index : 2 * index + 2]
         reasons += [
-            check_values("its result", turned.float(), right.values.float()),
+            check_values("its result", transposed.float(), right.values.float()),
             check_values("its scale", spread.float(), right.scale),
         ]
     return Check(wrong="; ".join(dict.fromkeys(reason for reason in reasons if reason)))

@@ -31,7 +31,7 @@ from loka.kernels.fused.quantisation import ROWWISE, Quantisation
 from loka.kernels.fused.rendering import AnySpec
 
 GEMM = "gemm"
-FAMILIES = ("norm-forward", "norm-backward", "turn", "known", "reduce", GEMM)
+FAMILIES = ("norm-forward", "norm-backward", "requantize-transpose", "known", "reduce", GEMM)
 SHAPES = ((16384, 512), (8192, 1024), (16384, 2048), (8192, 4096))  # rows, width
 EPS = 1e-5
 KNOWN = Quantisation("known", record=True)
@@ -85,7 +85,7 @@ def _known(case: KernelCase) -> KernelCase:
     return KernelCase("known", title, spec, lambda rows, width: static_arguments(spec(width), rows, width))
 
 
-def _both_ways(case: KernelCase) -> KernelCase:
+def _cast_transpose(case: KernelCase) -> KernelCase:
     """The same under a known scale, as it is and transposed."""
     known = _known(case)
 
@@ -93,7 +93,7 @@ def _both_ways(case: KernelCase) -> KernelCase:
         made = known.spec(width)
         return FusedCastTranspose(made) if isinstance(made, NormForward | NormBackward) else made
 
-    return KernelCase("known", f"{known.title}, both ways", spec, known.arguments)
+    return KernelCase("known", f"{known.title}, and transposed", spec, known.arguments)
 
 
 def _whole(title: str, spec: AnySpec, square: bool = False) -> KernelCase:
@@ -114,11 +114,14 @@ CASES = (
     _backward("LayerNorm backward -> BF16", "layer_norm", None, quantise=False),
     _backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantise=True),
     KernelCase(
-        "turn", "turn x", lambda width: RequantizeTranspose(1), lambda rows, width: requantize_arguments((rows, width))
+        "requantize-transpose",
+        "requantize_transpose of x",
+        lambda width: RequantizeTranspose(1),
+        lambda rows, width: requantize_arguments((rows, width)),
     ),
     KernelCase(
-        "turn",
-        "turn dy, x and a square weight",
+        "requantize-transpose",
+        "requantize_transpose of dy, x and a square weight",
         lambda width: RequantizeTranspose(3),
         lambda rows, width: requantize_arguments((rows, width), (rows, width), (width, width)),
     ),
@@ -127,10 +130,10 @@ CASES = (
     _known(_forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantise=True)),
     _known(_backward("SiLU, LayerNorm backward -> e4m3", "layer_norm", "silu", quantise=True)),
     _known(_backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantise=True)),
-    _whole("quantise both ways, known scale", CastTranspose(KNOWN)),
-    _whole("quantise a square weight both ways, maximum found", CastTranspose(Quantisation("tensorwise")), square=True),
-    _both_ways(_forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantise=True)),
-    _both_ways(_backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantise=True)),
+    _whole("cast and transpose, known scale", CastTranspose(KNOWN)),
+    _whole("cast and transpose a square weight, maximum found", CastTranspose(Quantisation("tensorwise")), square=True),
+    _cast_transpose(_forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantise=True)),
+    _cast_transpose(_backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantise=True)),
     _whole("transpose x", Transpose(1)),
     _whole("transpose dy and x", Transpose(2)),
     KernelCase(
@@ -231,7 +234,7 @@ def static_arguments(spec: AnySpec, rows: int, width: int, device: str = "cuda")
 
 
 def requantize_arguments(*sizes: tuple[int, int], device: str = "cuda") -> tuple[Tensor, ...]:
-    """A set for `turn`: for each operand e4m3 values, scales that are powers of two, and the largest of them."""
+    """A set for `requantize_transpose`: for each operand e4m3 values, power-of-two scales and the largest of them."""
     found: list[Tensor] = []
     for rows, columns in sizes:
         values = torch.randn(rows, columns, device=device, dtype=torch.bfloat16).to(torch.float8_e4m3fn)

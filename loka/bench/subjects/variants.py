@@ -42,7 +42,7 @@ class Variant:
 BASELINE = "bf16"  # what ratios are over
 SHOWN = "loka-fp8"  # whose bound stands beside the times
 
-_TURNED = "compute: fp8, scaling: rowwise, power_of_two: true, turned: true, fuse: always"
+_TRANSPOSED = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
 _KNOWN = (
     "compute: fp8, scaling: tensorwise, power_of_two: true, fuse: always, "
     "fprop: {input: {range: static}}, dgrad: {grad_output: {range: static}}, wgrad: {range: static}"
@@ -54,8 +54,8 @@ VARIANTS = (
     Variant("torchao-tensorwise", Precision.FP8_FAST, torchao="tensorwise"),
     Variant("torchao-rowwise", Precision.FP8_FAST, torchao="rowwise"),
     Variant("loka-bf16", Precision.BF16, defaults="{compute: keep, fuse: always}"),
-    Variant(SHOWN, Precision.FP8, defaults=f"{{{_TURNED}}}"),
-    Variant("loka-fp8-fast", Precision.FP8_FAST, defaults=f"{{{_TURNED}, accumulation: fast}}"),
+    Variant(SHOWN, Precision.FP8, defaults=f"{{{_TRANSPOSED}}}"),
+    Variant("loka-fp8-fast", Precision.FP8_FAST, defaults=f"{{{_TRANSPOSED}, accumulation: fast}}"),
     Variant("loka-fp8-known", Precision.FP8, defaults=f"{{{_KNOWN}}}", known=True),
     Variant("loka-fp8-known-fast", Precision.FP8_FAST, defaults=f"{{{_KNOWN}, accumulation: fast}}", known=True),
 )

@@ -75,7 +75,7 @@ class _Backward:
         """`del` of the matrices that no stage before this one reads."""
         stage, s = self._shape.stages[index], self._names.suffix(index)
         saved = [f"x_fp8{s}", f"weight_fp8{s}", self._names.hidden(index), self._names.sum(index)]
-        saved += [f"x_turned{s}", *([f"weight_turned{s}"] if index else [])]  # of known scales
+        saved += [f"x_transposed{s}", *([f"weight_transposed{s}"] if index else [])]  # of known scales
         saved += [f"y{s}"] if stage.times is None else []  # a factor's gradient reads the product in the end
         reader = self._shape.reader(index)
         done = reader is not None and self._shape.stages[reader].times is None
@@ -90,10 +90,10 @@ class _Backward:
             return ["dy"] if shapes.backward_after(stage, quantise=False) is not None else []
         last = not index and not self._ends_with_x  # its dgrad comes in the end
         if self._shape.known:
-            turned = not stage.keeps_wgrad and "turned" in gradient_kernel(self._shape, index).results
-            return [*([] if last else ["dy_fp8"]), *(["dy_turned"] if turned else [])]
-        dgrad = [] if last else ["dy_fp8", "weight_turned"]
-        return dgrad if stage.keeps_wgrad else [*dgrad, "dy_turned", "x_turned"]
+            transposed = not stage.keeps_wgrad and "transposed" in gradient_kernel(self._shape, index).results
+            return [*([] if last else ["dy_fp8"]), *(["dy_transposed"] if transposed else [])]
+        dgrad = [] if last else ["dy_fp8", "weight_transposed"]
+        return dgrad if stage.keeps_wgrad else [*dgrad, "dy_transposed", "x_transposed"]
 
     @property
     def _ends_with_x(self) -> bool:
@@ -180,20 +180,20 @@ class _Backward:
         self._say(index)
         self._through_after(index, stage, {"values": "dy_fp8", "scale": "dy_scale", "largest": "dy_largest"})
         if index or self._ends_with_x:
-            self._turn(index, ("dy", "x", "weight"), INDENT)
+            self._requantize_transpose(index, ("dy", "x", "weight"), INDENT)
             self._dgrad(index, "grad", "dtype", INDENT)
         else:
             self._add(self._needs("x"))
-            self._turn(index, ("dy", "x", "weight"), INDENT + 4)
+            self._requantize_transpose(index, ("dy", "x", "weight"), INDENT + 4)
             if stage.before is not None:
                 self._dgrad(index, "grad", "dtype", INDENT + 4)
                 self._before(INDENT + 4)
             elif not self._ends_with_products:
                 self._dgrad(index, "dx", "x_dtype", INDENT + 4)
             self._add("else:")
-            self._turn(index, ("dy", "x"), INDENT + 4)
+            self._requantize_transpose(index, ("dy", "x"), INDENT + 4)
         self._add(self._needs(f"weight{s}"))
-        operands = ("dy_turned", "dy_spread", "x_turned", "x_spread")
+        operands = ("dy_transposed", "dy_spread", "x_transposed", "x_spread")
         counter_id, dtype = f"{self._counter_id(index)} + 2", f"weight_dtype{s}"
         self.lines += product(stage.recipe, Gemm.WGRAD, operands, f"dweight{s}", dtype, counter_id, INDENT + 4)
         self._cut(index, f"dweight{s}", INDENT + 4)
@@ -206,9 +206,9 @@ class _Backward:
     def _dgrad(self, index: int, target: str, dtype: str, indent: int) -> None:
         """The gradient of a linear's input from FP8 copies."""
         s = self._names.suffix(index)
-        operands = ("dy_fp8", "dy_scale", "weight_turned", "weight_spread")
+        operands = ("dy_fp8", "dy_scale", "weight_transposed", "weight_spread")
         if self._shape.known:
-            operands = ("dy_fp8", f"dy_scale{s}", f"weight_turned{s}", f"weight_scale{s}")
+            operands = ("dy_fp8", f"dy_scale{s}", f"weight_transposed{s}", f"weight_scale{s}")
         recipe, counter_id = self._shape.stages[index].recipe, f"{self._counter_id(index)} + 1"
         self.lines += product(recipe, Gemm.DGRAD, operands, target, dtype, counter_id, indent)
         self._cut(index, target, indent)
@@ -217,16 +217,16 @@ class _Backward:
         """A stage under known scales: what has no transposed copy yet is transposed for wgrad alone."""
         stage, s = self._shape.stages[index], self._names.suffix(index)
         self._say(index)
-        self._through_after(index, stage, {"values": "dy_fp8", "turned": "dy_turned"})
+        self._through_after(index, stage, {"values": "dy_fp8", "transposed": "dy_transposed"})
         self._known_dgrad(index)
         self._add(self._needs(f"weight{s}"))
         made = gradient_kernel(self._shape, index).results, input_kernel(self._shape, index).results
-        found = {} if "turned" in made[0] else {"dy_fp8": "dy_turned"}
-        found |= {} if "turned" in made[1] else {f"x_fp8{s}": f"x_turned{s}"}
+        found = {} if "transposed" in made[0] else {"dy_fp8": "dy_transposed"}
+        found |= {} if "transposed" in made[1] else {f"x_fp8{s}": f"x_transposed{s}"}
         if found:
             copies = self._kernels.call(Transpose(len(found)), list(found))
             self.lines += assigned(list(found.values()), copies, INDENT + 4)
-        operands = ("dy_turned", f"dy_scale{s}", f"x_turned{s}", f"x_scale{s}")
+        operands = ("dy_transposed", f"dy_scale{s}", f"x_transposed{s}", f"x_scale{s}")
         counter_id, dtype = f"{self._counter_id(index)} + 2", f"weight_dtype{s}"
         self.lines += product(stage.recipe, Gemm.WGRAD, operands, f"dweight{s}", dtype, counter_id, INDENT + 4)
         if index or self._ends_with_products:
@@ -263,12 +263,12 @@ class _Backward:
         results = {"values": "dy_fp8", "scale": "dy_scale", "largest": "_"}
         self.lines += statement(self._kernels, shapes.quantiser(stage.n), {"x": "grad"}, results, indent)
         arguments = {"values": f"weight_fp8{s}", "scale": f"weight_scale{s}", "largest": f"weight_largest{s}"}
-        results = {"turned": "weight_turned", "spread": "weight_spread"}
+        results = {"transposed": "weight_transposed", "spread": "weight_spread"}
         self.lines += statement(self._kernels, RequantizeTranspose(1), arguments, results, indent)
         target, dtype = ("grad", "dtype") if index or self._ends_with_products else ("dx", "x_dtype")
         self._dgrad(index, target, dtype, indent)
 
-    def _turn(self, index: int, operands: Sequence[str], indent: int) -> None:
+    def _requantize_transpose(self, index: int, operands: Sequence[str], indent: int) -> None:
         """The transposed copies of a stage's operands, in one launch."""
         s = self._names.suffix(index)
         arguments: dict[str, str] = {}
@@ -277,7 +277,7 @@ class _Backward:
             own = "" if operand == "dy" else s
             for name, values in (("values", "fp8"), ("scale", "scale"), ("largest", "largest")):
                 arguments[f"{name}_{place}"] = f"{operand}_{values}{own}"
-            for name in ("turned", "spread"):
+            for name in ("transposed", "spread"):
                 results[f"{name}_{place}"] = f"{operand}_{name}"
         self.lines += statement(self._kernels, RequantizeTranspose(len(operands)), arguments, results, indent)
 

@@ -38,7 +38,7 @@ class PlannedChain:
 def planned_chains(forward: ForwardIR, index: Mapping[int, int], plans: Sequence[SitePlan]) -> dict[int, PlannedChain]:
     """The chains of GEMMs that are alike, by their first statement.
 
-    These are GEMMs in FP8 with transposed copies (`SiteRecipe.turned`) or under known scales (`SiteRecipe.known`),
+    These are GEMMs in FP8 with transposed copies (`SiteRecipe.transposed`) or under known scales (`SiteRecipe.known`),
     wherever they stand, also without those for wgrad where the chain has both of its operands in the model's dtype, and
     GEMMs in the model's dtype whose region the plan replaces. `index` gives the site's number for each statement that
     is a GEMM.
@@ -50,7 +50,7 @@ def planned_chains(forward: ForwardIR, index: Mapping[int, int], plans: Sequence
     for place, number in sorted(index.items()):
         recipe, site = chain_recipe(plans[number]), site_call(forward, place).site
         kind = "plain" if not recipe.fp8 and place in around else ""
-        kind = "known" if recipe.known else "fp8" if recipe.turned or recipe.keeps_wgrad else kind
+        kind = "known" if recipe.known else "fp8" if recipe.transposed or recipe.keeps_wgrad else kind
         if kind and fits(plans[number]):
             kinds[site] = kind
             sizes[site] = (plans[number].site.k, plans[number].site.n)
@@ -80,7 +80,7 @@ def chain_recipe(plan: SitePlan) -> SiteRecipe:
     if recipe.fprop is None or recipe.wgrad is not None or any(gemm.gemm is Gemm.DGRAD for gemm in plan.gemms):
         return recipe
     rows, weight = recipe.fprop.operands
-    return replace(recipe, dgrad=replace(recipe.fprop, operands=(rows, replace(weight, turned=True))))
+    return replace(recipe, dgrad=replace(recipe.fprop, operands=(rows, replace(weight, transposed=True))))
 
 
 def _planned(

@@ -17,7 +17,11 @@ from loka.kernels.fused.rendering import AnySpec
 from loka.numerics.enums import Gemm, Scaling
 
 INDENT = 8
-_COPIES = (("values", "fp8"), ("turned", "turned"), ("scale", "scale"))  # results of `QuantiseTurned`, and their names
+_COPIES = (
+    ("values", "fp8"),
+    ("transposed", "transposed"),
+    ("scale", "scale"),
+)  # results of `CastTranspose`, and their names
 
 
 class ChainKernels:
@@ -61,8 +65,8 @@ class ChainNames:
     def quantised(self, operand: str, index: int, frozen: bool = False) -> dict[str, str]:
         """The results of a kernel that quantises; frozen weights and a wgrad that is kept need no transposed copies."""
         s = self.suffix(index)
-        unturned = frozen or (operand == "x" and self._shape.stages[index].keeps_wgrad)
-        largest = "_" if unturned else f"{operand}_largest{s}"
+        no_copy = frozen or (operand == "x" and self._shape.stages[index].keeps_wgrad)
+        largest = "_" if no_copy else f"{operand}_largest{s}"
         return {"values": f"{operand}_fp8{s}", "scale": f"{operand}_scale{s}", "largest": largest}
 
     def scaled(self, operand: str, index: int) -> dict[str, str]:
@@ -184,9 +188,9 @@ class ChainNames:
     def _saved_known(self, index: int) -> list[str]:
         """The operands of a stage under known scales; what has a transposed copy already is read in that alone."""
         s, kept = self.suffix(index), self._shape.stages[index].keeps_wgrad
-        x = "x_turned" if "turned" in input_kernel(self._shape, index).results else "x_fp8"
+        x = "x_transposed" if "transposed" in input_kernel(self._shape, index).results else "x_fp8"
         operands = [self.plain_input(index)] if kept else [f"{x}{s}", f"x_scale{s}"]
-        return [*operands, f"weight_turned{s}", f"weight_scale{s}", f"dy_scale{s}"]
+        return [*operands, f"weight_transposed{s}", f"weight_scale{s}", f"dy_scale{s}"]
 
     def kept_dtypes(self) -> list[tuple[str, str]]:
         """The dtypes that backward cannot read off what is saved: where forward finds each, its name in backward."""
@@ -261,13 +265,13 @@ def product(
     indent: int,
     bias: str | None = None,
 ) -> list[str]:
-    """`result = ` the FP8 product; of the scales of a turned tensorwise operand the first is all."""
+    """`result = ` the FP8 product; of the scales of a transposed tensorwise operand the first is all."""
     found = dict(recipe.items())[gemm]
     if found is None:
         raise LokaError(f"a chain's {gemm} has no recipe. This is a fault in LoKA: please report it.")
     texts = list(operands)
     for place, operand in enumerate(found.operands):
-        if operand.scaling is Scaling.TENSORWISE and operand.turned:
+        if operand.scaling is Scaling.TENSORWISE and operand.transposed:
             texts[2 * place + 1] += "[:1]"
     value = gemm_call(gemm, found, texts, dtype, counter_id, bias)
     return lay_out(f"{result} = ", value, "", indent).split("\n")

@@ -58,17 +58,17 @@ class SiteRecipe:
         return any(recipe is not None for _, recipe in self.items())
 
     @property
-    def turned(self) -> bool:
+    def transposed(self) -> bool:
         """Whether the recipe is that of a chain of kernels (`loka.codegen.chains.chain_functions`).
 
         fprop and dgrad take e4m3 with measured power-of-two scales for each row; dgrad's weight and both operands of
         wgrad are the transposed copies of what the others quantised.
         """
-        if self.wgrad is None or not self._turns_the_weight:
+        if self.wgrad is None or not self._transposes_the_weight:
             return False
         first, second = self.wgrad.operands
         return (
-            all(operand.turned and operand.format is Format.E4M3 for operand in self.wgrad.operands)
+            all(operand.transposed and operand.format is Format.E4M3 for operand in self.wgrad.operands)
             and first.scaling is second.scaling
             and first.scaling in (Scaling.ROWWISE, Scaling.TENSORWISE)
         )
@@ -76,7 +76,7 @@ class SiteRecipe:
     @property
     def keeps_wgrad(self) -> bool:
         """Whether it is that of a chain but for wgrad, which stays in the model's dtype."""
-        return self.wgrad is None and (self._turns_the_weight or self.known)
+        return self.wgrad is None and (self._transposes_the_weight or self.known)
 
     @property
     def known(self) -> bool:
@@ -87,12 +87,12 @@ class SiteRecipe:
         """
         if self.fprop is None or self.dgrad is None:
             return False
-        (x, weight), (dy, turned) = self.fprop.operands, self.dgrad.operands
-        same = turned == weight and (self.wgrad is None or self.wgrad.operands == (dy, x))
+        (x, weight), (dy, transposed) = self.fprop.operands, self.dgrad.operands
+        same = transposed == weight and (self.wgrad is None or self.wgrad.operands == (dy, x))
         return same and all(map(_is_known, (x, dy))) and _is_e4m3(weight, Scaling.TENSORWISE, Range.DYNAMIC)
 
     @property
-    def _turns_the_weight(self) -> bool:
+    def _transposes_the_weight(self) -> bool:
         """Whether fprop and dgrad are those of a chain."""
         if self.fprop is None or self.dgrad is None:
             return False
@@ -100,7 +100,7 @@ class SiteRecipe:
         rows = (*self.fprop.operands, self.dgrad.operands[0])
         return (
             all(_is_e4m3_rows(operand) for operand in rows)
-            and weight.turned
+            and weight.transposed
             and weight.format is Format.E4M3
             and weight.scaling is Scaling.ROWWISE
         )
@@ -117,7 +117,7 @@ def _is_known(operand: OperandRecipe) -> bool:
 
 
 def _is_e4m3(operand: OperandRecipe, scaling: Scaling, range_: Range) -> bool:
-    form = (operand.format, operand.scaling, operand.range, operand.turned)
+    form = (operand.format, operand.scaling, operand.range, operand.transposed)
     return form == (Format.E4M3, scaling, range_, False)
 
 
@@ -125,17 +125,17 @@ def site_recipe(plan: SitePlan) -> SiteRecipe:
     """The recipe of a planned site.
 
     A site whose input needs no gradient has no dgrad in its plan, and never runs one. So that such a site shares its
-    linear with its neighbours, its dgrad is written as fprop and wgrad have its operands; where wgrad's are turned,
-    with fprop's recipe for the output gradient, and the weight turned.
+    linear with its neighbours, its dgrad is written as fprop and wgrad have its operands; where wgrad's are transposed,
+    with fprop's recipe for the output gradient, and the weight transposed.
     """
     found = {gemm.gemm: _gemm_recipe(gemm) for gemm in plan.gemms}
     fprop, wgrad = found.get(Gemm.FPROP), found.get(Gemm.WGRAD)
     dgrad = found.get(Gemm.DGRAD)
-    turned = wgrad is not None and wgrad.operands[0].turned
+    transposed = wgrad is not None and wgrad.operands[0].transposed
     alike_sums = fprop is not None and wgrad is not None and fprop.accumulation == wgrad.accumulation
-    if Gemm.DGRAD not in found and fprop is not None and wgrad is not None and (turned or alike_sums):
+    if Gemm.DGRAD not in found and fprop is not None and wgrad is not None and (transposed or alike_sums):
         operands = (wgrad.operands[0], fprop.operands[1])
-        if wgrad.operands[0].turned:
+        if wgrad.operands[0].transposed:
             operands = (fprop.operands[1], replace(wgrad.operands[0], scaling=fprop.operands[1].scaling))
         alike = (fprop.kernel, fprop.by_rows) == (wgrad.kernel, wgrad.by_rows)
         dgrad = replace(fprop, operands=operands) if alike else GemmRecipe(operands, fprop.accumulation)
@@ -162,13 +162,13 @@ def recipe_label(gemms: Iterable[tuple[Gemm, GemmRecipe | None]]) -> str:
 
 
 def _recipe_said(recipe: GemmRecipe) -> str:
-    """The name as prose: "e5m2 by e4m3 rowwise with fast accumulation"; `turned` is said of transposed copies."""
+    """The name as prose: "e5m2 by e4m3 rowwise with fast accumulation"; `transposed` is said of transposed copies."""
     first, second = recipe.operands
-    if first.turned and second.turned:
-        return f"turned copies, {_SCALING[first.scaling]}" + _run_said(recipe)
-    if second.turned:
+    if first.transposed and second.transposed:
+        return f"transposed copies, {_SCALING[first.scaling]}" + _run_said(recipe)
+    if second.transposed:
         rows = GemmRecipe((first, first), recipe.accumulation)
-        return f"{_recipe_said(rows)} by a turned copy{kernel_label(recipe)}"
+        return f"{_recipe_said(rows)} by a transposed copy{kernel_label(recipe)}"
     recipe_label = _operands_name(recipe).replace("_", " ").replace(" pow2", " with power-of-two scales")
     for operand in recipe.operands:
         if operand.amax is not None:
@@ -191,8 +191,8 @@ def operand_name(recipe: OperandRecipe) -> str:
 def _suffix(recipe: OperandRecipe) -> str:
     amax = "" if recipe.amax is None else f"_amax_{_number_name(recipe.amax)}"
     amax = "_known" if recipe.range is Range.STATIC and not amax else amax  # one text for all maxima
-    turned = "_turned" if recipe.turned else ""
-    return _SCALING[recipe.scaling] + amax + ("_pow2" if recipe.power_of_two else "") + turned
+    transposed = "_transposed" if recipe.transposed else ""
+    return _SCALING[recipe.scaling] + amax + ("_pow2" if recipe.power_of_two else "") + transposed
 
 
 def _amax(recipe: OperandRecipe) -> float:
@@ -258,7 +258,9 @@ class Recipes:
         self._frozen: dict[GemmRecipe, str] = {}
         self._quantisers: dict[OperandRecipe, str] = {}
         self._bias: dict[str, set[bool]] = {}
-        self.turn: str | None = None  # the name of the function that makes transposed copies, where one is needed
+        self.requantize_transpose: str | None = (
+            None  # the name of the function that makes transposed copies, where one is needed
+        )
 
     def linear(self, recipe: SiteRecipe, has_bias: bool) -> str:
         """The wrapper's name for one more call."""
@@ -342,18 +344,19 @@ class Recipes:
             values, scale = f"{_VARIABLE[operand]}_fp8", f"{_VARIABLE[operand]}_scale"
             quantised = self._quantised(operand_recipe, _VIEW[gemm, operand])
             lines += lay_out(f"{values}, {scale} = ", quantised, "", indent).split("\n")
-            one = operand_recipe.turned and operand_recipe.scaling is Scaling.TENSORWISE
+            one = operand_recipe.transposed and operand_recipe.scaling is Scaling.TENSORWISE
             operands += values, f"{scale}[:1]" if one else scale
         return (*lines, *lay_out(result, gemm_call(gemm, recipe, operands, dtype, counter_id), "", indent).split("\n"))
 
     def _quantised(self, recipe: OperandRecipe, view: str) -> Code:
-        """A call that quantises an operand; a turned one along its rows, before it is transposed."""
-        if not recipe.turned:
+        """A call that quantises an operand; a transposed one along its rows, before it is transposed."""
+        if not recipe.transposed:
             return call(self.quantiser(recipe), [Code(view)])
         rows = OperandRecipe(recipe.format, Scaling.ROWWISE, recipe.range, recipe.amax, recipe.power_of_two)
-        if self.turn is None:
-            self.turn = self._names.unique("turned")
-        return call(self.turn, [Code("*" + call(self.quantiser(rows), [Code(view.removesuffix(".t()"))]).flat())])
+        if self.requantize_transpose is None:
+            self.requantize_transpose = self._names.unique("requantize_transpose")
+        quantised = call(self.quantiser(rows), [Code(view.removesuffix(".t()"))])
+        return call(self.requantize_transpose, [Code("*" + quantised.flat())])
 
     def _frozen_lines(self, recipe: GemmRecipe) -> tuple[str, ...]:
         """Quantise x, multiply it with the frozen weight."""

@@ -103,7 +103,7 @@ class ModuleWriter:
         biases: tuple[str, ...]
         weight = ("self.loka_weight_0", "self.loka_scale_0") if frozen else ("self.weight",)
         known = recipe.known and recipe.wgrad is not None and fits(plan)
-        if known or (recipe.turned and fits(plan)):
+        if known or (recipe.transposed and fits(plan)):
             plain = without_maxima(recipe) if known else recipe
             shape = ChainShape((StageShape(plan.site.k, plan.site.n, bias is not None, plain),))
             kernel = f"{self.kernels}.{self.chains.function(shape, frozen)}"

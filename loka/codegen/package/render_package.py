@@ -102,7 +102,7 @@ def _kernels(templates: Templates, writer: ModuleWriter, common: dict[str, str])
             "frozens": frozens,
             "quantisers": writer.recipes.quantisers(),
             "formats": writer.recipes.formats(),
-            "turn": writer.recipes.turn,
+            "requantize_transpose": writer.recipes.requantize_transpose,
             "chains": writer.chains.views(),
             "frozen_chains": writer.chains.frozen_views(),
             "functions": writer.mixes.views(),

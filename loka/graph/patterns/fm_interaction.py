@@ -56,14 +56,14 @@ def _found(forward: ForwardIR, shapes: Mapping[str, Shape]) -> Iterator[FmIntera
         inner = places.get(inner_name, outer)
         if inner >= outer or readers.get(inner_name) != {outer} or x in mixed:
             continue
-        turned_name, rank = _operands(statements[inner], RefKind.LOCAL, RefKind.ATTRIBUTE)
-        transpose = places.get(turned_name, inner)
-        if transpose >= inner or readers.get(turned_name) != {inner} or not _turns(statements[transpose], x):
+        transposed_name, rank = _operands(statements[inner], RefKind.LOCAL, RefKind.ATTRIBUTE)
+        transpose = places.get(transposed_name, inner)
+        if transpose >= inner or readers.get(transposed_name) != {inner} or not _transposes(statements[transpose], x):
             continue
-        made, turned = shapes.get(statement.target, ()), shapes.get(turned_name, ())
-        if statements[inner].call is None or len(made) != 3 or len(turned) != 3:
+        made, transposed = shapes.get(statement.target, ()), shapes.get(transposed_name, ())
+        if statements[inner].call is None or len(made) != 3 or len(transposed) != 3:
             continue
-        (samples, n, r), (_, d, _) = made, turned
+        (samples, n, r), (_, d, _) = made, transposed
         if samples is not None or n is None or r is None or d is None or rank == "":
             continue
         mixed.add(x)
@@ -81,7 +81,7 @@ def _operands(statement: Statement, first: RefKind, second: RefKind) -> tuple[st
     return left.text, right.text
 
 
-def _turns(statement: Statement, x: str) -> bool:
+def _transposes(statement: Statement, x: str) -> bool:
     return statement.template in _TRANSPOSED and statement.operands == (Ref(RefKind.LOCAL, x),)
 
 

@@ -2,7 +2,7 @@
 
 | scaling | scales | passes over the result | what else comes back |
 |---|---|---|---|
-| rowwise | (M, 1), found | one | `largest` (P,): the largest scale that each program wrote, for `Turn` |
+| rowwise | (M, 1), found | one | `largest` (P,): the largest scale that each program wrote, for `RequantizeTranspose` |
 | blockwise | (M, ceil(width / 128)), found | one | |
 | known | one, given as `scale` (1, 1) | one | `amax` (P,), `overflow` (P,): see below; or, with `record`, neither |
 | tensorwise | (1, 1), found from `maxima` (Q,) | two launches: `maximum`, then this one | |
@@ -17,8 +17,8 @@ With `record`, a known scale's kernel adds to a tensor `record` (2,) int64 that 
 amax and overflow: record[0] grows by the count, record[1] to the bits of the largest magnitude, which order as the
 magnitudes do. So steps add up on the device, and nothing else is launched.
 
-`largest` is for `Turn`, which takes e4m3 with scales that are powers of two. A transposed copy under one scale comes
-with the rows in the same pass where nothing is computed before (`QuantiseTurned`).
+`largest` is for `RequantizeTranspose`, which takes e4m3 with scales that are powers of two. A transposed copy under one
+scale comes with the rows in the same pass where nothing is computed before (`CastTranspose`).
 
 Any norm, activation, vector and matrix goes with any mode, forward and backward. Refused, by the specs: a mode without
 `quantise`; a `maximum` that would save a norm's statistics, keep a sum or carry a gradient, which the launch that

@@ -166,7 +166,7 @@ def _views(spec: AnySpec, launched: AnyConfiguration | None) -> tuple[str, norm_
             family = "norm_forward" if isinstance(spec, NormForward) else "norm_backward"
             return family, norm_text.norm_views(spec, chosen)
         case RequantizeTranspose():
-            return "turn", matrix_text.requantize_transpose_views(spec)
+            return "requantize_transpose", matrix_text.requantize_transpose_views(spec)
         case Transpose():
             return "transpose", matrix_text.transpose_views(spec)
         case Reduce():
@@ -175,9 +175,9 @@ def _views(spec: AnySpec, launched: AnyConfiguration | None) -> tuple[str, norm_
             return "products", product_text.product_views(spec)
         case FusedCastTranspose():
             whole = launched if isinstance(launched, TransposeTile) else tile_of(spec.spec)
-            return "both_ways", fused_cast_transpose_views(spec, whole)
+            return "fused_cast_transpose", fused_cast_transpose_views(spec, whole)
         case CastTranspose():
-            return "quantise_turned", cast_transpose_text.cast_transpose_views(spec)
+            return "cast_transpose", cast_transpose_text.cast_transpose_views(spec)
         case FmForward() | FmBackward():
             mixing = launched if isinstance(launched, FmConfiguration) else fm_configuration(spec)
             family = "mix_forward" if isinstance(spec, FmForward) else "mix_backward"

@@ -21,7 +21,7 @@ START_US = 2.0
 # Passes over a matrix in the model's dtype, and in FP8, of the works that are bound by memory.
 _PASSES = {
     PartKind.QUANTISE: (1, 1),
-    PartKind.TURN: (0, 2),
+    PartKind.REQUANTIZE_TRANSPOSE: (0, 2),
     PartKind.FORWARD: (2, 0),
     PartKind.BACKWARD: (3, 0),
     PartKind.COPY: (2, 0),

@@ -17,7 +17,7 @@ class PartKind(StrEnum):
 
     GEMM = "gemm"  # (rows, contraction) by (columns, contraction) transposed
     QUANTISE = "quantise"  # from the model's dtype to FP8 and scales
-    TURN = "turn"  # from FP8 to FP8 of (columns, rows) under one scale
+    REQUANTIZE_TRANSPOSE = "turn"  # from FP8 to FP8 of (columns, rows) under one scale
     FORWARD = "forward"  # norm and activation
     BACKWARD = "backward"  # their gradient, with the sums for their parameters
     COPY = "copy"  # transposed in the model's dtype, or converted

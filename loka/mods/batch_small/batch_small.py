@@ -369,7 +369,7 @@ def _gathered(forward: ForwardIR, targets: Sequence[str]) -> ForwardIR:
     unbound = next(each for each in forward.statements if each.target == targets[0]).operands[0].text
     whole = next(each for each in forward.statements if each.target == unbound).operands
     op, view = ("flatten", "{0}.flatten(1)") if function == "torch.cat" else ("contiguous", "{0}.contiguous()")
-    turned = Statement(rewriting_tools.free_names(forward)("transpose"), "transpose", "{0}.transpose(0, 1)", whole)
-    gathered = replace(step, op=op, template=view, operands=(Ref(RefKind.LOCAL, turned.target),))
-    statements = [*forward.statements[:place], turned, gathered, *forward.statements[place + 1 :]]
+    transposed = Statement(rewriting_tools.free_names(forward)("transpose"), "transpose", "{0}.transpose(0, 1)", whole)
+    gathered = replace(step, op=op, template=view, operands=(Ref(RefKind.LOCAL, transposed.target),))
+    statements = [*forward.statements[:place], transposed, gathered, *forward.statements[place + 1 :]]
     return rewriting_tools.without_dead(rewriting_tools.with_statements(forward, statements), {*targets, unbound})

@@ -12,9 +12,9 @@ USUAL = PREFERRED[0].name  # the kernel that goes without saying
 
 
 def recipe_words(recipe: OperandRecipe) -> str:
-    """One operand: `e4m3 rowwise`, `e5m2 tensorwise static(448) pow2`, `e4m3 turned`."""
-    if recipe.turned:
-        return f"{recipe.format.value} turned"  # the rest follows from that
+    """One operand: `e4m3 rowwise`, `e5m2 tensorwise static(448) pow2`, `e4m3 transposed`."""
+    if recipe.transposed:
+        return f"{recipe.format.value} transposed"  # the rest follows from that
     words = [recipe.format.value, recipe.scaling.value]
     if recipe.range is Range.STATIC:
         words.append("static" if recipe.amax is None else f"static({recipe.amax:g})")

@@ -188,12 +188,12 @@ def _may_be_fused_as_it_is(plan: SitePlan, wanted: SiteSettings) -> bool:
 def _is_of_a_chain(plan: SitePlan) -> bool:
     """Whether a GEMM reads a transposed copy of what another quantised, as every linear of a chain does.
 
-    That is an operand that is turned, or, under one known scale, any. A site that needs no dgrad and keeps wgrad has
-    none; there fprop must quantise rows as a chain does.
+    That is an operand that is transposed, or, under one known scale, any. A site that needs no dgrad and keeps wgrad
+    has none; there fprop must quantise rows as a chain does.
     """
     found = {gemm.gemm: gemm.operands for gemm in plan.gemms}
     operands = [operand for pair in found.values() if pair is not None for operand in pair]
-    if any(each.turned or (each.range is Range.STATIC and each.scaling is Scaling.TENSORWISE) for each in operands):
+    if any(each.transposed or (each.range is Range.STATIC and each.scaling is Scaling.TENSORWISE) for each in operands):
         return True
     fprop = found.get(Gemm.FPROP)
     rows = fprop is not None and all(each.scaling is Scaling.ROWWISE and each.power_of_two for each in fprop)

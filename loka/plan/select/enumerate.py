@@ -265,7 +265,7 @@ def _kernel_time(run: tuple[str, Accumulation | None], price: Price, error: tupl
 
 
 def _valid_sets(gemms: Sequence[Gemm], choices: Mapping[Gemm, KernelChoice]) -> Iterator[frozenset[Gemm]]:
-    """The sets of GEMMs that can run in FP8 together: what is turned has its source among them."""
+    """The sets of GEMMs that can run in FP8 together: what is transposed has its source among them."""
     able = [gemm for gemm in gemms if gemm in choices]
     for count in range(len(able) + 1):
         for chosen in combinations(able, count):

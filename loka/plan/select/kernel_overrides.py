@@ -24,26 +24,28 @@ def candidates(asked: GemmSettings, usual: Sequence[Kernel]) -> tuple[Kernel, ..
 def accepted_operands(kernel: Kernel, gemm: Gemm, asked: GemmSettings, sizes: Sizes, target: str) -> Pair:
     """The operands in the form in which a kernel takes them, if it does in any; sizes are M, K and N.
 
-    Operands that are both turned have one scale each, which is there once and for each row: a kernel that takes no
+    Operands that are both transposed have one scale each, which is there once and for each row: a kernel that takes no
     tensorwise scales takes them rowwise.
     """
 
     def able(operands: Pair) -> bool:
         return kernel.unsupported_reason(gemm, operands, asked.accumulation, asked.padding, *sizes, target) is None
 
-    if able(asked.operands) or not all(each.turned and each.scaling is Scaling.TENSORWISE for each in asked.operands):
+    if able(asked.operands) or not all(
+        each.transposed and each.scaling is Scaling.TENSORWISE for each in asked.operands
+    ):
         return asked.operands
     rows = _scaled(asked.operands, Scaling.ROWWISE)
     return rows if able(rows) else asked.operands
 
 
 def other_form(operands: Pair) -> Pair | None:
-    """Operands that are both turned with their one scale written for each row instead, or the other way round.
+    """Operands that are both transposed with their one scale written for each row instead, or the other way round.
 
     The products are the same, to the bit; kernels differ in how fast they read the two. None for other operands.
     """
     first, second = operands
-    if not (first.turned and second.turned) or first.scaling is not second.scaling:
+    if not (first.transposed and second.transposed) or first.scaling is not second.scaling:
         return None
     others = {Scaling.TENSORWISE: Scaling.ROWWISE, Scaling.ROWWISE: Scaling.TENSORWISE}
     return _scaled(operands, others[first.scaling]) if first.scaling in others else None

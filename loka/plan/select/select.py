@@ -38,7 +38,7 @@ class SelectionProblem:
 
     @property
     def least(self) -> ExecutionOption:
-        """The one with the least in FP8: what is forced, and what that is turned from. Others must be faster."""
+        """The one with the least in FP8: what is forced, and what that is transposed from. Others must be faster."""
         return min(self.allowed, key=lambda way: (len(way.fp8), way.order))
 
 

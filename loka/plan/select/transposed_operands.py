@@ -1,4 +1,4 @@
-"""Whether the operands that a GEMM wants turned can be: what they are made from must be there, in the right form."""
+"""Whether a GEMM can have transposed operands: what they are made from must be there, in the right form."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from loka.policy.cascade.settings import TRANSPOSED_FROM, OperandRecipe
 def unsupported_transpose(
     gemm: Gemm, operands: tuple[OperandRecipe, OperandRecipe], decided: Mapping[Gemm, GemmPlan]
 ) -> str | None:
-    """Why an operand of a GEMM cannot be turned from another GEMM's, or None where each can, or none is to be.
+    """Why an operand of a GEMM cannot be transposed from another GEMM's, or None where each can, or none is to be.
 
     `decided` holds the site's GEMMs before this one. A site whose input needs no gradient has no dgrad: there wgrad
-    quantises the output gradient along its rows by itself, and turns it.
+    quantises the output gradient along its rows by itself, and transposes it.
     """
     # From the last: wgrad's input, whose source no other refusal can have touched, names the cause.
     for operand, recipe in reversed(tuple(zip(OPERANDS[gemm], operands, strict=True))):
-        if not recipe.turned:
+        if not recipe.transposed:
             continue
         if (gemm, operand) not in TRANSPOSED_FROM:
-            return f"{operand} is read along its rows in {gemm}; there is nothing to turn it from"
+            return f"{operand} is read along its rows in {gemm}; there is nothing to transpose it from"
         source_gemm, source = TRANSPOSED_FROM[gemm, operand]
         plan = decided.get(source_gemm)
         if plan is None:
             continue
-        start = f"{operand} is to be turned from {source_gemm}'s, which"
+        start = f"{operand} is to be transposed from {source_gemm}'s, which"
         if plan.operands is None:
             return f"{start} stays as it is"
         found = plan.operands[OPERANDS[source_gemm].index(source)]
         if not _has_rows_of_powers_of_two(found):
-            instead = ", or say nothing of turned: under one scale, a copy made anew has the same values"
+            instead = ", or say nothing of requantize_transpose: under one scale, a copy made anew has the same values"
             return (
                 f"{start} is {recipe_words(found)}; give {source_gemm} scaling: rowwise, range: dynamic and "
                 f"power_of_two: true{instead if found.scaling is Scaling.TENSORWISE else ''}"

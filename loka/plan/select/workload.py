@@ -5,7 +5,8 @@ A site's step is its GEMMs, what makes their operands, and the norms and activat
 - as the model has it: forward, the norm and activation before, in BF16, and the GEMM; backward, the gradient of those
   after, in BF16, and the GEMMs;
 - in a chain's recipe, with its neighbours taken along: forward, the norm and activation before write FP8, and the
-  weight is quantised; backward, the gradient of those after is written in FP8; it, the input and the weight are turned;
+  weight is quantised; backward, the gradient of those after is written in FP8; it, the input and the weight are
+  transposed;
 - in a chain's recipe alone: the same, with a quantiser each for the input and the output gradient;
 - in a chain under known scales: the same passes, which take longer than those that find rows' scales (`KNOWN`, and
   `KNOWN_TILES` beside a BlockNorm, whose kernels write both copies of a tile);
@@ -143,17 +144,17 @@ def native_part(gemm: Gemm, sizes: SiteSizes) -> Part:
 
 
 def has_form_of_chain(pairs: Pairs) -> bool:
-    """Whether kernels of a chain make all operands, as `loka.codegen` decides it (`SiteRecipe.turned` and `known`).
+    """Whether kernels of a chain make all operands, as `loka.codegen` decides it (`SiteRecipe.transposed` and `known`).
 
-    Either e4m3 with measured powers of two as scales of rows, wgrad's operands both turned, dgrad's weight too where
-    there is a dgrad; or under known scales.
+    Either e4m3 with measured powers of two as scales of rows, wgrad's operands both transposed, dgrad's weight too
+    where there is a dgrad; or under known scales.
     """
     wgrad = pairs.get(Gemm.WGRAD)
     if wgrad is None or not _is_quantised_by_rows(pairs):
         return wgrad is not None and has_static_scales(pairs)
     first, second = wgrad
-    turned = first.turned and second.turned and {first.format, second.format} == {Format.E4M3}
-    return turned and first.scaling is second.scaling and first.scaling in (Scaling.ROWWISE, Scaling.TENSORWISE)
+    transposed = first.transposed and second.transposed and {first.format, second.format} == {Format.E4M3}
+    return transposed and first.scaling is second.scaling and first.scaling in (Scaling.ROWWISE, Scaling.TENSORWISE)
 
 
 def has_static_scales(pairs: Pairs) -> bool:
@@ -161,8 +162,8 @@ def has_static_scales(pairs: Pairs) -> bool:
     fprop, dgrad, wgrad = pairs.get(Gemm.FPROP), pairs.get(Gemm.DGRAD), pairs.get(Gemm.WGRAD)
     if fprop is None or dgrad is None:
         return False
-    (x, weight), (dy, turned) = fprop, dgrad
-    same = turned == weight and (wgrad is None or wgrad == (dy, x))
+    (x, weight), (dy, transposed) = fprop, dgrad
+    same = transposed == weight and (wgrad is None or wgrad == (dy, x))
     known = all(_is_e4m3(recipe, Scaling.TENSORWISE, Range.STATIC) for recipe in (x, dy))
     return same and known and _is_e4m3(weight, Scaling.TENSORWISE, Range.DYNAMIC)
 
@@ -183,7 +184,7 @@ def _is_quantised_by_rows(pairs: Pairs) -> bool:
     if dgrad is None or not _is_e4m3_rows(dgrad[0]):
         return False
     weight = dgrad[1]
-    return weight.turned and weight.format is Format.E4M3 and weight.scaling is Scaling.ROWWISE
+    return weight.transposed and weight.format is Format.E4M3 and weight.scaling is Scaling.ROWWISE
 
 
 def _is_e4m3_rows(recipe: OperandRecipe) -> bool:
@@ -191,7 +192,7 @@ def _is_e4m3_rows(recipe: OperandRecipe) -> bool:
 
 
 def _is_e4m3(recipe: OperandRecipe, scaling: Scaling, range_: Range) -> bool:
-    form = (recipe.format, recipe.scaling, recipe.range, recipe.turned)
+    form = (recipe.format, recipe.scaling, recipe.range, recipe.transposed)
     return form == (Format.E4M3, scaling, range_, False)
 
 
@@ -242,9 +243,9 @@ def _chained(sizes: SiteSizes, pairs: Pairs, around: Surroundings, taken: bool, 
     else:
         backward += _after(sizes, around)
         backward.append(_part(PartKind.QUANTISE, m, n, rows))
-    backward += [_turned(m, n), _turned(m, k)]
+    backward += [_transposed(m, n), _transposed(m, k)]
     if Gemm.DGRAD in pairs:
-        backward.append(_turned(n, k))
+        backward.append(_transposed(n, k))
         backward += _first(sizes, around)
     return Workload(tuple(forward), tuple(backward))
 
@@ -258,7 +259,7 @@ def _plain(sizes: SiteSizes, pairs: Pairs, around: Surroundings) -> Workload:
         forward += [_quantised(fprop[0], m, k), _quantised(fprop[1], n, k)]
     if dgrad is not None:
         in_chain = keeps_wgrad_in_chain(pairs) and not around.any
-        weight = (_turned(n, k),) if in_chain else _across(dgrad[1], n, k)
+        weight = (_transposed(n, k),) if in_chain else _across(dgrad[1], n, k)
         backward += [_quantised(dgrad[0], m, n), *weight]
     if wgrad is not None:
         backward += [*_across(wgrad[0], m, n), *_across(wgrad[1], m, k)]
@@ -269,11 +270,11 @@ def _plain(sizes: SiteSizes, pairs: Pairs, around: Surroundings) -> Workload:
 
 
 def _across(recipe: OperandRecipe, rows: int, columns: int) -> tuple[Part, ...]:
-    """The passes that make an operand along the other dimension of a matrix: quantised and turned, or transposed."""
-    if recipe.turned:
+    """The passes that make an operand along the other dimension of a matrix: quantised or not, then transposed."""
+    if recipe.transposed:
         return (
             _part(PartKind.QUANTISE, rows, columns, f"{recipe.format.value} rowwise"),
-            _turned(rows, columns, recipe),
+            _transposed(rows, columns, recipe),
         )
     return (_part(PartKind.COPY, rows, columns, DTYPE), _quantised(recipe, columns, rows))
 
@@ -285,10 +286,10 @@ def _quantised(recipe: OperandRecipe, rows: int, columns: int) -> Part:
     return _part(PartKind.QUANTISE, rows, columns, _written(recipe))
 
 
-def _turned(rows: int, columns: int, recipe: OperandRecipe | None = None) -> Part:
+def _transposed(rows: int, columns: int, recipe: OperandRecipe | None = None) -> Part:
     """A matrix of (rows, columns) in FP8, transposed; all of the copy has one scale."""
     written = recipe.format.value if recipe is not None else Format.E4M3.value
-    return _part(PartKind.TURN, rows, columns, f"{written} {Scaling.TENSORWISE.value}")
+    return _part(PartKind.REQUANTIZE_TRANSPOSE, rows, columns, f"{written} {Scaling.TENSORWISE.value}")
 
 
 def _before(sizes: SiteSizes, around: Surroundings) -> tuple[Part, ...]:

@@ -38,7 +38,7 @@ _SAME_SCALING = (Scaling.TENSORWISE, Scaling.ROWWISE, Scaling.BLOCKWISE_1X128)
 _STATIC_WITHOUT_AMAX = (
     "range: static needs a maximum: give amax, name a profile to take it from (loka probe), or use range: dynamic"
 )
-_BESIDE_TURNED = (Scaling.TENSORWISE, Scaling.ROWWISE)  # what the one scale of a turned operand can stand for
+_BESIDE_TRANSPOSED = (Scaling.TENSORWISE, Scaling.ROWWISE)  # what the one scale of a transposed operand can stand for
 
 
 class _State:
@@ -58,9 +58,9 @@ class _State:
     def value(self, path: str) -> object:
         return self.last[path][1].value
 
-    def turned(self, gemm: Gemm, operand: Operand) -> bool:
-        """Whether an operand is turned; there is no such leaf unless a rule sets one."""
-        path = f"{gemm}.{operand}.turned"
+    def transposed(self, gemm: Gemm, operand: Operand) -> bool:
+        """Whether an operand is transposed; there is no such leaf unless a rule sets one."""
+        path = f"{gemm}.{operand}.requantize_transpose"
         return path in self.last and self.value(path) is True
 
     def kernel(self, gemm: Gemm) -> str:
@@ -122,18 +122,18 @@ def _settings(state: _State) -> SiteSettings:
 
 
 def _followed(state: _State, gemms: dict[Gemm, GemmSettings]) -> dict[str, tuple[Assignment, ...]]:
-    """The history of each field of a turned operand that is not as the rules left it: being turned decides it."""
+    """The history of each field of a transposed operand that is not as the rules left it: the source decides it."""
     found = {}
     for (gemm, operand), source in TRANSPOSED_FROM.items():
-        if not state.turned(gemm, operand):
+        if not state.transposed(gemm, operand):
             continue
         base = f"{gemm}.{operand}."
         recipe = gemms[gemm].operands[OPERANDS[gemm].index(operand)]
-        by = state.last[base + "turned"][1].assignment
+        by = state.last[base + "requantize_transpose"][1].assignment
         for name in OPERAND_FIELDS:
             value, path = getattr(recipe, name), base + name
             if value != state.value(path):
-                last = replace(by, path=path, value=shown_value(value), source=f"turned from {'.'.join(source)}")
+                last = replace(by, path=path, value=shown_value(value), source=f"transposed from {'.'.join(source)}")
                 found[path] = (*state.history[path], last)
     return found
 
@@ -153,21 +153,21 @@ def _gemm(state: _State, gemm: Gemm) -> GemmSettings:
 
 
 def _recipe(state: _State, gemm: Gemm, operand: Operand) -> OperandRecipe:
-    if state.turned(gemm, operand):
-        return _turned_recipe(state, gemm, operand)
+    if state.transposed(gemm, operand):
+        return _transposed_recipe(state, gemm, operand)
     base = f"{gemm}.{operand}."
     return OperandRecipe(**{name: state.value(base + name) for name in OPERAND_FIELDS})  # type: ignore[arg-type]
 
 
-def _turned_recipe(state: _State, gemm: Gemm, operand: Operand) -> OperandRecipe:
+def _transposed_recipe(state: _State, gemm: Gemm, operand: Operand) -> OperandRecipe:
     source_gemm, source = TRANSPOSED_FROM[gemm, operand]
     other = _other(gemm, operand)
-    beside = Scaling.TENSORWISE if state.turned(gemm, other) else state.value(f"{gemm}.{other}.scaling")
+    beside = Scaling.TENSORWISE if state.transposed(gemm, other) else state.value(f"{gemm}.{other}.scaling")
     return OperandRecipe(
         format=cast(Format, state.value(f"{source_gemm}.{source}.format")),
         scaling=Scaling.TENSORWISE if beside is Scaling.TENSORWISE else Scaling.ROWWISE,
         power_of_two=True,
-        turned=True,
+        transposed=True,
     )
 
 
@@ -187,15 +187,15 @@ def _conflicts(state: _State, profiled: bool) -> list[tuple[Place, str]]:
             continue
         found += _scaling_conflict(state, gemm)
         for operand in operands:
-            if not state.turned(gemm, operand):
+            if not state.transposed(gemm, operand):
                 found += _range_conflict(state, f"{gemm}.{operand}", profiled)
     return found
 
 
 def _scaling_conflict(state: _State, gemm: Gemm) -> list[tuple[Place, str]]:
-    turned = [operand for operand in OPERANDS[gemm] if state.turned(gemm, operand)]
-    if turned:
-        return _conflict_beside(state, gemm, turned[0]) if len(turned) == 1 else []
+    transposed = [operand for operand in OPERANDS[gemm] if state.transposed(gemm, operand)]
+    if transposed:
+        return _conflict_beside(state, gemm, transposed[0]) if len(transposed) == 1 else []
     first, second = (f"{gemm}.{operand}.scaling" for operand in OPERANDS[gemm])
     pair = (cast(Scaling, state.value(first)), cast(Scaling, state.value(second)))
     if set(pair) == _MIXED_SCALING or (pair[0] is pair[1] and pair[0] in _SAME_SCALING):
@@ -211,15 +211,15 @@ def _scaling_conflict(state: _State, gemm: Gemm) -> list[tuple[Place, str]]:
     ]
 
 
-def _conflict_beside(state: _State, gemm: Gemm, turned: Operand) -> list[tuple[Place, str]]:
-    other = _other(gemm, turned)
+def _conflict_beside(state: _State, gemm: Gemm, transposed: Operand) -> list[tuple[Place, str]]:
+    other = _other(gemm, transposed)
     scaling = cast(Scaling, state.value(f"{gemm}.{other}.scaling"))
-    if scaling in _BESIDE_TURNED:
+    if scaling in _BESIDE_TRANSPOSED:
         return []
-    leaf = state.later(f"{gemm}.{turned}.turned", f"{gemm}.{other}.scaling")
+    leaf = state.later(f"{gemm}.{transposed}.requantize_transpose", f"{gemm}.{other}.scaling")
     message = (
-        f"{gemm}: no kernel multiplies {other} {scaling} by {turned} turned, which has one scale; give {other} rowwise "
-        f"or tensorwise, or {turned} turned: false"
+        f"{gemm}: no kernel multiplies {other} {scaling} by {transposed} transposed, which has one scale; give {other} "
+        f"rowwise or tensorwise, or {transposed} requantize_transpose: false"
     )
     return [(_place(leaf), message)]
 

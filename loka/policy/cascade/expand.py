@@ -112,11 +112,11 @@ def _operand_fields(
             if value is Range.DYNAMIC:
                 # A policy has no word for "no amax": measuring forgets the one that was given before.
                 yield origin.leaf(f"{gemm}.{operand}.amax", None, *steps, name)
-    turned = getattr(fields, "turned", None)
-    if turned is not None:
+    transposed = getattr(fields, "requantize_transpose", None)
+    if transposed is not None:
         for gemm, operand in pairs:
             if (gemm, operand) in TRANSPOSED_FROM:
-                yield origin.leaf(f"{gemm}.{operand}.turned", turned, *steps, "turned")
+                yield origin.leaf(f"{gemm}.{operand}.requantize_transpose", transposed, *steps, "requantize_transpose")
 
 
 def _scaling(choice: ScalingChoice, operand: Operand) -> Scaling:

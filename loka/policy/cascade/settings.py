@@ -19,11 +19,11 @@ TRANSPOSED_FROM: dict[tuple[Gemm, Operand], tuple[Gemm, Operand]] = {
 class OperandRecipe:
     """How one operand of one GEMM becomes FP8.
 
-    A turned operand (`requantize_transpose`) is the transposed copy of what another GEMM of its site reads: wgrad's
+    A transposed operand (`requantize_transpose`) is the transposed copy of what another GEMM of its site reads: wgrad's
     grad_output of dgrad's, wgrad's input of fprop's input, dgrad's weight of fprop's weight (TRANSPOSED_FROM). Its
     source is quantised rowwise with power-of-two scales; it takes over the source's format, and all of it has one
     scale, the largest of the source's. That fits a GEMM as a tensorwise scale or, repeated, as a rowwise one:
-    `scaling` says which its GEMM takes, tensorwise where both operands are turned and rowwise beside a rowwise one.
+    `scaling` says which its GEMM takes, tensorwise where both operands are transposed and rowwise beside a rowwise one.
     `range` is dynamic and `power_of_two` true by definition.
     """
 
@@ -32,7 +32,7 @@ class OperandRecipe:
     range: Range = Range.DYNAMIC
     amax: float | None = None  # the known maximum of |x|, for Range.STATIC
     power_of_two: bool = False  # round the scale up to a power of two, so that scaling is exact
-    turned: bool = False  # made from the FP8 copy that another GEMM of the site reads
+    transposed: bool = False  # made from the FP8 copy that another GEMM of the site reads
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,11 +87,11 @@ class _Fields(Protocol):
 _F = TypeVar("_F", bound=_Fields)
 
 
-def turned(value: _F) -> _F:
-    """An operand that is turned says nothing else: the rest follows from the one it is made from."""
-    others = sorted(value.model_fields_set - {"turned"})
-    if getattr(value, "turned", None) and others:
-        raise refuse(f"a turned operand takes the rest from the one it is made from; leave out {', '.join(others)}")
+def requantize_transpose(value: _F) -> _F:
+    """An operand that is transposed says nothing else: the rest follows from the one it is made from."""
+    others = sorted(value.model_fields_set - {"requantize_transpose"})
+    if getattr(value, "requantize_transpose", None) and others:
+        raise refuse(f"a transposed operand takes the rest from the one it is made from; leave out {', '.join(others)}")
     return value
 
 

@@ -13,6 +13,7 @@ from loka.numerics.enums import AccumulationSetting, Autocast, Compute, Format, 
 from loka.policy.schema import checks
 from loka.policy.schema.fields import Names, Pattern, SchemaModel, Size, Text, doc, match_tag
 from loka.policy.schema.mod_schema import ModFields, ModSchemas, any_mod
+from loka.policy.yaml.renamed_keys import NEW, OLD
 
 FLOAT32_TINY = 1.2e-38
 FLOAT32_MAX = 3.4e38
@@ -92,19 +93,19 @@ class OperandSetting(SchemaModel):
     )
 
 
-_TURNED = doc(
-    "Turned",
+_REQUANTIZE_TRANSPOSE = doc(
+    "Requantize and transpose",
     "Made from the FP8 copy that another GEMM of the site reads, transposed: wgrad's grad_output from dgrad's, wgrad's "
     "input from fprop's input, dgrad's weight from fprop's weight; of other operands nothing is said. The other GEMM "
     "must run in FP8 with scaling: rowwise, range: dynamic and power_of_two: true there; format, scaling, range and "
-    "power_of_two of the turned operand itself then follow. Default: false.",
+    "power_of_two of the transposed operand itself then follow. Default: false.",
 )
 
 
 class TransposableSetting(OperandSetting):
     """An operand that is read along its other dimension: weight in dgrad, grad_output and input in wgrad."""
 
-    turned: bool | None = _TURNED
+    requantize_transpose: bool | None = _REQUANTIZE_TRANSPOSE
 
 
 class GemmFields(OperandSetting):
@@ -128,7 +129,7 @@ class GemmFields(OperandSetting):
     )
 
 
-_Turnable = Annotated[TransposableSetting, AfterValidator(checks.turned)]
+_Transposable = Annotated[TransposableSetting, AfterValidator(checks.requantize_transpose)]
 
 
 class FpropSetting(GemmFields):
@@ -141,17 +142,17 @@ class FpropSetting(GemmFields):
 class DgradSetting(GemmFields):
     """The GEMM of the input's gradient, grad_output @ weight."""
 
-    turned: bool | None = _TURNED
+    requantize_transpose: bool | None = _REQUANTIZE_TRANSPOSE
     grad_output: OperandSetting | None = doc("Output gradient", "The gradient of the output alone.")
-    weight: _Turnable | None = doc("Weight", "The weight alone.")
+    weight: _Transposable | None = doc("Weight", "The weight alone.")
 
 
 class WgradSetting(GemmFields):
     """The GEMM of the weight's gradient, grad_output.T @ input."""
 
-    turned: bool | None = _TURNED
-    grad_output: _Turnable | None = doc("Output gradient", "The gradient of the output alone.")
-    input: _Turnable | None = doc("Input", "The input alone.")
+    requantize_transpose: bool | None = _REQUANTIZE_TRANSPOSE
+    grad_output: _Transposable | None = doc("Output gradient", "The gradient of the output alone.")
+    input: _Transposable | None = doc("Input", "The input alone.")
 
 
 class BudgetSetting(SchemaModel):
@@ -167,7 +168,7 @@ class BudgetSetting(SchemaModel):
 class SiteSetting(GemmFields):
     """What a policy asks of a site. Fields here go to all three GEMMs; those under one GEMM are narrower and win."""
 
-    turned: bool | None = _TURNED
+    requantize_transpose: bool | None = _REQUANTIZE_TRANSPOSE
     fuse: Annotated[Fuse, Strict(False)] | None = doc(
         "Fusion",
         "Whether the site's neighbours (norm, activation, residual) are taken along into one kernel. auto: where a "
@@ -332,6 +333,11 @@ def json_schema(mods: ModSchemas) -> dict[str, Any]:
         },
     }
     schema["anyOf"] = [whole, {"required": ["extends"]}]
+    for model in schema["$defs"].values():
+        properties = model.get("properties", {})
+        if NEW in properties:
+            old = {"title": OLD, "description": f"The old name of {NEW}.", "deprecated": True, "type": "boolean"}
+            model["properties"] = properties | {OLD: old}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 

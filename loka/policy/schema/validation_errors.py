@@ -13,6 +13,7 @@ from loka.policy.cascade.settings import TRANSPOSED_FROM
 from loka.policy.problems import Problem, problem
 from loka.policy.schema import policy_schema
 from loka.policy.schema.mod_schema import ModSchemas
+from loka.policy.yaml.renamed_keys import NEW, OLD
 from loka.policy.yaml.scalars import looks_like_number
 from loka.policy.yaml.tree import FoundNode, Mapping, Node, Path, Scalar, Sequence, follow
 
@@ -179,9 +180,10 @@ def _unknown_key(path: Path) -> str:
         return f"{start}; write it under defaults or in a rule"
     if key in _OPERANDS and above[:1] in (("defaults",), ("rules",)):
         return f"{start}; write it under a GEMM that takes it: fprop, dgrad or wgrad"
-    if key == "turned" and above[:1] in (("defaults",), ("rules",)):
-        turnable = ", ".join(f"{gemm}: {{{operand}: ...}}" for gemm, operand in TRANSPOSED_FROM)
-        return f"{start}; write it site-wide, or where an operand is read along its other dimension: {turnable}"
+    if key in (OLD, NEW) and above[:1] in (("defaults",), ("rules",)):
+        transposable = ", ".join(f"{gemm}: {{{operand}: ...}}" for gemm, operand in TRANSPOSED_FROM)
+        it = NEW if key == OLD else "it"
+        return f"{start}; write {it} site-wide, or where an operand is read along its other dimension: {transposable}"
     return f"{start}; remove it, or use one of {', '.join(known)}"
 
 

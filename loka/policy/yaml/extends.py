@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from loka.policy.problems import Place, PolicyError, Problem, printable, problem
 from loka.policy.yaml.compose import compose
 from loka.policy.yaml.policy_file import read_source
+from loka.policy.yaml.renamed_keys import RenamedKey, with_current_keys
 from loka.policy.yaml.tree import Mapping, Scalar, merge_documents
 
 MAX_CHAIN = 16  # files
@@ -23,6 +24,7 @@ class Documents:
     named: tuple[str, ...]  # as messages name them
     problems: tuple[Problem, ...]
     complete: bool  # whether every base was read; if not, what is missing may stand there
+    renamed: tuple[RenamedKey, ...] = ()  # keys under names that they no longer have
 
 
 def read_documents(path: str) -> Documents:
@@ -43,9 +45,11 @@ def _read(directory: str, relative: str, asked: Place | None, seen: tuple[str, .
     tree, problems = compose(source.text, named)
     if tree is None:
         return Documents(None, files, names, tuple(problems), False)
+    current = with_current_keys(tree)
+    tree, problems = current.tree, [*problems, *current.problems]
     entry = tree.entries.get("extends")
     if entry is None or entry.node.reported:
-        return Documents(tree, files, names, tuple(problems), entry is None)
+        return Documents(tree, files, names, tuple(problems), entry is None, current.renamed)
     target = entry.node
     refusal = _refusal(target)
     seen = (*seen, os.path.realpath(path))
@@ -56,11 +60,12 @@ def _read(directory: str, relative: str, asked: Place | None, seen: tuple[str, .
         elif len(seen) >= MAX_CHAIN:
             refusal = f"extends: more than {MAX_CHAIN} files in a chain; merge some of them"
         else:
-            return _over(tree, _read(directory, base, target.place, seen), files, names, problems)
+            found = _over(tree, _read(directory, base, target.place, seen), files, names, problems)
+            return replace(found, renamed=current.renamed + found.renamed)
     problems.append(problem(target.place, refusal or ""))
     # The value is reported: validation must not complain of it again.
     entries = {**tree.entries, "extends": replace(entry, node=replace(target, reported=True))}
-    return Documents(replace(tree, entries=entries), files, names, tuple(problems), False)
+    return Documents(replace(tree, entries=entries), files, names, tuple(problems), False, current.renamed)
 
 
 def _over(
@@ -68,7 +73,8 @@ def _over(
 ) -> Documents:
     """A file's own tree over what its base gave."""
     merged = tree if base.tree is None else merge_documents(base.tree, tree)
-    return Documents(merged, files + base.files, names + base.named, (*problems, *base.problems), base.complete)
+    found = (*problems, *base.problems)
+    return Documents(merged, files + base.files, names + base.named, found, base.complete, base.renamed)
 
 
 def _refusal(target: object) -> str | None:

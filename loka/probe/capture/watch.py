@@ -155,8 +155,8 @@ class Watch(TorchFunctionMode):
         if id(tensor) in self._sites or base is None or tensor.dim() != 2 or base.dim() != 2:
             return id(tensor)
         (rows, columns), (down, across) = base.shape, base.stride()
-        turned = tensor.shape == (columns, rows) and tensor.stride() == (across, down)
-        return id(base) if turned and tensor.storage_offset() == base.storage_offset() else id(tensor)
+        transposed = tensor.shape == (columns, rows) and tensor.stride() == (across, down)
+        return id(base) if transposed and tensor.storage_offset() == base.storage_offset() else id(tensor)
 
     def _choose(self, candidates: list[LiveSite], product: OperandProduct, frame: FrameType) -> LiveSite | None:
         """The site that a call belongs to; None where nothing tells."""

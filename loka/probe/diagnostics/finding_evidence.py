@@ -85,9 +85,9 @@ class FindingEvidence:
     def afresh(self, gemm: Gemm) -> str:
         """What a rule has to undo before a scaling means dynamic scales of its own; "" where there is nothing."""
         recipes = self.settings.gemms[gemm].operands
-        turned = "turned: false, " if any(recipe.turned for recipe in recipes) else ""
+        transposed = "requantize_transpose: false, " if any(recipe.transposed for recipe in recipes) else ""
         static = "range: dynamic, " if any(recipe.range is Range.STATIC for recipe in recipes) else ""
-        return turned + static
+        return transposed + static
 
     def rule(self, setting: str) -> str:
         """A rule for this site, as a policy writes it."""

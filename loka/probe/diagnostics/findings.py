@@ -139,7 +139,7 @@ def _undone(evidence: FindingEvidence, gemm: Gemm) -> str:
 
 def _special(operands: tuple[OperandRecipe, OperandRecipe]) -> bool:
     """Whether a recipe is more than the format and scaling that `_recipe_setting` writes."""
-    return any(recipe.power_of_two or recipe.turned or recipe.range is Range.STATIC for recipe in operands)
+    return any(recipe.power_of_two or recipe.transposed or recipe.range is Range.STATIC for recipe in operands)
 
 
 def _recipe_setting(gemm: Gemm, operands: tuple[OperandRecipe, OperandRecipe]) -> str:

@@ -81,7 +81,7 @@ def gradient_underflows(evidence: FindingEvidence) -> Iterator[Finding]:
         yield evidence.finding(
             FindingKind.GRADIENT_UNDERFLOWS,
             f"{gemm.value}: {100 * lost:.1f} % of the elements of grad_output are rounded to zero in "
-            f"{recipe.format.value} {'turned' if recipe.turned else recipe.scaling.value} "
+            f"{recipe.format.value} {'transposed' if recipe.transposed else recipe.scaling.value} "
             f"(limit: {100 * UNDERFLOW_SHARE:g} %)",
             evidence.rule(f"{gemm.value}: {{{_remedy(seen, gemm, recipe, evidence.afresh(gemm))}}}"),
         )
@@ -93,7 +93,7 @@ SCALE_RULES = (feature_dominates, row_dominates, gradient_underflows)
 def underflow(seen: OperandSummary, gemm: Gemm, recipe: OperandRecipe) -> float | None:
     """The part of an operand that a recipe rounds to zero; None where no histogram is of that scale's block.
 
-    dgrad scales grad_output along its features, wgrad its transpose along the rows. A turned operand, or one of a
+    dgrad scales grad_output along its features, wgrad its transpose along the rows. A transposed operand, or one of a
     static range, has one scale, and loses what a tensorwise one does, however its GEMM takes that scale.
     """
     across = {
@@ -102,7 +102,7 @@ def underflow(seen: OperandSummary, gemm: Gemm, recipe: OperandRecipe) -> float 
     }
     if gemm is Gemm.DGRAD:
         across[Scaling.BLOCKWISE_1X128] = HistogramView.BLOCKWISE
-    one_scale = recipe.turned or recipe.range is Range.STATIC
+    one_scale = recipe.transposed or recipe.range is Range.STATIC
     view = HistogramView.TENSORWISE if one_scale else across.get(recipe.scaling)
     return next((s.underflow for s in seen.shares if s.view == view and s.format is recipe.format), None)
 
@@ -110,12 +110,13 @@ def underflow(seen: OperandSummary, gemm: Gemm, recipe: OperandRecipe) -> float 
 def _remedy(seen: OperandSummary, gemm: Gemm, recipe: OperandRecipe, afresh: str) -> str:
     """The gentlest change that keeps enough: a finer scale costs no precision, e5m2 one bit, and keeping all gain.
 
-    `afresh`: what has to be undone before scales can be one a row. A turned operand has no format of its own either.
+    `afresh`: what has to be undone before scales can be one a row. A transposed operand has no format of its own
+    either.
     """
-    rowwise = replace(recipe, scaling=Scaling.ROWWISE, turned=False, range=Range.DYNAMIC, amax=None)
+    rowwise = replace(recipe, scaling=Scaling.ROWWISE, transposed=False, range=Range.DYNAMIC, amax=None)
     finer = f"{afresh}scaling: rowwise"
     choices = [(rowwise, finer)]
-    if not recipe.turned:
+    if not recipe.transposed:
         choices.append((replace(recipe, format=Format.E5M2), "grad_output: {format: e5m2}"))
     choices.append((replace(rowwise, format=Format.E5M2), f"{finer}, grad_output: {{format: e5m2}}"))
     return _first_that_keeps(seen, gemm, choices)

@@ -14,13 +14,13 @@ _WORDS = {
     Scaling.BLOCKWISE_128X128: "128x128",
 }
 
-_ROWS = OperandRecipe(power_of_two=True)  # what an operand is turned from
-_BESIDE_ROWS = OperandRecipe(power_of_two=True, turned=True)
-_BESIDE_TURNED = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=True, turned=True)
-_TURNED = {
+_ROWS = OperandRecipe(power_of_two=True)  # what an operand is transposed from
+_BESIDE_ROWS = OperandRecipe(power_of_two=True, transposed=True)
+_BESIDE_TRANSPOSED = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=True, transposed=True)
+_TRANSPOSED = {
     Gemm.FPROP: (_ROWS, _ROWS),
     Gemm.DGRAD: (_ROWS, _BESIDE_ROWS),
-    Gemm.WGRAD: (_BESIDE_TURNED, _BESIDE_TURNED),
+    Gemm.WGRAD: (_BESIDE_TRANSPOSED, _BESIDE_TRANSPOSED),
 }
 
 
@@ -28,8 +28,8 @@ def candidates(gemm: Gemm) -> tuple[Pair, ...]:
     """The standard recipes of a GEMM, all with dynamic scales, in a fixed order and without duplicates.
 
     e4m3 tensorwise, rowwise and in blocks (1x128, a weight 128x128); e5m2 for the output gradient alone, tensorwise
-    and rowwise, where there is one; e5m2 for both operands, tensorwise and rowwise; and e4m3 as turned operands go
-    together: fprop rowwise with power-of-two scales, dgrad so with its weight turned, wgrad with both turned.
+    and rowwise, where there is one; e5m2 for both operands, tensorwise and rowwise; and e4m3 as transposed operands go
+    together: fprop rowwise with power-of-two scales, dgrad so with its weight transposed, wgrad with both transposed.
     """
     first, second = OPERANDS[gemm]
     pairs = [_pair(Format.E4M3, Format.E4M3, scaling) for scaling in (Scaling.TENSORWISE, Scaling.ROWWISE)]
@@ -37,7 +37,7 @@ def candidates(gemm: Gemm) -> tuple[Pair, ...]:
     if first is Operand.GRAD_OUTPUT:
         pairs += [_pair(Format.E5M2, Format.E4M3, scaling) for scaling in (Scaling.TENSORWISE, Scaling.ROWWISE)]
     pairs += [_pair(Format.E5M2, Format.E5M2, scaling) for scaling in (Scaling.TENSORWISE, Scaling.ROWWISE)]
-    pairs.append(_TURNED[gemm])
+    pairs.append(_TRANSPOSED[gemm])
     return tuple(dict.fromkeys(pairs))
 
 
@@ -59,8 +59,8 @@ def _block(operand: Operand) -> OperandRecipe:
 
 
 def _operand_words(recipe: OperandRecipe) -> str:
-    if recipe.turned:
-        return f"{recipe.format.value} turned"
+    if recipe.transposed:
+        return f"{recipe.format.value} transposed"
     said = f"{recipe.format.value} {_WORDS[recipe.scaling]}"
     if recipe.power_of_two:
         said += ", scales powers of two"

@@ -3,11 +3,11 @@
 The reference is the float32 product of the operands as drawn; the result is the float32 product of what their FP8
 values stand for.
 
-A turned operand is made as in training: its transpose is quantised along its rows, and that copy is turned. Of these
-rows only the drawn features are there (of dy, for wgrad, those of joint.py instead of all N), so that a row's scale can
-be smaller than the whole row's would be. That changes next to nothing: scales are powers of two, under which a value
-rounds alike until it is subnormal, and what is subnormal is decided in the end by the one scale that all rows get. For
-that one the whole operand's maximum is taken, as for a tensorwise scale.
+A transposed operand is made as in training: its transpose is quantised along its rows, and that copy is transposed. Of
+these rows only the drawn features are there (of dy, for wgrad, those of joint.py instead of all N), so that a row's
+scale can be smaller than the whole row's would be. That changes next to nothing: scales are powers of two, under which
+a value rounds alike until it is subnormal, and what is subnormal is decided in the end by the one scale that all rows
+get. For that one the whole operand's maximum is taken, as for a tensorwise scale.
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ class _Draw:
         self._values: dict[tuple[int, OperandRecipe], Tensor] = {}
 
     def quantized(self, index: int, recipe: OperandRecipe) -> Quantized:
-        """Operand 0 or 1 under a recipe; a tensorwise scale is that of the whole operand, and so is a turned one's."""
+        """Operand 0 or 1 under a recipe; the scale of a tensorwise or transposed one is that of the whole operand."""
         x, whole = self._operands[index]
-        if recipe.turned:
-            return _turned(x, whole, recipe)
+        if recipe.transposed:
+            return _transposed(x, whole, recipe)
         amax = whole if recipe.scaling is Scaling.TENSORWISE else None
         if recipe.range is Range.STATIC:
             if recipe.amax is None:
@@ -132,7 +132,7 @@ class _Draw:
         return self._values[key]
 
 
-def _turned(x: Tensor, whole: float | None, recipe: OperandRecipe) -> Quantized:
+def _transposed(x: Tensor, whole: float | None, recipe: OperandRecipe) -> Quantized:
     """x of (R, C) from the FP8 copy of its transpose, which is quantised along its rows, with the scale that it needs.
 
     `whole` is the largest |x| of the whole operand, None where x is all of it. Scales: (1, 1) tensorwise, else (R, 1).
@@ -143,9 +143,9 @@ def _turned(x: Tensor, whole: float | None, recipe: OperandRecipe) -> Quantized:
         largest = rows.scale.new_full((1, 1), static_scale(whole, recipe.format, power_of_two=True))
         zeros = rows.values.new_zeros((1, x.shape[0]))
         rows = Quantized(torch.cat([rows.values, zeros]), torch.cat([rows.scale, largest]))
-    turned = requantize_transpose(rows)
+    transposed = requantize_transpose(rows)
     one = recipe.scaling is Scaling.TENSORWISE
-    return Quantized(turned.values[:, : x.shape[1]].contiguous(), turned.scale[:1] if one else turned.scale)
+    return Quantized(transposed.values[:, : x.shape[1]].contiguous(), transposed.scale[:1] if one else transposed.scale)
 
 
 def _errors(draw: _Draw, pair: Pair) -> tuple[float, float]:

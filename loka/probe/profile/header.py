@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from loka.errors import InputError
 from loka.mods.fingerprint import ModFingerprint
-from loka.numerics.enums import Gemm, Operand
+from loka.numerics.enums import Format, Gemm, Operand, Range, Scaling
 from loka.policy.cascade.settings import OperandRecipe
 from loka.probe.profile.profile import (
     VERSION,
@@ -104,6 +104,18 @@ class _ProfileSiteRow:
 
 
 @dataclass(frozen=True, slots=True)
+class _RecipeRow:
+    """An OperandRecipe, by the names that the file has for its fields."""
+
+    format: Format
+    scaling: Scaling
+    range: Range
+    amax: float | None
+    power_of_two: bool
+    turned: bool = False  # `OperandRecipe.transposed`; profiles from before there was any lack it
+
+
+@dataclass(frozen=True, slots=True)
 class _Header:
     """The layout of the header, version 1."""
 
@@ -118,7 +130,7 @@ class _Header:
     every: Count
     samples: Count
     batch_size: Count
-    recipes: tuple[OperandRecipe, ...]
+    recipes: tuple[_RecipeRow, ...]
     sites: tuple[_ProfileSiteRow, ...]
     findings: tuple[Finding, ...]
     stats: tuple[SiteCounts, ...] | None  # one a site; None in the summary form
@@ -176,7 +188,7 @@ def to_text(profile: Profile, stats: tuple[SiteCounts, ...] | None) -> str:
         samples=profile.samples,
         batch_size=profile.batch_size,
         sites=tuple(_site_row(site, recipes) for site in profile.sites),
-        recipes=tuple(recipes),
+        recipes=tuple(map(_recipe_row, recipes)),
         findings=profile.findings,
         stats=stats,
         mods=profile.mods,
@@ -263,6 +275,7 @@ def _parsed(header: _Header) -> Parsed:
         raise _DamagedError(f"form is {header.form!r}, which does not fit the statistics in it")
     if header.stats is not None and len(header.stats) != len(header.sites):
         raise _DamagedError(f"statistics of {len(header.stats)} sites, but {len(header.sites)} sites")
+    recipes = tuple(map(_recipe, header.recipes))
     profile = Profile(
         name=header.name,
         model=header.model,
@@ -272,7 +285,7 @@ def _parsed(header: _Header) -> Parsed:
         every=header.every,
         samples=header.samples,
         batch_size=header.batch_size,
-        sites=tuple(_site(row, header.recipes) for row in header.sites),
+        sites=tuple(_site(row, recipes) for row in header.sites),
         findings=header.findings,
         mods=header.mods,
     )
@@ -291,6 +304,16 @@ def _site(row: _ProfileSiteRow, recipes: tuple[OperandRecipe, ...]) -> SiteProfi
         for operand in row.operands
     )
     return SiteProfile(row.name, row.k, row.n, row.rows, operands, tuple(estimates))
+
+
+def _recipe_row(recipe: OperandRecipe) -> _RecipeRow:
+    around = (recipe.format, recipe.scaling, recipe.range, recipe.amax, recipe.power_of_two)
+    return _RecipeRow(*around, turned=recipe.transposed)
+
+
+def _recipe(row: _RecipeRow) -> OperandRecipe:
+    around = (row.format, row.scaling, row.range, row.amax, row.power_of_two)
+    return OperandRecipe(*around, transposed=row.turned)
 
 
 def _ends(interval: Interval) -> _Ends:

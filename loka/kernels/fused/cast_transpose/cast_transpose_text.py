@@ -1,4 +1,4 @@
-"""What the template of quantise-and-turn is given."""
+"""What the template of `CastTranspose` is given."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def cast_transpose_views(spec: CastTranspose) -> Views:
     given = list(spec.parameters[1:])
     made = {
         "values": f"x.new_empty((m, n), dtype={how.torch_type})",
-        "turned": f"x.new_empty((n, m), dtype={how.torch_type})",
+        "transposed": f"x.new_empty((n, m), dtype={how.torch_type})",
         "scale": "x.new_empty((1, 1), dtype=torch.float32)",
         "amax": "x.new_empty((tiles,), dtype=torch.float32)",
         "overflow": "x.new_empty((tiles,), dtype=torch.int32)",
@@ -27,8 +27,8 @@ def cast_transpose_views(spec: CastTranspose) -> Views:
     tiles = [f"tiles = operators.tiles(x, {side})"]
     allocations = ["m, n = x.shape", *tiles, *(f"{name} = {made[name]}" for name in spec.results)]
     arguments = ["x.contiguous()", *given, *spec.results, *passed, f"num_warps={norm_launch.QUANTISE_WARPS}"]
-    title = f"To {how.words}, as it is and transposed"
-    known = {"values": "(R, C)", "turned": "(C, R)", **quantised_text.shapes_of(how, 1)}
+    title = f"To {how.words}, and transposed"
+    known = {"values": "(R, C)", "transposed": "(C, R)", **quantised_text.shapes_of(how, 1)}
     gives = ", ".join(f"{name} {known[name]}" for name in spec.results)
     shapes = f"x (R, C), {', '.join(f'{name} {known[name]}' for name in given)} -> {gives}."
     parameters = [f"{name}: Tensor" for name in spec.parameters]
@@ -70,4 +70,4 @@ def _reference(spec: CastTranspose) -> list[str]:
         call = f"values = norm_reference.quantise_static_counted({', '.join(['x', 'scale', 'record', *modes])})"
     else:
         call = f"values, amax, overflow = norm_reference.quantise_static({', '.join(['x', 'scale', *modes])})"
-    return [call, "turned = values.t().clone(memory_format=torch.contiguous_format)"]
+    return [call, "transposed = values.t().clone(memory_format=torch.contiguous_format)"]

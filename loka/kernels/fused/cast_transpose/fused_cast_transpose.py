@@ -1,4 +1,4 @@
-"""Producers that write what they quantise as it is and transposed, in one pass, tile by tile.
+"""Kernels that write what they quantise as is and transposed, in one pass, tile by tile.
 
 Under a known scale an element needs nothing of its row but what the operations around it ask for. Where these are a
 vector, a norm of blocks and an activation, a tile of the matrix is enough, and its transposed copy is written with it.
@@ -24,7 +24,7 @@ _MOST = 2**16  # programs on a multiprocessor: every row of tiles has programs o
 
 @dataclass(frozen=True, slots=True)
 class FusedCastTranspose:
-    """The kernel of a spec, which also returns `turned`, its values transposed: (width, M), after the values.
+    """The kernel of a spec, which also returns `transposed`, its values transposed: (width, M), after the values.
 
     Everything else is as with the spec itself. Raises InputError for a spec that a tile is not enough for.
     """
@@ -34,14 +34,14 @@ class FusedCastTranspose:
     def __post_init__(self) -> None:
         if not fits(self.spec):
             raise InputError(
-                f"{self.spec.function} cannot be written both ways from a tile: that takes a known scale and a record, "
-                f"blocks of {WIDEST_BLOCK} at most or no norm, and no matrices in sums and products"
+                f"{self.spec.function} cannot be written as is and transposed from a tile: that takes a known scale "
+                f"and a record, blocks of {WIDEST_BLOCK} at most or no norm, and no matrices in sums and products"
             )
 
     @property
     def function(self) -> str:
         """The host function's name."""
-        return f"{self.spec.function}_both_ways"
+        return f"{self.spec.function}_cast_transpose"
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ class FusedCastTranspose:
     def results(self) -> tuple[str, ...]:
         """What the host function returns."""
         values, *rest = self.spec.results
-        return (values, "turned", *rest)
+        return (values, "transposed", *rest)
 
 
 def fits(spec: NormForward | NormBackward) -> bool:
@@ -88,8 +88,8 @@ def fused_cast_transpose_views(both: FusedCastTranspose, tile: TransposeTile) ->
     checks = [str(line) for line in _lines(operator, "allocations") if str(line).startswith("operators.check_")]
     allocations = _allocations(both, first, tile.rows)
     shapes = " ".join(_lines(operator, "comment"))
-    shapes = shapes.replace(f"values (M, {spec.width})", f"values (M, {spec.width}), turned ({spec.width}, M)")
-    title = f"{norm_title(spec)}, both ways"
+    shapes = shapes.replace(f"values (M, {spec.width})", f"values (M, {spec.width}), transposed ({spec.width}, M)")
+    title = f"{norm_title(spec)}, and transposed"
     parameters = [f"{name}: Tensor" for name in both.parameters]
     pointers = [f"{name}_ptr" for name in (*both.parameters, *both.results)]
     passed = [name if name in (first, "scale", "record") else f"{name}.contiguous()" for name in both.parameters]
@@ -116,7 +116,10 @@ def fused_cast_transpose_views(both: FusedCastTranspose, tile: TransposeTile) ->
         "results": ", ".join(both.results),
     }
     *reference, returned = _lines(operator, "reference")
-    copied = ["turned = norm_reference.transpose(values)", returned.replace("return values", "return values, turned")]
+    copied = [
+        "transposed = norm_reference.transpose(values)",
+        returned.replace("return values", "return values, transposed"),
+    ]
     unused = () if "dadd" in both.results else ("parts = ",)
     registered: dict[str, object] = {
         "reference_header": header(f"_{both.function}_reference", parameters, len(both.results)),
@@ -136,7 +139,7 @@ def _allocations(both: FusedCastTranspose, first: str, rows: int) -> list[str]:
         f"m = {first}.shape[0]",
         f"parts = operators.programs({first}, rows={rows}, per_multiprocessor={_MOST})",
         f"values = {first}.new_empty((m, {width}), dtype={dtype})",
-        f"turned = {first}.new_empty(({width}, m), dtype={dtype})",
+        f"transposed = {first}.new_empty(({width}, m), dtype={dtype})",
     ]
     if "dadd" in both.results:
         lines.append(f"dadd = {first}.new_empty((parts, {width}), dtype=torch.float32)")

@@ -11,27 +11,27 @@ from loka.errors import InputError
 from loka.kernels.fused.norm.norm_widths import check_width
 from loka.kernels.fused.quantisation import Quantisation
 
-LARGEST_COUNT = {"turn": 3, "transpose": 3, "reduce": 6}  # operands in one launch
+LARGEST_COUNT = {"requantize_transpose": 3, "transpose": 3, "reduce": 6}  # operands in one launch
 
 
 @dataclass(frozen=True, slots=True)
 class RequantizeTranspose:
     """`numerics.requantize_transpose` of e4m3 matrices, up to three in one launch.
 
-    Parameters: values (R, C) e4m3, scale (R, 1), largest (P,), the largest of the scales in P parts; results: turned
-    (C, R) e4m3, spread (C, 1), filled with the one scale. With more than one operand the names end in _0, _1, _2, and
-    all three of an operand stand together.
+    Parameters: values (R, C) e4m3, scale (R, 1), largest (P,), the largest of the scales in P parts; results:
+    transposed (C, R) e4m3, spread (C, 1), filled with the one scale. With more than one operand the names end in _0,
+    _1, _2, and all three of an operand stand together.
     """
 
     count: int  # operands
 
     def __post_init__(self) -> None:
-        _check_count("turn", self.count)
+        _check_count("requantize_transpose", self.count)
 
     @property
     def function(self) -> str:
         """The host function's name."""
-        return f"turn_{self.count}"
+        return f"requantize_transpose_{self.count}"
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -41,14 +41,14 @@ class RequantizeTranspose:
     @property
     def results(self) -> tuple[str, ...]:
         """What the host function returns."""
-        return numbered(("turned", "spread"), self.count)
+        return numbered(("transposed", "spread"), self.count)
 
 
 @dataclass(frozen=True, slots=True)
 class Transpose:
     """Transposed copies of e4m3 matrices whose elements have one scale, up to three in one launch.
 
-    Parameters: values (R, C) e4m3; results: turned (C, R). With more than one operand the names end in _0, _1, _2.
+    Parameters: values (R, C) e4m3; results: transposed (C, R). With more than one operand the names end in _0, _1, _2.
     """
 
     count: int  # operands
@@ -69,7 +69,7 @@ class Transpose:
     @property
     def results(self) -> tuple[str, ...]:
         """What the host function returns."""
-        return numbered(("turned",), self.count)
+        return numbered(("transposed",), self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +143,8 @@ class CastTranspose:
     """A matrix in FP8 under one scale, as it is and transposed, in one pass: for operands that no kernel produces.
 
     The mode is `known` or `tensorwise`, for only one scale serves both copies. Parameters: x (R, C) of any floating
-    dtype and `scale` (1, 1), with or without `record` (2,), or `maxima` (Q,); results: values (R, C), turned (C, R),
-    then amax (P,) and overflow (P,), nothing, or scale (1, 1), as `Quantisation` has them.
+    dtype and `scale` (1, 1), with or without `record` (2,), or `maxima` (Q,); results: values (R, C), transposed (C,
+    R), then amax (P,) and overflow (P,), nothing, or scale (1, 1), as `Quantisation` has them.
     """
 
     how: Quantisation
@@ -152,14 +152,14 @@ class CastTranspose:
     def __post_init__(self) -> None:
         if self.how.scaling not in ("known", "tensorwise"):
             raise InputError(
-                f"quantise and turn works with one scale for both copies, known or tensorwise, not {self.how.scaling}; "
-                "rowwise values are turned by Turn"
+                f"a cast_transpose kernel has one scale for both copies, known or tensorwise, not {self.how.scaling}; "
+                "rowwise values are transposed by RequantizeTranspose"
             )
 
     @property
     def function(self) -> str:
         """The host function's name."""
-        return f"quantise_turned_{self.how.name}"
+        return f"cast_transpose_{self.how.name}"
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -169,7 +169,7 @@ class CastTranspose:
     @property
     def results(self) -> tuple[str, ...]:
         """What the host function returns."""
-        return ("values", "turned", *self.how.results[1:])
+        return ("values", "transposed", *self.how.results[1:])
 
 
 def numbered(names: tuple[str, ...], count: int) -> tuple[str, ...]:

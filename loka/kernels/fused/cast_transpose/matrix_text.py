@@ -28,24 +28,24 @@ class _Parts:
 
 def requantize_transpose_views(spec: RequantizeTranspose) -> Views:
     """Views of transpositions."""
-    names = [numbered(("values", "scale", "largest", "turned", "spread", "m", "n", "parts"), spec.count)]
+    names = [numbered(("values", "scale", "largest", "transposed", "spread", "m", "n", "parts"), spec.count)]
     operands = [names[0][8 * i : 8 * i + 8] for i in range(spec.count)]
     tiles = numbered(("tiles",), spec.count)
     allocations, tile_lines, shapes = [], [], []
-    for (values, scale, largest, turned, spread, m, n, _), count in zip(operands, tiles, strict=True):
+    for (values, scale, largest, transposed, spread, m, n, _), count in zip(operands, tiles, strict=True):
         allocations += [
             f"{m}, {n} = {values}.shape",
-            f"{turned} = {values}.new_empty(({n}, {m}))",
+            f"{transposed} = {values}.new_empty(({n}, {m}))",
             f"{spread} = {values}.new_empty(({n}, 1), dtype=torch.float32)",
         ]
         side = norm_launch.REQUANTIZE_TILE
         tile_lines.append(f"{count} = max(triton.cdiv({m}, {side}), 1) * max(triton.cdiv({n}, {side}), 1)")
-        shapes.append(f"{values} (R, C) e4m3, {scale} (R, 1), {largest} (P,) -> {turned} (C, R), {spread} (C, 1)")
+        shapes.append(f"{values} (R, C) e4m3, {scale} (R, 1), {largest} (P,) -> {transposed} (C, R), {spread} (C, 1)")
     inside = [[*(f"{name}_ptr" for name in operand[:5]), *operand[5:]] for operand in operands]
     passed = [[f"{operand[0]}.contiguous()", *operand[1:7], f"{operand[2]}.shape[0]"] for operand in operands]
     reference = [
-        f"{turned}, {spread} = norm_reference.requantize_transpose({values}, {scale})"
-        for values, scale, _, turned, spread, *_ in operands
+        f"{transposed}, {spread} = norm_reference.requantize_transpose({values}, {scale})"
+        for values, scale, _, transposed, spread, *_ in operands
     ]
     title = "The transposed copy of an e4m3 matrix"
     if spec.count > 1:
@@ -60,22 +60,22 @@ def requantize_transpose_views(spec: RequantizeTranspose) -> Views:
 
 def transpose_views(spec: Transpose) -> Views:
     """Views of transpositions under one scale."""
-    operands = [numbered(("values", "turned", "m", "n"), spec.count)[4 * i : 4 * i + 4] for i in range(spec.count)]
+    operands = [numbered(("values", "transposed", "m", "n"), spec.count)[4 * i : 4 * i + 4] for i in range(spec.count)]
     tiles, side = numbered(("tiles",), spec.count), norm_launch.REQUANTIZE_TILE
     allocations, tile_lines = [], []
-    for (values, turned, m, n), count in zip(operands, tiles, strict=True):
-        allocations += [f"{m}, {n} = {values}.shape", f"{turned} = {values}.new_empty(({n}, {m}))"]
+    for (values, transposed, m, n), count in zip(operands, tiles, strict=True):
+        allocations += [f"{m}, {n} = {values}.shape", f"{transposed} = {values}.new_empty(({n}, {m}))"]
         tile_lines.append(f"{count} = max(triton.cdiv({m}, {side}), 1) * max(triton.cdiv({n}, {side}), 1)")
     parts = _Parts(
         "tile",
         "The transposed copy of a matrix" if spec.count == 1 else f"Transposed copies of {spec.count} matrices",
-        [f"{values} (R, C) e4m3 -> {turned} (C, R)" for values, turned, *_ in operands],
+        [f"{values} (R, C) e4m3 -> {transposed} (C, R)" for values, transposed, *_ in operands],
         tiles,
         allocations,
         tile_lines,
-        [[f"{values}_ptr", f"{turned}_ptr", m, n] for values, turned, m, n in operands],
-        [[f"{values}.contiguous()", turned, m, n] for values, turned, m, n in operands],
-        [f"{turned} = norm_reference.transpose({values})" for values, turned, *_ in operands],
+        [[f"{values}_ptr", f"{transposed}_ptr", m, n] for values, transposed, m, n in operands],
+        [[f"{values}.contiguous()", transposed, m, n] for values, transposed, m, n in operands],
+        [f"{transposed} = norm_reference.transpose({values})" for values, transposed, *_ in operands],
         tiles[: spec.count - 1],
     )
     kernel, operator = _counted(

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from loka.kernels.fused.norm.norm_spec import GATES, NormBackward, NormForward
 
-REQUANTIZE_TILE = 128  # rows and columns that a program of `turn` takes
+REQUANTIZE_TILE = 128  # rows and columns that a program of `requantize_transpose` takes
 REQUANTIZE_WARPS = 4
-QUANTISE_TILE = 128  # of a program that quantises and turns; not measured yet, chosen for its registers
+QUANTISE_TILE = 128  # of a program of `cast_transpose`; not measured yet, chosen for its registers
 QUANTISE_WARPS = 8
 REQUANTIZE_PARTS = 1024  # of `largest` read at a step
 REDUCE_COLUMNS = 16  # of a program

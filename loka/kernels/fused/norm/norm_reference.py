@@ -18,7 +18,7 @@ from loka.errors import InputError
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.formats import FORMATS
 from loka.numerics.quantize import AMAX_FLOOR, Quantized, quantize, round_up_to_power_of_two
-from loka.numerics.requantize_transpose import requantize_transpose as turn_quantized
+from loka.numerics.requantize_transpose import requantize_transpose as requantize_transpose_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +238,8 @@ def largest_magnitude(y: Tensor) -> Tensor:
 
 def requantize_transpose(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """`numerics.requantize_transpose`: values (R, C) and scale (R, 1) -> values (C, R) and scale (C, 1)."""
-    turned = turn_quantized(Quantized(values, scale))
-    return turned.values, turned.scale
+    transposed = requantize_transpose_of(Quantized(values, scale))
+    return transposed.values, transposed.scale
 
 
 def transpose(values: Tensor) -> Tensor:

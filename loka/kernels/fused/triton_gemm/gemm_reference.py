@@ -23,7 +23,7 @@ def product(a: Tensor, b: Tensor, scale_a: Tensor | None = None, scale_b: Tensor
 
 
 def split_product(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor) -> Tensor:
-    """`product` of turned copies a (N, M), b (K, M): one scale each, the first."""
+    """`product` of transposed copies a (N, M), b (K, M): one scale each, the first."""
     return product(a, b, scale_a.view(-1)[:1].view(1, 1), scale_b.view(-1)[:1].view(1, 1))
 
 

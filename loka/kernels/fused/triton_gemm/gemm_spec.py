@@ -154,11 +154,11 @@ class TiledGemm:
 class SplitGemm:
     """A small product of long operands, a grad-weight: out (N, K), contracted over M, which is free.
 
-    With e4m3, out = (a * scale_a) @ (b * scale_b).T of turned copies a (N, M) and b (K, M), each with one scale: the
-    first element of scale_a and scale_b, which may be (1, 1) or one a row, all the same. With bfloat16,
-    out = a.T @ b of a (M, N) and b (M, K) as they lie in memory, without scales. The contraction is split over
-    programs; a second pass adds their float32 sums up, in the same order each time. Parameters: a, [scale_a], b,
-    [scale_b]; results: out (N, K).
+    With e4m3, out = (a * scale_a) @ (b * scale_b).T of transposed copies a (N, M) and b (K, M), each with one scale:
+    the first element of scale_a and scale_b, which may be (1, 1) or one a row, all the same. With bfloat16, out = a.T @
+    b of a (M, N) and b (M, K) as they lie in memory, without scales. The contraction is split over programs; a second
+    pass adds their float32 sums up, in the same order each time. Parameters: a, [scale_a], b, [scale_b]; results: out
+    (N, K).
     """
 
     n: int

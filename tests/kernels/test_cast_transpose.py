@@ -1,4 +1,4 @@
-"""Quantise and turn without a GPU: text, refusals, the reference, and compilation for sm_90."""
+"""CastTranspose without a GPU: text, refusals, the reference, and compilation for sm_90."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ptx_registers import unset_halves
-from quantised_cases import TURNED, modes
+from quantised_cases import CAST_TRANSPOSES, modes
 from rendered_cases import write_package
 
 from loka.errors import InputError
@@ -28,12 +28,12 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    return write_package(tmp_path_factory.mktemp("turned") / "rendered_quantise_turned", TURNED)
+    return write_package(tmp_path_factory.mktemp("transposed") / "rendered_cast_transpose", CAST_TRANSPOSES)
 
 
 def test_the_text_is_formatted_and_linted(tmp_path):
     templates = load_kernel_templates()
-    for name, text in render_files([render(spec, templates) for spec in TURNED], templates, "a test").items():
+    for name, text in render_files([render(spec, templates) for spec in CAST_TRANSPOSES], templates, "a test").items():
         (tmp_path / name).write_text(text)
     config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
     for command in (["format", "--check", "--diff"], ["check"]):
@@ -53,7 +53,7 @@ def test_both_copies_are_the_quantisers(package, shape):
     if x.numel() > 100:
         x[3, 5], x[4, 6], x[7] = torch.nan, -torch.inf, 0.0
     maxima = torch.cat([torch.zeros(2), norm_reference.largest_magnitude(x)])
-    for spec in TURNED:
+    for spec in CAST_TRANSPOSES:
         how = spec.how
         if how.scaling == "tensorwise":
             got = package.run(spec, x, maxima)
@@ -68,9 +68,9 @@ def test_both_copies_are_the_quantisers(package, shape):
             if x.numel() > 100:
                 assert (overflow.item() > 0) == (how.format is Format.E4M3)
         assert torch.equal(got["values"].view(torch.uint8), expected.view(torch.uint8))
-        assert torch.equal(got["turned"].view(torch.uint8), expected.view(torch.uint8).t())
-        assert got["turned"].is_contiguous()
-        assert got["turned"].data_ptr() != got["values"].data_ptr() or not x.numel()
+        assert torch.equal(got["transposed"].view(torch.uint8), expected.view(torch.uint8).t())
+        assert got["transposed"].is_contiguous()
+        assert got["transposed"].data_ptr() != got["values"].data_ptr() or not x.numel()
 
 
 def test_no_matrix_is_refused(package):
@@ -79,7 +79,7 @@ def test_no_matrix_is_refused(package):
         package.run(spec, torch.ones(2, 3, 4), torch.ones(1, 1))
 
 
-@pytest.mark.parametrize("spec", TURNED, ids=lambda spec: spec.function)
+@pytest.mark.parametrize("spec", CAST_TRANSPOSES, ids=lambda spec: spec.function)
 @pytest.mark.parametrize("element", ["bf16", "fp32"])
 def test_it_compiles_for_hopper(package, spec, element, tmp_path, monkeypatch):
     triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
@@ -90,7 +90,7 @@ def test_it_compiles_for_hopper(package, spec, element, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernel = getattr(package.triton_kernels, f"_{spec.function}")
     fp8 = "*fp8e4nv" if spec.how.format is Format.E4M3 else "*fp8e5"
-    known = {"x_ptr": f"*{element}", "values_ptr": fp8, "turned_ptr": fp8, "overflow_ptr": "*i32"}
+    known = {"x_ptr": f"*{element}", "values_ptr": fp8, "transposed_ptr": fp8, "overflow_ptr": "*i32"}
     types = {name: known.get(name, "*fp32") if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
     aligned = {(index,): [["tt.divisibility", 16]] for index in range(len(types))}
     source = ASTSource(fn=kernel, signature=types, constexprs={}, attrs=aligned)

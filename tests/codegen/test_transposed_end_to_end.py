@@ -22,16 +22,17 @@ from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.policy.cascade.settings import OperandRecipe
 
-SHORTEST = "compute: fp8, scaling: rowwise, power_of_two: true, turned: true"
-# what `defaults` says, and the operands that it turns, of a site whose input needs a gradient
+SHORTEST = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true"
+# what `defaults` says, and the operands that it transposes, of a site whose input needs a gradient
 POLICIES = {
     "shortest": (SHORTEST, 3),
-    "wgrad alone": (f"{SHORTEST}, dgrad: {{turned: false}}", 2),
-    "dgrad alone": (f"{SHORTEST}, wgrad: {{turned: false}}", 1),
+    "wgrad alone": (f"{SHORTEST}, dgrad: {{requantize_transpose: false}}", 2),
+    "dgrad alone": (f"{SHORTEST}, wgrad: {{requantize_transpose: false}}", 1),
     "e5m2 gradients": (f"{SHORTEST}, dgrad: {{grad_output: {{format: e5m2}}}}", 3),
-    "turned beside rowwise": (f"{SHORTEST}, wgrad: {{grad_output: {{turned: false}}}}", 2),
-    "turned beside tensorwise": (
-        f"{SHORTEST}, dgrad: {{turned: false}}, wgrad: {{scaling: tensorwise, input: {{turned: false}}}}",
+    "transposed beside rowwise": (f"{SHORTEST}, wgrad: {{grad_output: {{requantize_transpose: false}}}}", 2),
+    "transposed beside tensorwise": (
+        f"{SHORTEST}, dgrad: {{requantize_transpose: false}}, "
+        "wgrad: {scaling: tensorwise, input: {requantize_transpose: false}}",
         1,
     ),
     "fast accumulation": (f"{SHORTEST}, accumulation: fast", 3),
@@ -90,18 +91,18 @@ Make = Callable[[str, str], tuple[Plan, ModuleType]]
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """The plan of a policy with these defaults for a model of MODELS, and its package."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "turned_models.py").write_text(MODELS)
+    (tmp_path / "transposed_models.py").write_text(MODELS)
 
     def one(factory: str, defaults: str) -> tuple[Plan, ModuleType]:
         (tmp_path / "policy.yaml").write_text(
-            f'version: 1\nname: turned\nmodel: {{factory: "turned_models:{factory}", batch_size: 64}}\n'
+            f'version: 1\nname: transposed\nmodel: {{factory: "transposed_models:{factory}", batch_size: 64}}\n'
             f"defaults: {{{defaults}}}\n"
         )
         plan = make_plan("policy.yaml")
-        return plan, plans.import_package(render_package(plan), tmp_path, f"gen_turned_{factory}")
+        return plan, plans.import_package(render_package(plan), tmp_path, f"gen_transposed_{factory}")
 
     yield one
-    sys.modules.pop("turned_models", None)
+    sys.modules.pop("transposed_models", None)
 
 
 def recipes(plan: Plan, site: str) -> dict[tuple[Gemm, Operand], OperandRecipe]:
@@ -115,7 +116,7 @@ def recipes(plan: Plan, site: str) -> dict[tuple[Gemm, Operand], OperandRecipe]:
 
 
 def model_of(name: str) -> nn.Module:
-    made: nn.Module = getattr(sys.modules["turned_models"], name)()
+    made: nn.Module = getattr(sys.modules["transposed_models"], name)()
     return made
 
 
@@ -139,7 +140,7 @@ def test_a_model_trains_as_it_does_without_and_every_gemm_runs(name: str, make: 
     defaults, count = POLICIES[name]
     plan, package = make("tower", defaults)
     assert all(gemm.fp8 for site in plan.sites for gemm in site.gemms)
-    assert sum(recipe.turned for recipe in recipes(plan, "body.1").values()) == count
+    assert sum(recipe.transposed for recipe in recipes(plan, "body.1").values()) == count
     assert Gemm.DGRAD not in {gemm for gemm, _ in recipes(plan, "first")}
     model = model_of("tower")
     plain = trained(copy.deepcopy(model))
@@ -153,7 +154,7 @@ def test_a_model_trains_as_it_does_without_and_every_gemm_runs(name: str, make: 
 
 def stands_for(x: Tensor, recipe: OperandRecipe) -> Tensor:
     """An operand, its rows those of its GEMM, as the numbers that its FP8 values stand for."""
-    if recipe.turned:
+    if recipe.transposed:
         rows = OperandRecipe(recipe.format, power_of_two=True)
         return dequantize(
             requantize_transpose(quantize(x.t(), format=rows.format, scaling=rows.scaling, power_of_two=True))
@@ -162,7 +163,7 @@ def stands_for(x: Tensor, recipe: OperandRecipe) -> Tensor:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_gradients_are_those_of_the_turned_values(name: str, make: Make) -> None:
+def test_gradients_are_those_of_the_transposed_values(name: str, make: Make) -> None:
     plan, package = make("alone", POLICIES[name][0])
     found = recipes(plan, "linear")
     model = model_of("alone")
@@ -193,7 +194,7 @@ def test_gradients_are_those_of_the_turned_values(name: str, make: Make) -> None
     assert 15 < sqnr(model.linear.weight.grad, dy.t() @ x) < 60
 
 
-def test_what_cannot_be_turned_stays_and_the_rest_trains(make: Make) -> None:
+def test_what_cannot_be_transposed_stays_and_the_rest_trains(make: Make) -> None:
     plan, package = make("tower", f"{SHORTEST}}}\nrules:\n  - {{match: body.4, fprop: {{compute: keep}}")
     assert recipes(plan, "body.4") == {}
     assert {gemm for gemm, _ in recipes(plan, "body.1")} == set(Gemm)

@@ -35,11 +35,13 @@ def test_every_value_is_scaled_and_rounded_to_nearest_even(format, down):
     values = all_values(format)
     scale = torch.full((257, 1), 2.0**-down)
     scale[256] = 1.0  # the largest
-    turned = requantize_transpose(Quantized(torch.cat([values, torch.zeros_like(values[:1])]), scale), check=True)
-    assert turned.values.shape == (1, 257)
-    assert turned.values.dtype == FORMATS[format].dtype
-    assert turned.scale.tolist() == [[1.0]]
-    for value, result in zip(values.float().flatten().tolist(), turned.values.float().flatten().tolist(), strict=False):
+    transposed = requantize_transpose(Quantized(torch.cat([values, torch.zeros_like(values[:1])]), scale), check=True)
+    assert transposed.values.shape == (1, 257)
+    assert transposed.values.dtype == FORMATS[format].dtype
+    assert transposed.scale.tolist() == [[1.0]]
+    for value, result in zip(
+        values.float().flatten().tolist(), transposed.values.float().flatten().tolist(), strict=False
+    ):
         if math.isnan(value):
             assert math.isnan(result)
         elif math.isinf(value):
@@ -55,33 +57,33 @@ def test_it_is_the_transpose_where_nothing_becomes_subnormal(rows, columns):
     # Of 1 to 1.75 times 2**0 to 2**3, with a row's scale up to 8 times as large as another's.
     x = (1.0 + torch.randint(0, 4, (rows, columns), generator=generator) / 4) * 2.0 ** (torch.arange(rows) % 4)[:, None]
     quantized = quantize(x, format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True)
-    turned = requantize_transpose(quantized, check=True)
-    assert turned.values.is_contiguous()
-    assert turned.scale.is_contiguous()
-    assert turned.scale.shape == (columns, 1)
-    assert set(turned.scale.flatten().tolist()) == {quantized.scale.max().item()}
-    torch.testing.assert_close(dequantize(turned), x.t().contiguous(), rtol=0.0, atol=0.0)
+    transposed = requantize_transpose(quantized, check=True)
+    assert transposed.values.is_contiguous()
+    assert transposed.scale.is_contiguous()
+    assert transposed.scale.shape == (columns, 1)
+    assert set(transposed.scale.flatten().tolist()) == {quantized.scale.max().item()}
+    torch.testing.assert_close(dequantize(transposed), x.t().contiguous(), rtol=0.0, atol=0.0)
 
 
 def test_a_zero_row_and_far_apart_scales_vanish():
     x = torch.tensor([[0.0, -0.0], [1e30, -1e30], [1e-30, -1e-30], [float("nan"), 1.0]])
     quantized = quantize(x, format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True)
-    turned = requantize_transpose(quantized, check=True)
-    assert dequantize(turned)[:, 0].tolist() == [0.0, 0.0]
-    assert torch.signbit(turned.values.float())[:, 0].tolist() == [False, True]
-    assert dequantize(turned)[:, 1].tolist() == dequantize(quantized)[1].tolist()
-    assert dequantize(turned)[:, 2].tolist() == [0.0, 0.0]
-    assert turned.values.float()[:, 3].isnan().tolist() == [True, False]
+    transposed = requantize_transpose(quantized, check=True)
+    assert dequantize(transposed)[:, 0].tolist() == [0.0, 0.0]
+    assert torch.signbit(transposed.values.float())[:, 0].tolist() == [False, True]
+    assert dequantize(transposed)[:, 1].tolist() == dequantize(quantized)[1].tolist()
+    assert dequantize(transposed)[:, 2].tolist() == [0.0, 0.0]
+    assert transposed.values.float()[:, 3].isnan().tolist() == [True, False]
 
 
 @pytest.mark.parametrize("format", Format)
 @pytest.mark.parametrize(("rows", "columns"), [(0, 5), (5, 0), (0, 0)])
 def test_empty_sizes(format, rows, columns):
     quantized = quantize(torch.zeros(rows, columns), format=format, scaling=Scaling.ROWWISE, power_of_two=True)
-    turned = requantize_transpose(quantized, check=True)
-    assert turned.values.shape == (columns, rows)
-    assert turned.scale.shape == (columns, 1)
-    assert turned.scale.flatten().tolist() == [FLOOR[format]] * columns
+    transposed = requantize_transpose(quantized, check=True)
+    assert transposed.values.shape == (columns, rows)
+    assert transposed.scale.shape == (columns, 1)
+    assert transposed.scale.flatten().tolist() == [FLOOR[format]] * columns
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (4,), (4, 2), (3, 1), (1, 4)])

@@ -1,4 +1,4 @@
-"""Estimates of turned operands: as the generated code makes them, with the scale of the whole operand."""
+"""Estimates of transposed operands: as the generated code makes them, with the scale of the whole operand."""
 
 from __future__ import annotations
 
@@ -31,26 +31,29 @@ def matrix(rows: int, columns: int, seed: int, octaves: float = 2.0) -> Tensor:
     return torch.randn(rows, columns, generator=generator) * sizes
 
 
-def turned(x: Tensor, format: Format = Format.E4M3) -> Tensor:
+def transposed(x: Tensor, format: Format = Format.E4M3) -> Tensor:
     """What the transposed copy of x stands for, spelt out as the generated code makes it."""
     return dequantize(requantize_transpose(quantize(x, format=format, scaling=Scaling.ROWWISE, power_of_two=True)))
 
 
 @pytest.mark.parametrize("format", list(Format))
-def test_a_weight_gradient_is_that_of_both_operands_turned(format: Format) -> None:
+def test_a_weight_gradient_is_that_of_both_operands_transposed(format: Format) -> None:
     grad, x = matrix(300, 40, 0), matrix(300, 24, 1)
-    pair = (OperandRecipe(format, Scaling.TENSORWISE, power_of_two=True, turned=True), WGRAD[1])
+    pair = (OperandRecipe(format, Scaling.TENSORWISE, power_of_two=True, transposed=True), WGRAD[1])
     found = errors(Drawn(grad.t(), x.t(), None, None), pair)
-    out, reference = turned(grad, format) @ turned(x).t(), grad.t() @ x
+    out, reference = transposed(grad, format) @ transposed(x).t(), grad.t() @ x
     assert found == (mere(out, reference).value, sqnr(out, reference))
 
 
-def test_an_input_gradient_has_the_weight_turned_and_the_output_gradient_as_it_is() -> None:
+def test_an_input_gradient_has_the_weight_transposed_and_the_output_gradient_as_it_is() -> None:
     grad, weight = matrix(70, 40, 2), matrix(40, 24, 3)
     found = errors(Drawn(grad, weight.t(), None, None), DGRAD)
     rows = dequantize(quantize(grad, format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True))
     reference = grad @ weight
-    assert found == (mere(rows @ turned(weight).t(), reference).value, sqnr(rows @ turned(weight).t(), reference))
+    assert found == (
+        mere(rows @ transposed(weight).t(), reference).value,
+        sqnr(rows @ transposed(weight).t(), reference),
+    )
 
 
 def test_the_scale_is_that_of_the_largest_row_drawn_or_not() -> None:
@@ -58,14 +61,14 @@ def test_the_scale_is_that_of_the_largest_row_drawn_or_not() -> None:
     grad, x = matrix(512, 64, 4, octaves=0.0), matrix(512, 16, 5, octaves=0.0)
     grad[3, 60] = 2.0**16  # in the part that is not drawn; what is drawn becomes subnormal beside it
     part = errors(Drawn(grad[:, :32].t(), x.t(), float(grad.abs().max()), None), WGRAD)
-    out, reference = turned(grad)[:32] @ turned(x).t(), grad[:, :32].t() @ x
+    out, reference = transposed(grad)[:32] @ transposed(x).t(), grad[:, :32].t() @ x
     assert part[1] == pytest.approx(sqnr(out, reference), abs=0.05)
     assert part[0] == pytest.approx(mere(out, reference).value, rel=0.02)
     unaware = errors(Drawn(grad[:, :32].t(), x.t(), None, None), WGRAD)
     assert part[1] < unaware[1] - 6
 
 
-def test_a_row_far_above_the_others_costs_a_turned_operand_what_rows_of_their_own_do_not_pay() -> None:
+def test_a_row_far_above_the_others_costs_a_transposed_operand_what_rows_of_their_own_do_not_pay() -> None:
     grad, x = matrix(512, 32, 6, octaves=0.0), matrix(512, 32, 7, octaves=0.0)
     drawn = Drawn(grad.t().contiguous(), x.t().contiguous(), 2.0**16, None)
     rowwise = (ROWS, ROWS)
@@ -82,7 +85,7 @@ def test_operands_that_are_not_finite_have_no_reference_and_zeros_are_exact() ->
     assert errors(Drawn(broken, ones, None, None), WGRAD) == (float("inf"), -float("inf"))
 
 
-def test_a_profile_keeps_turned_recipes_and_one_from_before_them_is_read() -> None:
+def test_a_profile_keeps_transposed_recipes_and_one_from_before_them_is_read() -> None:
     interval = Interval(0.1, 0.09, 0.11)
     estimates = tuple(Estimate(gemm, candidates(gemm)[-1], interval, interval, 16) for gemm in Gemm)
     site = SiteProfile("site", 24, 40, 64, (), estimates)
