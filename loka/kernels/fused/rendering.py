@@ -47,8 +47,8 @@ from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
 from loka.kernels.fused.norm.wide_norm_launch import WideConfiguration, wide_configuration
 from loka.kernels.fused.norm.wide_norm_text import wide_backward_views, wide_forward_views
 from loka.kernels.fused.reduce import product_text
-from loka.kernels.fused.triton_gemm import gemm_text, gemm_tiling, grouped_gemm_text, split_gemm_text
-from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
+from loka.kernels.fused.triton_gemm import gemm_text, gemm_tiling, grouped_gemm_text
+from loka.kernels.fused.triton_gemm.gemm_spec import GemmSpec, GroupedGemm, TiledGemm
 from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling
 from loka.templating.templates import KERNELS, Templates
 
@@ -109,12 +109,6 @@ def _views(spec: AnySpec, launched: AnyConfiguration | None) -> tuple[str, norm_
         case TiledGemm():
             tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec)
             return "gemm", gemm_text.gemm_views(spec, tiled)
-        case SplitGemm():
-            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec)
-            return "split_gemm", split_gemm_text.split_gemm_views(spec, tiled)
-        case BatchedGemm():
-            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec)
-            return "batched_gemm", grouped_gemm_text.batched_gemm_views(spec, tiled)
         case GroupedGemm():
             tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec)
             return "grouped_gemm", grouped_gemm_text.grouped_gemm_views(spec, tiled)

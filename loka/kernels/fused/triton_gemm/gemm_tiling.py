@@ -11,16 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from loka.kernels.fused.norm.norm_launch import padded_width
-from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
-from loka.numerics.enums import Accumulation
+from loka.kernels.fused.triton_gemm.gemm_spec import GemmSpec, GroupedGemm, TiledGemm
 
 SHARED = 227 * 1024  # bytes of shared memory that a block can have
-SUM_COLUMNS = 256  # elements of a split product that a program of the second pass adds up
-SUM_WARPS = 4
-LEAST_CHUNK = 512  # rows that a part of a split contraction has at least
-MOST_PARTS = 16  # of a split contraction
-MULTIPROCESSORS = 132  # of an H100
-
 
 BYTES = {"e4m3": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 ALIGNMENT = 16  # bytes: of a row that the tensor memory accelerator takes
@@ -44,13 +37,7 @@ class Tiling:
     flattened: bool = True  # whether the steps of a program's next tile are fetched while this one is written
 
 
-# Every tiling that a product with e4m3 operands may be rendered with, fast accumulation only ...
-FAST_ONLY = (
-    Tiling(rows=128, columns=256, depth=128, stages=3, warps=8),
-    Tiling(rows=128, columns=256, depth=128, stages=3, warps=8, flattened=False),
-    Tiling(rows=256, columns=128, depth=128, stages=3, warps=8),
-)
-# ... and either accumulation.
+# Every tiling that a product with e4m3 operands may be rendered with.
 PRECISE = (
     Tiling(rows=128, columns=128, depth=128, stages=4, warps=8),
     Tiling(rows=128, columns=128, depth=128, stages=4, warps=8, flattened=False),
@@ -72,21 +59,6 @@ BFLOAT16 = (
     Tiling(rows=64, columns=128, depth=64, stages=3, warps=4, programs=2),
     Tiling(rows=128, columns=64, depth=64, stages=3, warps=8, programs=2),
 )
-SPLIT = (
-    Tiling(rows=128, columns=128, depth=128, stages=4, warps=8),
-    Tiling(rows=128, columns=128, depth=128, stages=4, warps=8, programs=2),
-    Tiling(rows=128, columns=128, depth=128, stages=3, warps=8, programs=2),
-    Tiling(rows=64, columns=128, depth=128, stages=4, warps=4, programs=2),
-)
-SPLIT_FAST_ONLY = (Tiling(rows=128, columns=256, depth=128, stages=4, warps=8),)
-SPLIT_POINTERS = Tiling(rows=64, columns=64, depth=64, stages=3, warps=4)  # where rows are not aligned
-SPLIT_BFLOAT16 = (
-    Tiling(rows=128, columns=128, depth=64, stages=4, warps=8),
-    Tiling(rows=128, columns=128, depth=64, stages=3, warps=8, programs=2),
-    Tiling(rows=128, columns=256, depth=64, stages=4, warps=8),
-)
-
-
 WHOLE_ROWS = (  # of 256 columns, two of them side by side; narrower ones take the columns' power of two
     Tiling(rows=64, columns=256, depth=128, stages=2, warps=8),
     Tiling(rows=64, columns=256, depth=128, stages=2, warps=8, flattened=False),
@@ -112,14 +84,10 @@ WHOLE_ROWS_POINTERS = (Tiling(rows=64, columns=128, depth=32, stages=3, warps=8)
 
 def candidates(spec: GemmSpec) -> tuple[Tiling, ...]:
     """Every tiling that may be chosen for a spec."""
-    if isinstance(spec, BatchedGemm | GroupedGemm):
-        shapes = spec.shapes if isinstance(spec, GroupedGemm) else ((spec.n, spec.k),)
-        aligned = all(is_aligned(k, spec.operands) for _, k in shapes)
-        widest = max(n for n, _ in shapes)
+    if isinstance(spec, GroupedGemm):
+        aligned = all(is_aligned(k, spec.operands) for _, k in spec.shapes)
+        widest = max(n for n, _ in spec.shapes)
         return tuple(_narrowed(tiled, widest) for tiled in (GROUPED if aligned else GROUPED_POINTERS))
-    if isinstance(spec, SplitGemm):
-        fast = spec.accumulation is Accumulation.FAST
-        return SPLIT + (SPLIT_FAST_ONLY if fast else ()) if spec.operands == "e4m3" else SPLIT_BFLOAT16
     return tuple(tiled for tiled in _tilings(spec) if shared_bytes(spec, tiled) <= SHARED)
 
 
@@ -147,10 +115,7 @@ def _tilings(spec: TiledGemm) -> tuple[Tiling, ...]:
 def _large(spec: TiledGemm) -> tuple[Tiling, ...]:
     if not is_aligned(spec.k, spec.operands):
         return POINTERS
-    if spec.operands != "e4m3":
-        return BFLOAT16
-    more = spec.accumulation is Accumulation.FAST and spec.epilogue.is_plain
-    return PRECISE + (FAST_ONLY if more else ())
+    return PRECISE if spec.operands == "e4m3" else BFLOAT16
 
 
 def _whole_rows(spec: TiledGemm) -> tuple[Tiling, ...]:
@@ -166,14 +131,3 @@ def _narrowed(tiled: Tiling, columns: int) -> Tiling:
 def tiling(spec: GemmSpec) -> Tiling:
     """The choice for a spec."""
     return candidates(spec)[0]
-
-
-def most_parts(spec: SplitGemm, tiled: Tiling) -> int:
-    """In how many parts a contraction is split at most: a power of two that does not overfill the device."""
-    share = min(max(MULTIPROCESSORS * tiled.programs // tiles_of(spec, tiled), 1), MOST_PARTS)
-    return 1 << (share.bit_length() - 1)
-
-
-def tiles_of(spec: SplitGemm, tiled: Tiling) -> int:
-    """Tiles of the result."""
-    return -(-spec.n // tiled.rows) * -(-spec.k // tiled.columns)

@@ -1,4 +1,4 @@
-"""What the templates of batched and grouped products are given, laid out as ruff lays it out."""
+"""What the template of grouped products is given, laid out as ruff lays it out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from loka.kernels.fused.cast_transpose.matrix_spec import numbered
 from loka.kernels.fused.norm.norm_text import WIDTH, Views, opened
-from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, GroupedGemm
+from loka.kernels.fused.triton_gemm.gemm_spec import GroupedGemm
 from loka.kernels.fused.triton_gemm.gemm_text import body_call, header, operand_words, operator_views, promotion
 from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling, is_aligned
 
@@ -27,49 +27,6 @@ class GroupedTile:
     row_in_all: str  # a row's place in all of the results, 64 bits
     header: str = ""
     call: str = ""
-
-
-def batched_gemm_views(spec: BatchedGemm, tiling: Tiling) -> Views:
-    """Views of products of one shape."""
-    tma = is_aligned(spec.k, spec.operands)
-    tile = _tile(spec.n, spec.k, tiling, tma, batched=True)
-    tiles = f" * {tile.across}" if tile.across > 1 else ""
-    launch_lines = ["batches = a.shape[0]"] if not tma else [
-        "batches = a.shape[0]",
-        f"rows, columns = a.reshape(batches * m, {spec.k}), b.reshape(batches * {spec.n}, {spec.k})",
-        _descriptor("a", "rows", tiling.rows, tiling),
-        _descriptor("b", "columns", tiling.columns, tiling),
-    ]  # fmt: skip
-    grid = f"(batches * triton.cdiv(m, {tiling.rows}){tiles},)"
-    quantised = spec.operands == "e4m3"
-    shown = f"Batch of {operand_words(spec.operands, spec.accumulation)} products -> {spec.out}"
-    checks = [
-        f'gemm_launch.check_batch("a", a, None, {spec.k}, None)',
-        f'gemm_launch.check_batch("b", b, {spec.n}, {spec.k}, a.shape[0])',
-    ]
-    if quantised:
-        checks.append('gemm_launch.check_batch("scale_a", scale_a, a.shape[1], 1, a.shape[0])')
-        checks.append(f'gemm_launch.check_batch("scale_b", scale_b, {spec.n}, 1, a.shape[0])')
-    allocations = ["m = a.shape[1]", f"out = a.new_empty((a.shape[0], m, {spec.n}), dtype=torch.{spec.out})"]
-    items = ["a", "b", "scale_a=scale_a", "scale_b=scale_b"] if quantised else ["a", "b"]
-    comment = textwrap.wrap(f"{_batched_shapes(spec)}.", WIDTH - 4)
-    arguments = [*_passed(spec.parameters, tma), "out", "m", *_options(tiling)]
-    kernel: dict[str, object] = {
-        **_common(spec, tiling),
-        "t": tile,
-        "title": shown,
-        "shapes": textwrap.indent("\n".join(comment), "    "),
-        "kernel_header": opened(f"def _{spec.function}", [*_inside(spec.parameters, tma), "out_ptr", "m"], ":"),
-        "checks": checks,
-        "allocations": allocations,
-        "launch_lines": launch_lines,
-        "launch": opened(f"_{spec.function}[{grid}]", arguments, "", 4),
-    }
-    call = f"return gemm_reference.batched_product({', '.join(items)}).to(torch.{spec.out})"
-    operator = operator_views(
-        spec, [*checks, call], [*checks, *allocations], shown, textwrap.wrap(comment[0], WIDTH - 4)
-    )
-    return Views(kernel, operator)
 
 
 def grouped_gemm_views(spec: GroupedGemm, tiling: Tiling) -> Views:
@@ -141,7 +98,7 @@ def _decorator(free: list[str]) -> str:
     return f"@triton.jit(\n    do_not_specialize=[\n{lines}    ]\n)"
 
 
-def _common(spec: BatchedGemm | GroupedGemm, tiling: Tiling) -> dict[str, object]:
+def _common(spec: GroupedGemm, tiling: Tiling) -> dict[str, object]:
     return {
         "spec": spec,
         "tiling": tiling,
@@ -218,8 +175,3 @@ def _checks(o: dict[str, str], n: int, k: int, quantised: bool) -> list[str]:
 def _shape(o: dict[str, str], n: int, k: int) -> str:
     scales = f", {o['scale_a']} (M, 1), {o['scale_b']} ({n}, 1)" if "scale_a" in o else ""
     return f"{o['a']} (M, {k}), {o['b']} ({n}, {k}){scales} -> {o['out']} (M, {n})"
-
-
-def _batched_shapes(spec: BatchedGemm) -> str:
-    scales = f", scale_a (G, M, 1), scale_b (G, {spec.n}, 1)" if spec.operands == "e4m3" else ""
-    return f"a (G, M, {spec.k}), b (G, {spec.n}, {spec.k}){scales} -> out (G, M, {spec.n})"
