@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loka.errors import InputError
-from loka.kernels.fused.cast_transpose import cast_transpose_text, matrix_text
+from loka.kernels.fused.cast_transpose import matrix_text
+from loka.kernels.fused.cast_transpose.cast_transpose_values import cast_transpose_values
 from loka.kernels.fused.cast_transpose.fused_cast_transpose import (
     FusedCastTranspose,
     TransposeTile,
@@ -40,6 +41,7 @@ from loka.kernels.fused.interaction.concat_norm_text import (
 )
 from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward
 from loka.kernels.fused.interaction.fm_text import FmConfiguration, fm_configuration, fm_views
+from loka.kernels.fused.kernel_values import KernelValues
 from loka.kernels.fused.norm import norm_text
 from loka.kernels.fused.norm.norm_launch import Configuration, configuration
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec
@@ -76,6 +78,8 @@ AnyConfiguration = (
 )
 
 _SUFFIX = ".py.j2"
+_KERNEL_LAYOUT = KERNELS + "kernel" + _SUFFIX
+_OPERATOR_LAYOUT = KERNELS + "operator" + _SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +97,26 @@ class Rendered:
 
 def render(spec: AnySpec, templates: Templates, launched: AnyConfiguration | None = None) -> Rendered:
     """A kernel for `spec`. `launched` overrides how it is launched, to measure others: of the spec's own kind."""
-    family, views = _views(spec, launched)
+    values = _values(spec, launched)
+    if isinstance(values, KernelValues):
+        template, context = KERNELS + values.family + _SUFFIX, values.context()
+        text = templates.render(template, {**context, "layout": _KERNEL_LAYOUT})
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        name = f"{spec.function}_{digest[:8]}"
+        operator = templates.render(template, {**context, "layout": _OPERATOR_LAYOUT, "name": name})
+        return Rendered(spec.function, name, text, operator, digest, spec.parameters, spec.results)
+    family, views = values
     text = templates.render(KERNELS + family + _SUFFIX, views.kernel)
     digest = hashlib.sha256(text.encode()).hexdigest()
     name = f"{spec.function}_{digest[:8]}"
     changes = [parameter for parameter in spec.parameters if parameter == "record"]
     registration = norm_text.registration(spec.function, name, changes)
-    operator = templates.render(KERNELS + "operator" + _SUFFIX, {**views.operator, "registration": registration})
+    operator = templates.render(KERNELS + "operator_lines" + _SUFFIX, {**views.operator, "registration": registration})
     return Rendered(spec.function, name, text, operator, digest, spec.parameters, spec.results)
 
 
-def _views(spec: AnySpec, launched: AnyConfiguration | None) -> tuple[str, norm_text.Views]:
-    """A spec's template, and what it is given."""
+def _values(spec: AnySpec, launched: AnyConfiguration | None) -> KernelValues | tuple[str, norm_text.Views]:
+    """What a spec's template is given."""
     match spec:
         case TiledGemm():
             tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec)
@@ -133,7 +145,7 @@ def _views(spec: AnySpec, launched: AnyConfiguration | None) -> tuple[str, norm_
             whole = launched if isinstance(launched, TransposeTile) else tile_of(spec.spec)
             return "fused_cast_transpose", fused_cast_transpose_views(spec, whole)
         case CastTranspose():
-            return "cast_transpose", cast_transpose_text.cast_transpose_views(spec)
+            return cast_transpose_values(spec)
         case FmForward() | FmBackward():
             mixing = launched if isinstance(launched, FmConfiguration) else fm_configuration(spec)
             family = "mix_forward" if isinstance(spec, FmForward) else "mix_backward"
