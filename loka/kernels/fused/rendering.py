@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loka.errors import InputError
-from loka.kernels.fused.cast_transpose import matrix_text
+from loka.kernels.fused.cast_transpose import matrix_values
 from loka.kernels.fused.cast_transpose.cast_transpose_values import cast_transpose_values
 from loka.kernels.fused.cast_transpose.fused_cast_transpose import (
     FusedCastTranspose,
@@ -30,17 +30,17 @@ from loka.kernels.fused.cast_transpose.matrix_spec import (
 from loka.kernels.fused.cross.cross_kernel import (
     CrossBackward,
     CrossConfiguration,
-    cross_backward_views,
+    cross_backward_values,
     cross_configuration,
 )
 from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormBackward, ConcatNormForward
-from loka.kernels.fused.interaction.concat_norm_text import (
+from loka.kernels.fused.interaction.concat_norm_values import (
     ConcatNormConfiguration,
     concat_norm_configuration,
-    concat_norm_views,
+    concat_norm_values,
 )
 from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward
-from loka.kernels.fused.interaction.fm_text import FmConfiguration, fm_configuration, fm_views
+from loka.kernels.fused.interaction.fm_values import FmConfiguration, fm_configuration, fm_values
 from loka.kernels.fused.kernel_values import KernelValues
 from loka.kernels.fused.norm import norm_text
 from loka.kernels.fused.norm.norm_launch import Configuration, configuration
@@ -48,7 +48,7 @@ from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
 from loka.kernels.fused.norm.wide_norm_launch import WideConfiguration, wide_configuration
 from loka.kernels.fused.norm.wide_norm_text import wide_backward_views, wide_forward_views
-from loka.kernels.fused.reduce import product_text
+from loka.kernels.fused.reduce.products_values import products_values
 from loka.kernels.fused.triton_gemm import gemm_text, gemm_tiling, grouped_gemm_text
 from loka.kernels.fused.triton_gemm.gemm_spec import GemmSpec, GroupedGemm, TiledGemm
 from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling
@@ -133,14 +133,12 @@ def _values(spec: AnySpec, launched: AnyConfiguration | None) -> KernelValues | 
             chosen = launched if isinstance(launched, Configuration) else configuration(spec)
             family = "norm_forward" if isinstance(spec, NormForward) else "norm_backward"
             return family, norm_text.norm_views(spec, chosen)
-        case RequantizeTranspose():
-            return "requantize_transpose", matrix_text.requantize_transpose_views(spec)
-        case Transpose():
-            return "transpose", matrix_text.transpose_views(spec)
+        case RequantizeTranspose() | Transpose():
+            return matrix_values.transpose_values(spec)
         case Reduce():
-            return "reduce", matrix_text.reduce_views(spec)
+            return matrix_values.reduce_values(spec)
         case Products():
-            return "products", product_text.product_views(spec)
+            return products_values(spec)
         case FusedCastTranspose():
             whole = launched if isinstance(launched, TransposeTile) else tile_of(spec.spec)
             return "fused_cast_transpose", fused_cast_transpose_views(spec, whole)
@@ -148,15 +146,15 @@ def _values(spec: AnySpec, launched: AnyConfiguration | None) -> KernelValues | 
             return cast_transpose_values(spec)
         case FmForward() | FmBackward():
             mixing = launched if isinstance(launched, FmConfiguration) else fm_configuration(spec)
-            family = "mix_forward" if isinstance(spec, FmForward) else "mix_backward"
-            return family, fm_views(spec, mixing)
+            return fm_values(spec, mixing)
         case ConcatNormForward() | ConcatNormBackward():
-            joining = launched if isinstance(launched, ConcatNormConfiguration) else concat_norm_configuration(spec)
-            family = "join_forward" if isinstance(spec, ConcatNormForward) else "join_backward"
-            return family, concat_norm_views(spec, joining)
+            concatenating = (
+                launched if isinstance(launched, ConcatNormConfiguration) else concat_norm_configuration(spec)
+            )
+            return concat_norm_values(spec, concatenating)
         case CrossBackward():
             crossing = launched if isinstance(launched, CrossConfiguration) else cross_configuration(spec)
-            return "cross_backward", cross_backward_views(spec, crossing)
+            return cross_backward_values(spec, crossing)
 
 
 def render_files(kernels: Sequence[Rendered], templates: Templates, subject: str, stamp: str = "") -> dict[str, str]:

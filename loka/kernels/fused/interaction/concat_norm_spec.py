@@ -36,7 +36,7 @@ class ConcatNormForward:
     def function(self) -> str:
         """The host function's name."""
         eps = "" if self.eps == 1e-5 else "eps_" + "".join(c if c.isalnum() else "_" for c in repr(self.eps))
-        return "_".join(item for item in ("join", _what(self), str(self.width), eps) if item)
+        return "_".join(item for item in ("concat_norm", _what(self), str(self.width), eps) if item)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ class ConcatNormBackward:
     @property
     def function(self) -> str:
         """The host function's name."""
-        return f"join_{_what(self)}_backward_{self.width}"
+        return f"concat_norm_{_what(self)}_backward_{self.width}"
 
     @property
     def parameters(self) -> tuple[str, ...]:

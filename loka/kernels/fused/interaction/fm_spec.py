@@ -50,7 +50,7 @@ class FmForward:
     @property
     def function(self) -> str:
         """The host function's name."""
-        return f"mix_{self.sizes.name}"
+        return f"fm_interaction_{self.sizes.name}"
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ class FmBackward:
     @property
     def function(self) -> str:
         """The host function's name."""
-        return f"mix_backward_{self.sizes.name}" + ("_passed" if self.passed else "")
+        return f"fm_interaction_backward_{self.sizes.name}" + ("_passed" if self.passed else "")
 
     @property
     def parameters(self) -> tuple[str, ...]:
