@@ -25,7 +25,10 @@ pytestmark = [
 ABLATED = """\
 version: 1
 name: clicks
-model: {factory: "ablation_model:wide", inputs: "ablation_model:wide_inputs", batch_size: 4096}
+model:
+  factory: tests.support.models.ablation_model:wide
+  inputs: tests.support.models.ablation_model:wide_inputs
+  batch_size: 4096
 defaults: {compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always}
 rules:
   - {match: "head", compute: keep}
@@ -104,7 +107,7 @@ def test_rendered_kernels_and_gemms(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_ablation_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(Path(__file__).parent)  # where the model is
+    monkeypatch.chdir(Path(__file__).parents[2])  # where the model is found from, in other processes too
     policy = tmp_path / "clicks.yaml"
     policy.write_text(ABLATED, encoding="utf-8")
     request = AblationRequest("model", (str(policy),), "mods", only="none,all", jobs=3)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 
-import chain_plans as chains
-import codegen_plans as plans
 import pytest
 import torch
-from test_chain_gpu import fresh_compiler, operands, pytestmark
 from torch import nn
 
 from loka.codegen import render_package
 from loka.mods.mod_modules import BlockNorm
+from tests.codegen.test_chain_gpu import fresh_compiler, operands, pytestmark
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
 
 __all__ = ["fresh_compiler", "pytestmark"]  # a fixture and the markers of all tests here
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import chain_plans as chains
-import codegen_plans as plans
 import pytest
-import sum_models as sums
 import torch
 from torch import Tensor, nn
 
 from loka.codegen import render_package
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
+from tests.support.models import sum_models as sums
 
 pytestmark = [
     pytest.mark.gpu,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 
-import chain_plans as chains
 import pytest
 import torch
-from modded_models import Workplace
-from test_chain_gpu import fresh_compiler, pytestmark
 from torch import Tensor, nn
+
+from tests.codegen.test_chain_gpu import fresh_compiler, pytestmark
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen.modded_models import Workplace
 
 __all__ = ["fresh_compiler", "pytestmark"]  # a fixture and the markers of all tests here
 

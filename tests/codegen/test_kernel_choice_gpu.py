@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import chain_plans as chains
-import codegen_plans as plans
 import pytest
 import torch
 from torch import nn
@@ -21,6 +19,8 @@ from loka.kernels import call_counters
 from loka.kernels.gemm import fbgemm, mslk
 from loka.numerics.enums import Gemm
 from loka.plan.plan import Plan
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
 
 pytestmark = [
     pytest.mark.gpu,

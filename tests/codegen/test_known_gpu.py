@@ -7,11 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-import chain_plans as chains
-import codegen_plans as plans
 import pytest
 import torch
-from test_chain_gpu import operands, pytestmark
 from torch import Tensor, nn
 
 from loka.codegen import render_package
@@ -19,6 +16,9 @@ from loka.dispatch import Overflow, Patch
 from loka.mods.mod_modules import BlockNorm
 from loka.numerics.enums import Format
 from loka.numerics.quantize import static_scale
+from tests.codegen.test_chain_gpu import operands, pytestmark
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
 
 __all__ = ["pytestmark"]  # the markers of all tests here
 

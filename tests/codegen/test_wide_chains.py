@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import chain_plans as chains
-import codegen_plans as plans
 import pytest
 import torch
 from torch import Tensor, nn
 
 from loka.codegen import render_package
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
 
 WIDTH = 16640
 RECIPES = {"fp8": chains.CHAIN, "known": chains.known_chain(x=16.0, dy=64.0), "plain": chains.AS_IS}

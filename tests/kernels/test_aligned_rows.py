@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,15 +11,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).parent))
-from aligned_cases import ALIGNED, ROWS
-from rendered_cases import Package, write_package
-
 from loka.codegen.chains.chain_shapes import quantiser
 from loka.errors import InputError
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.quantisation import Quantisation
 from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
+from tests.support.kernels.aligned_cases import ALIGNED, ROWS
+from tests.support.kernels.rendered_cases import Package, write_package
+from tests.support.processes.launch import run_interpreted
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,11 +41,7 @@ def test_the_reference_is_the_quantiser_of_padded_rows(package: Package, spec) -
 
 def test_the_kernel_reads_and_writes_what_it_should(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
-    program = Path(__file__).with_name("aligned_interpreted.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, program, tmp_path], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == 2 * len(ALIGNED) * len(ROWS)
+    assert run_interpreted("aligned_interpreted", tmp_path) == 2 * len(ALIGNED) * len(ROWS)
 
 
 def test_the_text_is_formatted_and_linted_as_rendered(tmp_path: Path) -> None:

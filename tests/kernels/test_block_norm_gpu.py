@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from rendered_cases import BLOCK_PARTS, arguments_of, norm_specs, random_inputs, write_package
-from test_rendered_gpu import check_backward, check_forward, ordered, poisoned_memory, pytestmark
-
 from loka.kernels.fused.norm.norm_spec import NormForward
+from tests.kernels.test_rendered_gpu import check_backward, check_forward, ordered, poisoned_memory, pytestmark
+from tests.support.kernels.rendered_cases import BLOCK_PARTS, arguments_of, norm_specs, random_inputs, write_package
 
 __all__ = ["poisoned_memory", "pytestmark"]  # a fixture and the markers of all tests here
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from cross_cases import LARGE, SPECS, check, inputs_of
-from rendered_cases import write_package
+from tests.support.kernels.cross_cases import LARGE, SPECS, check, inputs_of
+from tests.support.kernels.rendered_cases import write_package
 
 pytestmark = [
     pytest.mark.gpu,

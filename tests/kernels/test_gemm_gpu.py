@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parent))
-from gemm_cases import EPILOGUES, FAST, NORM, PRECISE, ROWS, Case, blocked, case, exact_epilogue, write_products
 
 from loka.kernels.call_counters import new_counters
 from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, Epilogue, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
@@ -18,6 +12,18 @@ from loka.kernels.fused.triton_gemm.gemm_tiling import candidates
 from loka.kernels.gemm.scaled_mm import scaled_mm
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize
+from tests.support.kernels.gemm_cases import (
+    EPILOGUES,
+    FAST,
+    NORM,
+    PRECISE,
+    ROWS,
+    Case,
+    blocked,
+    case,
+    exact_epilogue,
+    write_products,
+)
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,15 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from gemm_cases import EPILOGUES, FAST, NORM, PRECISE, blocked
-
 from loka.errors import InputError
 from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
 from loka.kernels.fused.triton_gemm import gemm_launch
 from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, Epilogue, GroupedGemm, SplitGemm, TiledGemm
 from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling, candidates
 from loka.numerics.enums import Scaling
+from tests.support.kernels.gemm_cases import EPILOGUES, FAST, NORM, PRECISE, blocked
 
 ROOT = Path(__file__).parents[2]
 SHAPES = [(512, 512), (479, 512), (512, 479), (24, 13), (1, 13), (256, 3456)]

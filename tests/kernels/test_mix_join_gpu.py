@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from mix_join_cases import (
+from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
+from tests.support.kernels.mix_join_cases import (
     JOINS,
     LARGE,
     SIZES,
@@ -22,9 +19,7 @@ from mix_join_cases import (
     mix_specs,
     summed,
 )
-from rendered_cases import write_package
-
-from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
+from tests.support.kernels.rendered_cases import write_package
 
 pytestmark = [
     pytest.mark.gpu,

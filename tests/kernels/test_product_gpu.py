@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from product_cases import (
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from tests.support.interpreted.rendered_interpreted import poisoned
+from tests.support.kernels.product_cases import (
     arguments,
     backwards,
     every,
@@ -21,10 +19,7 @@ from product_cases import (
     product_inputs,
     products,
 )
-from rendered_cases import write_package
-from rendered_interpreted import poisoned
-
-from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from tests.support.kernels.rendered_cases import write_package
 
 pytestmark = [
     pytest.mark.gpu,

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parent))
-from drawn_inputs import KINDS, check_mode, drawn_inputs, exact_result, last_arguments
-from quantised_cases import CAST_TRANSPOSES, modes, specs
-from rendered_cases import arguments_of, random_inputs, write_package
-from test_rendered_gpu import poisoned_memory, pytestmark, same_nan
 
 from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
 from loka.kernels.fused.norm.norm_spec import NormForward
 from loka.kernels.fused.quantisation import Quantisation
 from loka.numerics.enums import Format
+from tests.kernels.test_rendered_gpu import poisoned_memory, pytestmark, same_nan
+from tests.support.kernels.drawn_inputs import KINDS, check_mode, drawn_inputs, exact_result, last_arguments
+from tests.support.kernels.quantised_cases import CAST_TRANSPOSES, modes, specs
+from tests.support.kernels.rendered_cases import arguments_of, random_inputs, write_package
 
 __all__ = ["poisoned_memory", "pytestmark"]  # a fixture and the markers of all tests here
 

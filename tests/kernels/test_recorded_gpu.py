@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from quantised_cases import specs
-from recorded_cases import CAST_TRANSPOSES, HOWS, TRANSPOSES, fused_cast_transposes, largest_of, new_record, scale_of
-from rendered_cases import arguments_of, random_inputs, write_package
-from test_quantised_gpu import corners, poisoned_memory, pytestmark, same_nan_of
-
 from loka.kernels.fused.norm.norm_spec import NormForward
+from tests.kernels.test_quantised_gpu import corners, poisoned_memory, pytestmark, same_nan_of
+from tests.support.kernels.quantised_cases import specs
+from tests.support.kernels.recorded_cases import (
+    CAST_TRANSPOSES,
+    HOWS,
+    TRANSPOSES,
+    fused_cast_transposes,
+    largest_of,
+    new_record,
+    scale_of,
+)
+from tests.support.kernels.rendered_cases import arguments_of, random_inputs, write_package
 
 __all__ = ["poisoned_memory", "pytestmark"]  # a fixture and the markers of all tests here
 

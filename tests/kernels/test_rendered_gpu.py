@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from rendered_cases import (
+from loka.kernels.fused import operators
+from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.numerics.enums import Format, Scaling
+from loka.numerics.quantize import Quantized, dequantize, quantize
+from loka.numerics.requantize_transpose import requantize_transpose
+from tests.support.kernels.rendered_cases import (
     PARTS,
     arguments_of,
     exact_forward,
@@ -21,13 +23,6 @@ from rendered_cases import (
     random_inputs,
     write_package,
 )
-
-from loka.kernels.fused import operators
-from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
-from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from loka.numerics.enums import Format, Scaling
-from loka.numerics.quantize import Quantized, dequantize, quantize
-from loka.numerics.requantize_transpose import requantize_transpose
 
 pytestmark = [
     pytest.mark.gpu,

@@ -14,9 +14,7 @@ import torch
 from loka.errors import InputError
 from loka.kernels.measurements import versions
 from loka.kernels.measurements.lookup import Measurements, Versions
-
-sys.path.insert(0, str(Path(__file__).parent))
-from measured_cases import HOPPER, gemm, measurement
+from tests.support.plan.measured_cases import HOPPER, gemm, measurement
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

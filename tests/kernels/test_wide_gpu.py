@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from rendered_cases import PARTS, arguments_of, norm_specs, random_inputs, write_package
-from rendered_interpreted import poisoned
-from test_rendered_gpu import check_backward, check_forward
-
 from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from tests.kernels.test_rendered_gpu import check_backward, check_forward
+from tests.support.interpreted.rendered_interpreted import poisoned
+from tests.support.kernels.rendered_cases import PARTS, arguments_of, norm_specs, random_inputs, write_package
 
 pytestmark = [
     pytest.mark.gpu,

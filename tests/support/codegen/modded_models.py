@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import chain_plans as chains
-import codegen_plans as plans
 import torch
 from torch import Tensor, nn
 
 from loka.codegen import render_package
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
 
 _NUMBERS = itertools.count()  # of packages: the compiler remembers a name for good
 MODULE = "modded_models_made"  # what they are imported as

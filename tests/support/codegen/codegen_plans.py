@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
 from loka.plan.plan import BindingKind, GemmPlan, Plan, PlannedBinding, PlanTarget, SitePlan
 from loka.policy.cascade.settings import OperandRecipe
 from loka.sites.site import GemmKind, RowCount, Site
+from tests.support.importing import import_folder
 
 ROWWISE = OperandRecipe()
 TENSORWISE = OperandRecipe(scaling=Scaling.TENSORWISE)
@@ -229,11 +228,4 @@ def import_package(files: dict[str, str], folder: Path, name: str) -> ModuleType
     target.mkdir(parents=True, exist_ok=True)
     for file, text in files.items():
         (target / file).write_text(text, encoding="utf-8", newline="")
-    sys.path.insert(0, str(folder))
-    try:
-        for known in [module for module in sys.modules if module == name or module.startswith(f"{name}.")]:
-            del sys.modules[known]
-        importlib.invalidate_caches()
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(folder))
+    return import_folder(target)

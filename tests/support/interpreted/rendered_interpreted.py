@@ -15,15 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from rendered_cases import BLOCK_PARTS, PARTS, Package, arguments_of, norm_specs, random_inputs, write_package
-
 from loka.kernels.fused import operators
 from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.numerics.quantize import Quantized
 from loka.numerics.requantize_transpose import requantize_transpose
+from tests.support.kernels.rendered_cases import (
+    BLOCK_PARTS,
+    PARTS,
+    Package,
+    arguments_of,
+    norm_specs,
+    random_inputs,
+    write_package,
+)
 
 # By the width's configuration: several rows at a step or one; a power of two or a padded width.
 WIDTHS = (13, 16, 24, 256, 479, 512, 600, 768)

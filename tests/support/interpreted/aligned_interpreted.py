@@ -8,13 +8,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).parent))
-from aligned_cases import ALIGNED, ROWS
-from rendered_cases import write_package
-from rendered_interpreted import PROGRAMS, exact_rows, poisoned, results
-
 from loka.kernels.fused import operators
 from loka.kernels.fused.norm import norm_reference
+from tests.support.interpreted.rendered_interpreted import PROGRAMS, exact_rows, poisoned, results
+from tests.support.kernels.aligned_cases import ALIGNED, ROWS
+from tests.support.kernels.rendered_cases import write_package
 
 
 def main(folder: Path) -> None:

@@ -12,14 +12,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from quantised_cases import CAST_TRANSPOSES, specs
-from rendered_cases import Package, arguments_of, random_inputs, write_package
-from rendered_interpreted import PROGRAMS, poisoned, results
-
 from loka.kernels.fused import operators
 from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
 from loka.kernels.fused.norm.norm_spec import NormForward
+from tests.support.interpreted.rendered_interpreted import PROGRAMS, poisoned, results
+from tests.support.kernels.quantised_cases import CAST_TRANSPOSES, specs
+from tests.support.kernels.rendered_cases import Package, arguments_of, random_inputs, write_package
 
 TILES = 6  # of 128 x 128, no fewer than the matrices have
 WIDTHS = (13, 200, 256, 624)  # of several rows at a step or one; blocks that are filled or not

@@ -1,4 +1,4 @@
-"""A model and rows small enough to be judged in seconds; named by the tests as "held_out_models:NAME"."""
+"""A model and rows small enough to be judged in seconds; policies of tests name them."""
 
 from __future__ import annotations
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from changed_models import WIDTH, Settings
 from torch import nn
+
+from tests.support.models.changed_models import WIDTH, Settings
 
 Do = Callable[[nn.Module], object]
 

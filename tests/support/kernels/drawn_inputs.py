@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from rendered_cases import Inputs, exact_forward, exact_gradients, gradient_size, random_inputs
 from torch import Tensor
 
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
@@ -15,6 +14,7 @@ from loka.numerics.quantize import expand_scale
 from loka.probe.estimate.samplers import CopulaSampler
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
 from loka.probe.stats.site_stats import LowRank, SiteStats, WeightStats
+from tests.support.kernels.rendered_cases import Inputs, exact_forward, exact_gradients, gradient_size, random_inputs
 
 KINDS = ("normal", "student", "learned")
 NOISE = 1e-4  # of what a row's elements are the difference of

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from quantised_cases import specs
 from torch import Tensor
 
 from loka.kernels.fused.cast_transpose.fused_cast_transpose import FusedCastTranspose
@@ -13,6 +12,7 @@ from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose, Transpo
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.quantisation import Quantisation
 from loka.numerics.enums import Format
+from tests.support.kernels.quantised_cases import specs
 
 HOWS = [
     Quantisation("known", record=True),

@@ -8,18 +8,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-import product_interpreted
-import recorded_interpreted
-import rendered_interpreted
-from product_cases import backwards, forwards
-from recorded_cases import recorded
-from rendered_cases import BLOCK_PARTS, PARTS, Package, arguments_of, norm_specs, random_inputs, write_package
-from rendered_interpreted import PROGRAMS, exact_rows, poisoned, results
-
 from loka.kernels.fused import operators
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.quantisation import Quantisation
+from tests.support.interpreted import product_interpreted, recorded_interpreted, rendered_interpreted
+from tests.support.interpreted.rendered_interpreted import PROGRAMS, exact_rows, poisoned, results
+from tests.support.kernels.product_cases import backwards, forwards
+from tests.support.kernels.recorded_cases import recorded
+from tests.support.kernels.rendered_cases import (
+    BLOCK_PARTS,
+    PARTS,
+    Package,
+    arguments_of,
+    norm_specs,
+    random_inputs,
+    write_package,
+)
 
 ODD, EVEN = 16389, 24576  # ends within chunks, forward and backward; whole chunks, and blocks of 256
 WIDTHS = (ODD, EVEN)

@@ -12,15 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from gemm_cases import FAST, Case, blocked, case, write_products
-from rendered_interpreted import poisoned
-
 from loka.kernels.fused import operators
 from loka.kernels.fused.triton_gemm import gemm_launch
 from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, Epilogue, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
 from loka.kernels.fused.triton_gemm.gemm_tiling import candidates
 from loka.numerics.enums import Scaling
+from tests.support.interpreted.rendered_interpreted import poisoned
+from tests.support.kernels.gemm_cases import FAST, Case, blocked, case, write_products
 
 PROGRAMS = 3
 PLAIN = Epilogue(out="float32")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from rendered_cases import Package
-
 from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
 from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, Epilogue, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
 from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling
 from loka.numerics.enums import Accumulation, Format, Scaling
 from loka.numerics.quantize import quantize
+from tests.support.importing import import_folder
+from tests.support.kernels.rendered_cases import Package
 
 FAST, PRECISE = Accumulation.FAST, Accumulation.PRECISE
 PLAIN = Epilogue()
@@ -50,12 +48,8 @@ def write_products(folder: Path, specs: Sequence[GemmSpec], tiling: Tiling | Non
     folder.mkdir(parents=True)
     for name, text in {**render_files(kernels, templates, "a test"), "__init__.py": ""}.items():
         (folder / name).write_text(text)
-    sys.path.insert(0, str(folder.parent))
-    try:
-        importlib.invalidate_caches()
-        fused = importlib.import_module(f"{folder.name}.fused")
-    finally:
-        sys.path.remove(str(folder.parent))
+    import_folder(folder)
+    fused = importlib.import_module(f"{folder.name}.fused")
     return Package(fused, {kernel.function: kernel for kernel in kernels})
 
 

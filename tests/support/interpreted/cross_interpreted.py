@@ -7,11 +7,9 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from cross_cases import SPECS, check, inputs_of
-from rendered_cases import write_package
-
 from loka.kernels.fused import operators
+from tests.support.kernels.cross_cases import SPECS, check, inputs_of
+from tests.support.kernels.rendered_cases import write_package
 
 PROGRAMS = 3
 ROWS = (1, 45)  # less than a block, and more than three programs take at a step

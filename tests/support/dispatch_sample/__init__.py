@@ -1,5 +1,5 @@
-"""A package as `loka generate` writes it, for the models of dispatch_models: written by hand, so that these tests need
-no code generation. Sizes: every linear is 32 wide, the head 1."""
+"""A package as `loka generate` writes it, for the models of `dispatch_models`: written by hand, so that tests need no
+code generation. Sizes: every linear is 32 wide, the head 1."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def blocks(*names, source_hash=""):
     return dispatch.Binding(
         train=modules.Block,
         infer=modules.BlockFrozen,
-        replaces="dispatch_models.Block",
+        replaces="tests.support.models.dispatch_models.Block",
         source_hash=source_hash,
         inlined=("up", "up.0"),
         modules=names,

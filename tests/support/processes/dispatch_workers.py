@@ -8,8 +8,6 @@ import warnings
 from datetime import timedelta
 from pathlib import Path
 
-import dispatch_models as models
-import dispatch_sample as sample
 import pytest
 import torch
 import torch.distributed as dist
@@ -20,6 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from loka import dispatch
 from loka.graph.source import forward_source_hash
+from tests.support import dispatch_sample as sample
+from tests.support.models import dispatch_models as models
 
 WORLD = 2
 BINDINGS = (sample.linears("0", "2"), sample.linears("4", shape=(1, 32)))

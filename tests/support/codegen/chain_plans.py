@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-import codegen_plans as plans
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +20,7 @@ from loka.numerics.quantize import Quantized, dequantize, quantize
 from loka.numerics.requantize_transpose import requantize_transpose
 from loka.plan.plan import BindingKind, Plan, PlannedBinding, SitePlan
 from loka.policy.cascade.settings import OperandRecipe
+from tests.support.codegen import codegen_plans as plans
 
 ROWS = OperandRecipe(power_of_two=True)
 TRANSPOSED = OperandRecipe(power_of_two=True, transposed=True)

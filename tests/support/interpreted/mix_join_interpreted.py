@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from mix_join_cases import (
+from loka.kernels.fused import operators
+from tests.support.kernels.mix_join_cases import (
     JOINS,
     SIZES,
     exact_join,
@@ -24,9 +24,7 @@ from mix_join_cases import (
     mix_specs,
     summed,
 )
-from rendered_cases import Package, write_package
-
-from loka.kernels.fused import operators
+from tests.support.kernels.rendered_cases import Package, write_package
 
 PROGRAMS = 3
 SAMPLES = 7

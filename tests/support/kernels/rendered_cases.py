@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 from loka.kernels.fused.norm.norm_launch import Configuration
 from loka.kernels.fused.norm.norm_spec import GATES, NormBackward, NormForward, Spec
 from loka.kernels.fused.rendering import Rendered, load_kernel_templates, render, render_files
+from tests.support.importing import import_folder
 
 # norm, weight, bias, activation, add
 PARTS = [
@@ -87,12 +87,8 @@ def write_package(folder: Path, specs: Sequence[Spec], launched: Configuration |
     folder.mkdir(parents=True)
     for name, text in {**render_files(kernels, templates, "a test"), "__init__.py": ""}.items():
         (folder / name).write_text(text)
-    sys.path.insert(0, str(folder.parent))
-    try:
-        importlib.invalidate_caches()
-        fused = importlib.import_module(f"{folder.name}.fused")
-    finally:
-        sys.path.remove(str(folder.parent))
+    import_folder(folder)
+    fused = importlib.import_module(f"{folder.name}.fused")
     return Package(fused, {kernel.function: kernel for kernel in kernels})
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-import probe_models as models
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -20,6 +19,7 @@ from loka.probe.capture.ranks import merge_across
 from loka.probe.stats.joint_moments import JointTracker, joint_stats
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
 from loka.probe.stats.site_stats import SiteStats
+from tests.support.models import probe_models as models
 
 WORLD = 3
 ROWS = (40, 200, 7)

@@ -10,15 +10,20 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from quantised_interpreted import TILES, coarse
-from recorded_cases import CAST_TRANSPOSES, TRANSPOSES, fused_cast_transposes, largest_of, new_record, recorded
-from rendered_cases import Package, arguments_of, random_inputs, write_package
-from rendered_interpreted import PROGRAMS, near, poisoned, results
-
 from loka.kernels.fused import operators
 from loka.kernels.fused.cast_transpose.fused_cast_transpose import FusedCastTranspose
 from loka.kernels.fused.norm.norm_spec import NormForward
+from tests.support.interpreted.quantised_interpreted import TILES, coarse
+from tests.support.interpreted.rendered_interpreted import PROGRAMS, near, poisoned, results
+from tests.support.kernels.recorded_cases import (
+    CAST_TRANSPOSES,
+    TRANSPOSES,
+    fused_cast_transposes,
+    largest_of,
+    new_record,
+    recorded,
+)
+from tests.support.kernels.rendered_cases import Package, arguments_of, random_inputs, write_package
 
 
 def same_record(package: Package, spec, arguments: list[torch.Tensor]) -> None:

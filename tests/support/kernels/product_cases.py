@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from rendered_cases import exact_forward
-
 from loka.kernels.fused.cast_transpose.matrix_spec import Products
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec
+from tests.support.kernels.rendered_cases import exact_forward
 
 # norm, weight, bias, activation, add, times, residual
 PARTS = [

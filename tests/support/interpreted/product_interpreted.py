@@ -8,13 +8,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from product_cases import arguments, backwards, every, exact, forwards, inputs_of, product_inputs, products
-from rendered_cases import Package, write_package
-from rendered_interpreted import near, poisoned, results
-
 from loka.kernels.fused import operators
 from loka.kernels.fused.norm.norm_spec import NormForward
+from tests.support.interpreted.rendered_interpreted import near, poisoned, results
+from tests.support.kernels.product_cases import (
+    arguments,
+    backwards,
+    every,
+    exact,
+    forwards,
+    inputs_of,
+    product_inputs,
+    products,
+)
+from tests.support.kernels.rendered_cases import Package, write_package
 
 WIDTHS = (13, 16, 256, 600, 768, 1100)  # blocks in 256, and in the padded 768
 PROGRAMS = 3
