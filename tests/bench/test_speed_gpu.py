@@ -14,13 +14,9 @@ from loka.bench.results import to_markdown, to_plain, write_files
 from loka.bench.speed import kernel_speed, library_gemms
 from loka.bench.speed.region_speed import Form
 from loka.bench.speed.request import Request, run
+from tests.support.gpu import ON_HOPPER
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = ON_HOPPER
 
 ABLATED = """\
 version: 1
@@ -84,6 +80,7 @@ def test_memory_of_one_variant_is_not_counted_for_the_next(tmp_path: Path) -> No
     assert peaks[0] == pytest.approx(peaks[1], rel=0.15)  # float32 would hold twice as much
 
 
+@pytest.mark.timing
 def test_rendered_kernels_and_gemms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_speed, "SHAPES", ((256, 512),))
     monkeypatch.setattr(library_gemms, "SHAPES", ((512, 256, 128),))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.codegen.modded_models import Workplace
 
@@ -18,3 +19,10 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workp
     made = Workplace(tmp_path)
     yield made
     made.forget()
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """No compiled code of one test reaches another."""
+    yield
+    torch._dynamo.reset()

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.codegen.test_chain_gpu import fresh_compiler, pytestmark
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen.modded_models import Workplace
+from tests.support.gpu import ON_HOPPER
 
-__all__ = ["fresh_compiler", "pytestmark"]  # a fixture and the markers of all tests here
+pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("fresh_compiler")]
 
 FUSED, HIGH = "{use: fuse_interaction}", "{use: residual_high_precision}"
 TRANSPOSED = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"

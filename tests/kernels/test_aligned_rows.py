@@ -68,14 +68,3 @@ def test_the_text_is_formatted_and_linted_as_rendered(tmp_path: Path) -> None:
 def test_what_no_kernel_does_is_refused(spec, change: dict[str, object]) -> None:
     with pytest.raises(InputError, match=r"columns of zeros behind them|cannot be made"):
         replace(spec, **change)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a Hopper GPU")
-@pytest.mark.parametrize("spec", ALIGNED, ids=lambda spec: spec.function)
-def test_on_a_gpu_it_is_the_reference(package: Package, spec) -> None:
-    for rows in (1, 17, 4093):
-        x = torch.randn(rows, spec.width, device="cuda", dtype=torch.bfloat16)
-        got, expected = package.run(spec, x), package.run(spec, x.cpu())
-        assert torch.equal(got["values"].cpu().view(torch.uint8), expected["values"].view(torch.uint8))
-        assert torch.equal(got["scale"].cpu(), expected["scale"])

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from loka.kernels.fused.norm.norm_spec import NormForward
-from tests.kernels.test_quantised_gpu import corners, poisoned_memory, pytestmark, same_nan_of
+from tests.support.gpu import ON_HOPPER
+from tests.support.kernels.drawn_inputs import corners
+from tests.support.kernels.fp8_codes import same_nan_of
 from tests.support.kernels.quantised_cases import specs
 from tests.support.kernels.recorded_cases import (
     CAST_TRANSPOSES,
@@ -19,7 +21,7 @@ from tests.support.kernels.recorded_cases import (
 )
 from tests.support.kernels.rendered_cases import arguments_of, random_inputs, write_package
 
-__all__ = ["poisoned_memory", "pytestmark"]  # a fixture and the markers of all tests here
+pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("poisoned_memory")]
 
 WIDTHS = (13, 479, 2048, 8256)
 BARE = [

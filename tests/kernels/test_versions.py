@@ -106,12 +106,3 @@ def test_measurements_need_neither_pydantic_nor_yaml():
         "import sys; sys.modules.update(pydantic=None, yaml=None, jinja2=None); import loka.kernels.measurements.lookup"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.gpu
-def test_a_gpu_is_known_in_full():
-    here = Versions.here()
-    assert all(here.as_row()[:-1]), here
-    assert here.capability == "9.0"
-    assert here.cuda.split(".")[0] == here.cublas.split(".")[0]
-    assert here.is_of("h100") or here.is_of("h200")

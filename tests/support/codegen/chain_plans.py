@@ -202,3 +202,12 @@ def known_chain(x: float = 8.0, dy: float = 16.0, power_of_two: bool = True, wgr
     once = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=power_of_two)
     inputs, gradients = (replace(once, range=Range.STATIC, amax=amax) for amax in (x, dy))
     return {"fprop": (inputs, once), "dgrad": (gradients, once), "wgrad": (gradients, inputs) if wgrad else None}
+
+
+def gpu_operands(rows: int, width: int, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """An input and an output gradient, bfloat16 on the GPU, (rows, width) each; the gradient's rows differ in size."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    x = torch.randn(rows, width, device="cuda", generator=generator)
+    heavy = torch.rand(rows, 1, device="cuda", generator=generator).clamp(min=1e-3).reciprocal().clamp(max=30.0)
+    dy = torch.randn(rows, width, device="cuda", generator=generator) * heavy
+    return x.bfloat16(), dy.bfloat16()

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 
 from loka.kernels.fused import operators
 from loka.kernels.fused.norm import norm_reference
-from tests.support.interpreted.rendered_interpreted import PROGRAMS, exact_rows, poisoned, results
+from tests.support.interpreted.rendered_interpreted import PROGRAMS, exact_rows, results
 from tests.support.kernels.aligned_cases import ALIGNED, ROWS
+from tests.support.kernels.poison import poisoned
 from tests.support.kernels.rendered_cases import write_package
 
 

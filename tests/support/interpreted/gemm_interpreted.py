@@ -17,8 +17,8 @@ from loka.kernels.fused.triton_gemm import gemm_launch
 from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, Epilogue, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
 from loka.kernels.fused.triton_gemm.gemm_tiling import candidates
 from loka.numerics.enums import Scaling
-from tests.support.interpreted.rendered_interpreted import poisoned
 from tests.support.kernels.gemm_cases import FAST, Case, blocked, case, write_products
+from tests.support.kernels.poison import poisoned
 
 PROGRAMS = 3
 PLAIN = Epilogue(out="float32")

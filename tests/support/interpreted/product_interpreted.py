@@ -10,7 +10,8 @@ from torch import Tensor
 
 from loka.kernels.fused import operators
 from loka.kernels.fused.norm.norm_spec import NormForward
-from tests.support.interpreted.rendered_interpreted import near, poisoned, results
+from tests.support.interpreted.rendered_interpreted import near, results
+from tests.support.kernels.poison import poisoned
 from tests.support.kernels.product_cases import (
     arguments,
     backwards,

@@ -15,7 +15,8 @@ from torch import Tensor
 from loka.kernels.fused import operators
 from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
 from loka.kernels.fused.norm.norm_spec import NormForward
-from tests.support.interpreted.rendered_interpreted import PROGRAMS, poisoned, results
+from tests.support.interpreted.rendered_interpreted import PROGRAMS, results
+from tests.support.kernels.poison import poisoned
 from tests.support.kernels.quantised_cases import CAST_TRANSPOSES, specs
 from tests.support.kernels.rendered_cases import Package, arguments_of, random_inputs, write_package
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.numerics.quantize import Quantized
 from loka.numerics.requantize_transpose import requantize_transpose
+from tests.support.kernels.poison import poisoned
 from tests.support.kernels.rendered_cases import (
     BLOCK_PARTS,
     PARTS,
@@ -165,18 +165,6 @@ def check_without_rows(package: Package) -> None:
     got = results(package, RequantizeTranspose(1), *norm_reference.quantise_rows(torch.zeros(0, 24)))
     assert got["transposed"].shape == (24, 0)
     assert got["spread"].flatten().tolist() == [2.0**-108] * 24
-
-
-def poisoned(new_empty: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`new_empty` of memory full of NaN, so that what a kernel leaves unwritten shows."""
-
-    def make(like: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
-        made = new_empty(like, *arguments, **keywords)
-        poison = torch.nan if made.is_floating_point() else -(10**6)
-        made.view(torch.uint8).fill_(0x7F) if made.element_size() == 1 else made.fill_(poison)
-        return made
-
-    return make
 
 
 def main(folder: Path) -> None:

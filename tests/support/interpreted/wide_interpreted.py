@@ -12,7 +12,8 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.quantisation import Quantisation
 from tests.support.interpreted import product_interpreted, recorded_interpreted, rendered_interpreted
-from tests.support.interpreted.rendered_interpreted import PROGRAMS, exact_rows, poisoned, results
+from tests.support.interpreted.rendered_interpreted import PROGRAMS, exact_rows, results
+from tests.support.kernels.poison import poisoned
 from tests.support.kernels.product_cases import backwards, forwards
 from tests.support.kernels.recorded_cases import recorded
 from tests.support.kernels.rendered_cases import (

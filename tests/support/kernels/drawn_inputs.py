@@ -97,3 +97,11 @@ def check_mode(got: dict[str, Tensor], spec: NormForward | NormBackward, y: Tens
     allowed = half * y.abs() + 0.5 * info.smallest_subnormal * spread + noise
     cut = torch.maximum(torch.minimum(y, info.max * spread), -info.max * spread)
     assert ((got["values"].double() * spread - cut).abs() <= allowed).all()
+
+
+def corners(rows: int, width: int) -> Tensor:
+    """Rows of zeros, NaN, infinities, tiny and huge values among others, on the GPU; at least 12 x 10."""
+    x = random_inputs(rows, width, torch.bfloat16, "cuda", heavy=True).tensors["x"]
+    x[3], x[4, 5], x[6, 7], x[8, 9] = 0.0, torch.nan, torch.inf, -torch.inf
+    x[10], x[11] = 448.0 * 2.0**-20, torch.finfo(torch.bfloat16).max
+    return x
