@@ -12,7 +12,8 @@ import torch
 from loka.errors import InputError
 from loka.kernels.fused.cast_transpose.matrix_spec import Products
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
+from loka.kernels.fused.rendering import render, render_files
+from loka.templating.templates import load_templates
 from tests.support.kernels.product_cases import (
     arguments,
     backwards,
@@ -102,7 +103,7 @@ def test_operators_hold_what_the_compiler_expects(package: Package) -> None:
 
 
 def test_rendered_as_ruff_formats_it(tmp_path: Path) -> None:
-    templates = load_kernel_templates()
+    templates = load_templates()
     for width in (13, 512, 3456, 8192, 8256):
         kernels = [render(spec, templates) for spec in every(width)]
         for name, text in render_files(kernels, templates, "a test").items():
@@ -114,7 +115,7 @@ def test_rendered_as_ruff_formats_it(tmp_path: Path) -> None:
 
 
 def test_one_name_is_one_text() -> None:
-    templates = load_kernel_templates()
+    templates = load_templates()
     names: dict[str, str] = {}
     for spec in every(48):
         kernel = render(spec, templates)

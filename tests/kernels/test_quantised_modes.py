@@ -15,10 +15,11 @@ from loka.errors import InputError
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.quantisation import Quantisation
-from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
+from loka.kernels.fused.rendering import render, render_files
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.formats import FORMATS
 from loka.numerics.quantize import quantize
+from loka.templating.templates import load_templates
 from tests.support.kernels.drawn_inputs import KINDS, check_mode, drawn_inputs, exact_result, last_arguments
 from tests.support.kernels.quantised_cases import modes, plain, specs, table
 from tests.support.kernels.rendered_cases import arguments_of, random_inputs, write_package
@@ -47,7 +48,7 @@ def test_the_table_of_what_exists():
 
 
 def test_one_name_is_one_text():
-    templates = load_kernel_templates()
+    templates = load_templates()
     names: dict[str, str] = {}
     for spec in specs(512):
         kernel = render(spec, templates)
@@ -56,7 +57,7 @@ def test_one_name_is_one_text():
 
 
 def test_every_mode_is_formatted_linted_and_reads_what_it_is_passed(tmp_path):
-    templates = load_kernel_templates()
+    templates = load_templates()
     for width in (13, 24, 200, 479, 624, 1024, 2048, 8192):
         kernels = [render(spec, templates) for spec in specs(width)]
         for kernel in kernels:

@@ -12,7 +12,8 @@ import torch
 from loka.errors import InputError
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.quantisation import Quantisation
-from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
+from loka.kernels.fused.rendering import render, render_files
+from loka.templating.templates import load_templates
 from tests.support.kernels.drawn_inputs import check_mode, last_arguments
 from tests.support.kernels.product_cases import arguments, exact, inputs_of
 from tests.support.kernels.quantised_cases import modes
@@ -66,7 +67,7 @@ def test_every_mode_against_float64(package, width):
 
 
 def test_rendered_as_ruff_formats_it(tmp_path):
-    templates = load_kernel_templates()
+    templates = load_templates()
     for width in (13, 512, 16384):
         kernels = [render(spec, templates) for spec in specs(width)]
         assert len({kernel.function for kernel in kernels}) == len(kernels)

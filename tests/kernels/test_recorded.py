@@ -16,8 +16,9 @@ from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose, Transpo
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.quantisation import Quantisation
-from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
+from loka.kernels.fused.rendering import render, render_files
 from loka.numerics.enums import Format
+from loka.templating.templates import load_templates
 from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.quantised_cases import CAST_TRANSPOSES as UNRECORDED
 from tests.support.kernels.recorded_cases import (
@@ -54,7 +55,7 @@ def tensors_of(spec, inputs) -> list[torch.Tensor]:
 
 
 def test_the_text_is_formatted_and_linted(tmp_path):
-    templates = load_kernel_templates()
+    templates = load_templates()
     for width in (13, 479, 512, 2048, 8192):
         kernels = [
             render(spec, templates)
