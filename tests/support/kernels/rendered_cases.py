@@ -171,10 +171,28 @@ def largest_rstd(spec: NormForward | NormBackward, tensors: dict[str, Tensor], e
     return exact_statistics(spec, tensors, eps)["rstd"][:, None]
 
 
+def exact_output(spec: NormForward | NormBackward, inputs: Inputs) -> Tensor:
+    """What a spec's kernel quantises (M, width), in float64."""
+    if isinstance(spec, NormBackward):
+        return exact_gradients(spec, inputs)["dx"]
+    return exact_forward(spec, {name: tensor.double() for name, tensor in inputs.tensors.items()})
+
+
+def rounding_of(spec: NormForward | NormBackward, inputs: Inputs, exact: Tensor) -> Tensor:
+    """How far float32 arithmetic may be from `exact`, by row (M, 1) or element: a few units in the last place."""
+    if spec.norm is None and spec.activation in (None, "relu"):
+        return torch.zeros_like(exact)
+    if isinstance(spec, NormForward):
+        return 2.0**-21 * exact.abs().amax(1, keepdim=True)
+    if spec.norm is None and spec.activation not in GATES:
+        return 2.0**-21 * 1.5 * inputs.grad.double().abs()
+    return 2.0**-21 * gradient_size(spec, inputs)
+
+
 def gradient_size(spec: NormBackward, inputs: Inputs) -> Tensor:
     """An upper bound of dx's terms (M, 1) in float64, which cancel where grad lies along the norm's input."""
     grad = inputs.grad.double().abs().amax(1, keepdim=True)
-    size = 1.2 * grad  # no activation is steeper
+    size = 1.5 * grad  # no activation is steeper: this is hard swish at 3
     if spec.activation in GATES:  # a sigmoid's slope is 1/4 at most, times what the norm took
         size = (
             0.25 * grad * (inputs.tensors["x"].double().abs() + inputs.tensors["add"].double().abs()).amax(1)[:, None]
