@@ -10,11 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from ptx_registers import unset_halves
-from quantised_cases import CAST_TRANSPOSES, modes
-from rendered_cases import write_package
-
 from loka.errors import InputError
 from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
 from loka.kernels.fused.norm import norm_launch, norm_reference
@@ -23,6 +18,9 @@ from loka.kernels.fused.rendering import render, render_files
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import quantize
 from loka.templating.templates import load_templates
+from tests.support.kernels.ptx_registers import unset_halves
+from tests.support.kernels.quantised_cases import CAST_TRANSPOSES, modes
+from tests.support.kernels.rendered_cases import write_package
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,9 +82,10 @@ def test_no_matrix_is_refused(package):
 @pytest.mark.parametrize("element", ["bf16", "fp32"])
 def test_it_compiles_for_hopper(package, spec, element, tmp_path, monkeypatch):
     triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
-    from test_rendered_compile import SHARED, spilled
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+
+    from tests.kernels.test_rendered_compile import SHARED, spilled
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernel = getattr(package.triton_kernels, f"_{spec.function}")

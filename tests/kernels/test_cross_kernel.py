@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from cross_cases import LARGE, SPECS, check, inputs_of
-from ptx_registers import unset_halves
-from rendered_cases import reads_sixteen_bytes, write_package
-
 from loka.errors import InputError
 from loka.kernels.fused.cross.cross_kernel import CrossBackward
+from tests.support.kernels.cross_cases import LARGE, SPECS, check, inputs_of
+from tests.support.kernels.ptx_registers import unset_halves
+from tests.support.kernels.rendered_cases import reads_sixteen_bytes, write_package
+from tests.support.processes.launch import run_interpreted
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +59,7 @@ def test_other_widths_are_refused(package):
 
 def test_the_kernel_reads_and_writes_what_it_should(tmp_path):
     pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
-    program = Path(__file__).parent / "cross_interpreted.py"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, program, tmp_path], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == 2 * len(SPECS)
+    assert run_interpreted("cross_interpreted", tmp_path) == 2 * len(SPECS)
 
 
 @pytest.mark.parametrize("spec", [LARGE, SPECS[0]], ids=lambda spec: spec.function)

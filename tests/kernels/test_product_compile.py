@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from product_cases import every
-from ptx_registers import unset_halves
-from rendered_cases import reads_sixteen_bytes, write_package
-
 from loka.kernels.fused.cast_transpose.matrix_spec import Products
 from loka.kernels.fused.norm.norm_launch import configuration
+from tests.support.kernels.product_cases import every
+from tests.support.kernels.ptx_registers import unset_halves
+from tests.support.kernels.rendered_cases import reads_sixteen_bytes, write_package
 
 triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
-from test_rendered_compile import CUOBJDUMP, SHARED, spilled  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
+
+from tests.kernels.test_rendered_compile import CUOBJDUMP, SHARED, spilled  # noqa: E402
 
 FLOATS = ("values", "scale", "largest", "mean", "rstd", "dweight", "dbias", "dadd")
 SPECS = [spec for spec in every(3456) if isinstance(spec, Products) or spec.quantise]

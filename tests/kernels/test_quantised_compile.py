@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
 triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
-from ptx_registers import unset_halves  # noqa: E402
-from quantised_cases import modes, specs  # noqa: E402
-from rendered_cases import reads_sixteen_bytes, write_package  # noqa: E402
-from test_rendered_compile import SHARED, own_cache, spilled  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from loka.kernels.fused.norm.norm_spec import NormForward  # noqa: E402
 from loka.numerics.enums import Format  # noqa: E402
+from tests.kernels.test_rendered_compile import SHARED, own_cache, spilled  # noqa: E402
+from tests.support.kernels.ptx_registers import unset_halves  # noqa: E402
+from tests.support.kernels.quantised_cases import modes, specs  # noqa: E402
+from tests.support.kernels.rendered_cases import reads_sixteen_bytes, write_package  # noqa: E402
 
 __all__ = ["own_cache"]  # a fixture
 

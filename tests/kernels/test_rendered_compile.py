@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from aligned_cases import ALIGNED
-from ptx_registers import unset_halves
-from rendered_cases import PARTS, norm_specs, write_package
-
 from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from tests.support.kernels.aligned_cases import ALIGNED
+from tests.support.kernels.ptx_registers import unset_halves
+from tests.support.kernels.rendered_cases import PARTS, norm_specs, write_package
 
 triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
 from triton.backends.compiler import GPUTarget  # noqa: E402

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from ptx_registers import unset_halves
-from rendered_cases import PARTS, norm_specs, reads_sixteen_bytes, write_package
-from test_rendered_compile import SHARED, pointer_type, spilled
-
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from tests.kernels.test_rendered_compile import SHARED, pointer_type, spilled
+from tests.support.kernels.ptx_registers import unset_halves
+from tests.support.kernels.rendered_cases import PARTS, norm_specs, reads_sixteen_bytes, write_package
 
 triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
 from triton.backends.compiler import GPUTarget  # noqa: E402

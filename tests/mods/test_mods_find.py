@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import adapted_models as models
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +11,7 @@ from torch.nn.utils import parametrizations
 
 from loka.mods.mod import ModMatch
 from loka.mods.registry import MODEL_MODS
+from tests.support.models import adapted_models as models
 
 
 def names(found: ModMatch) -> list[str]:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-sys.path.insert(0, str(Path(__file__).parent))
-import straight_models as models
 
 from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, Statement
 from loka.graph.patterns.linear_chain import LinearChain, StaticOperands, find_chains
@@ -21,6 +16,7 @@ from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
 from loka.sites.site import GemmKind, RowCount, Site
 from loka.zoo.wukong import Wukong, WukongSizes
+from tests.support.models import straight_models as models
 
 KNOWN = StaticOperands(
     frozenset({"layer_norm", "rms_norm"}), frozenset({"relu", "silu", "sigmoid", "hardswish", "gelu"})

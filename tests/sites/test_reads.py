@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import sys
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,15 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parent))
-import straight_models as zoo
-
 from loka.graph.ir import ForwardIR
 from loka.graph.reads import Reads
 from loka.graph.refused import Refused
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
 from loka.graph.value_text import ValueTexts
+from tests.support.models import straight_models as zoo
 
 LAYER_NORM, LINEAR = "torch.nn.modules.normalization.LayerNorm", "torch.nn.modules.linear.Linear"
 
@@ -39,7 +35,7 @@ def test_a_wukong_layer_says_what_it_read() -> None:
     forward = traced(zoo.Layer(), "fmb.1", "fmb.2", size=(8, 16))
     assert isinstance(forward, ForwardIR)
     assert forward.reads == (
-        Reads(("",), "straight_models.Layer", values=(("d", "16"), ("n", "8"))),
+        Reads(("",), f"{zoo.__name__}.Layer", values=(("d", "16"), ("n", "8"))),
         Reads(("fmb",), "torch.nn.modules.container.Sequential", holds=4),
         Reads(("fmb.1",), LAYER_NORM, values=(("eps", "1e-05"), ("normalized_shape", "(32,)"))),
         Reads(("fmb.2",), "torch.nn.modules.activation.SiLU", values=(("inplace", "False"),)),

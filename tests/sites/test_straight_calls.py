@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-sys.path.insert(0, str(Path(__file__).parent))
-import straight_models as zoo
 
 from loka.graph.equivalence import source
 from loka.graph.ir import ForwardIR, SiteCall
@@ -20,6 +15,7 @@ from loka.graph.refused import Refused
 from loka.graph.trace.examples import ExampleCall, Examples
 from loka.graph.trace.site_calls import einsum_views
 from loka.graph.trace.trace import trace_forward
+from tests.support.models import straight_models as zoo
 
 
 class One(nn.Module):

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parent))
-import straight_models as zoo
-
 from loka.graph import equivalence
 from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
 from loka.graph.trace.examples import ExampleCall, Examples
+from tests.support.models import straight_models as zoo
 
 X, Y, W = Ref(RefKind.LOCAL, "x"), Ref(RefKind.LOCAL, "y"), Ref(RefKind.ATTRIBUTE, "self.w")
 PRODUCT = Statement("y", "matmul", "{0} @ {1}", (X, W), SiteCall("w", "{0}", "{1}.t()", None, "{0}"))

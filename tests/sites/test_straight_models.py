@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import copy
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
-
-sys.path.insert(0, str(Path(__file__).parent))
-import straight_models as zoo
 
 from loka.graph.equivalence import source, with_forward
 from loka.graph.ir import ForwardIR
@@ -19,6 +14,7 @@ from loka.graph.patterns.region import find_regions
 from loka.graph.refused import Refused
 from loka.graph.trace.examples import Examples, ModelInputs, capture_examples
 from loka.graph.trace.trace import copy_owner, trace_forward
+from tests.support.models import straight_models as zoo
 
 WUKONG_LAYER = """\
 def forward(self, x):

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import ast
 import copy
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
-
-sys.path.insert(0, str(Path(__file__).parent))
-import straight_models as zoo
 
 from loka.errors import InputError
 from loka.graph.equivalence import with_forward
@@ -21,6 +16,7 @@ from loka.graph.refused import CannotTraceError, Refused
 from loka.graph.trace.examples import ExampleCall, Examples
 from loka.graph.trace.printer import attribute, constant, names_in, public_name, variable
 from loka.graph.trace.trace import trace_forward
+from tests.support.models import straight_models as zoo
 
 EVIL = "__import__('os').abort()"
 

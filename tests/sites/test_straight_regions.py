@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parent))
-import straight_models as zoo
-
 from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
 from loka.graph.patterns.region import RegionScope, find_regions, inline_for
 from loka.sites.site import GemmKind, RowCount, Site
+from tests.support.models import straight_models as zoo
 
 
 def forward(*lines: str, result: str) -> ForwardIR:

@@ -11,10 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parent))
-import straight_models as zoo
-
 from loka.graph.source import forward_source_hash, functions_of
+from tests.support.models import straight_models as zoo
 
 CODE = """
 import torch

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import copy
 import re
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-
-sys.path.insert(0, str(Path(__file__).parent))
-import straight_models as zoo
 
 from loka.errors import InputError
 from loka.graph.equivalence import with_forward
@@ -21,6 +16,7 @@ from loka.graph.ir import ForwardIR
 from loka.graph.refused import Refused
 from loka.graph.trace.examples import ExampleCall, Examples
 from loka.graph.trace.trace import trace_forward
+from tests.support.models import straight_models as zoo
 
 REFUSED = {
     zoo.NoGrad: r"block under 'torch.no_grad\(\)' at straight_models.py:\d+ 'with torch.no_grad\(\)'",
