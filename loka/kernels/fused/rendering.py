@@ -145,8 +145,8 @@ def _values(spec: AnySpec, launched: AnyConfiguration | None) -> KernelValues | 
         case CastTranspose():
             return cast_transpose_values(spec)
         case FmForward() | FmBackward():
-            mixing = launched if isinstance(launched, FmConfiguration) else fm_configuration(spec)
-            return fm_values(spec, mixing)
+            interacting = launched if isinstance(launched, FmConfiguration) else fm_configuration(spec)
+            return fm_values(spec, interacting)
         case ConcatNormForward() | ConcatNormBackward():
             concatenating = (
                 launched if isinstance(launched, ConcatNormConfiguration) else concat_norm_configuration(spec)

@@ -12,8 +12,8 @@ from loka.kernels.measurements.parts import INTERACTIONS, Part, PartKind
 BANDWIDTH = 2.43e12  # bytes a second
 FP8_FLOPS = 1277e12
 FLOPS = {"bfloat16": 732e12, "float16": 732e12, "float32": 344e12}
-# What kernels of mixing layers and joins were measured to read and write (docs/results/LOG.md, "where Wukong small's
-# step went": 1.07 GB of a join's gradients in 379 us, 0.80 GB of its forward in 283 us).
+# What kernels of FM interactions and concat_norms were measured to read and write (docs/results/LOG.md, "where
+# Wukong small's step went": 1.07 GB of a concat_norm's gradients in 379 us, 0.80 GB of its forward in 283 us).
 INTERACTION_BANDWIDTH = 2.9e12  # bytes a second
 # What a kernel takes however little it does. An assumption: the smallest GEMMs measured in graphs take 3.2 us in all.
 START_US = 2.0

@@ -1,4 +1,4 @@
-"""Mixing and join kernels on a Hopper GPU: against float64, odd batches, views, graphs and the compiler."""
+"""FM interaction and concat_norm kernels on a Hopper GPU: float64, odd batches, views, graphs and the compiler."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from torch import Tensor
 
 from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
 from tests.support.gpu import ON_HOPPER
-from tests.support.kernels.mix_join_cases import (
-    JOINS,
+from tests.support.kernels.interaction_cases import (
+    CONCAT_NORMS,
     LARGE,
     SIZES,
-    exact_join,
-    exact_mix,
-    join_inputs,
-    join_specs,
-    mix_inputs,
-    mix_specs,
+    concat_norm_inputs,
+    concat_norm_specs,
+    exact_concat_norm,
+    exact_fm,
+    fm_inputs,
+    fm_specs,
     summed,
 )
 from tests.support.kernels.rendered_cases import write_package
@@ -28,9 +28,9 @@ SAMPLES = (1, 17, 1031)
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    specs = [spec for sizes in (*SIZES, LARGE) for spec in mix_specs(sizes)]
-    specs += [spec for join in JOINS for spec in join_specs(join)]
-    return write_package(tmp_path_factory.mktemp("mix_join_gpu") / "mix_join_gpu_package", [*specs, Reduce(2)])
+    specs = [spec for sizes in (*SIZES, LARGE) for spec in fm_specs(sizes)]
+    specs += [spec for case in CONCAT_NORMS for spec in concat_norm_specs(case)]
+    return write_package(tmp_path_factory.mktemp("interactions_gpu") / "interactions_gpu_package", [*specs, Reduce(2)])
 
 
 def check(got: dict[str, Tensor], exact: dict[str, Tensor], limit: float) -> None:
@@ -41,25 +41,25 @@ def check(got: dict[str, Tensor], exact: dict[str, Tensor], limit: float) -> Non
 
 @pytest.mark.parametrize("sizes", [*SIZES, LARGE], ids=lambda sizes: sizes.name)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_mixing_against_float64(package, sizes, dtype):
+def test_fm_interactions_against_float64(package, sizes, dtype):
     torch.backends.cuda.matmul.allow_tf32 = False
     for samples in SAMPLES:
-        inputs = mix_inputs(sizes, samples, dtype, "cuda")
+        inputs = fm_inputs(sizes, samples, dtype, "cuda")
         wide = torch.cat([inputs["passed"], inputs["dcompressed"]], 1)
         inputs["passed"], inputs["dcompressed"] = wide[:, : sizes.embeddings], wide[:, sizes.embeddings :]
-        exact = exact_mix(sizes, inputs)
+        exact = exact_fm(sizes, inputs)
         limit = {torch.bfloat16: 6e-3, torch.float16: 1e-3, torch.float32: 1e-5}[dtype]
-        for spec in mix_specs(sizes):
+        for spec in fm_specs(sizes):
             check(package.run(spec, *(inputs[p] for p in spec.parameters)), exact, limit)
 
 
-@pytest.mark.parametrize("join", JOINS, ids=lambda join: join_specs(join)[0].function)
+@pytest.mark.parametrize("case", CONCAT_NORMS, ids=lambda case: concat_norm_specs(case)[0].function)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_joins_against_float64(package, join, dtype):
+def test_concat_norms_against_float64(package, case, dtype):
     for samples in SAMPLES:
-        inputs = join_inputs(join, samples, dtype, "cuda")
-        exact = exact_join(join, inputs)
-        forward, backward = join_specs(join)
+        inputs = concat_norm_inputs(case, samples, dtype, "cuda")
+        exact = exact_concat_norm(case, inputs)
+        forward, backward = concat_norm_specs(case)
         got = package.run(forward, *(inputs[p] for p in forward.parameters), dtype)
         known = {**inputs, **got}
         got |= package.run(backward, *(known[p] for p in backward.parameters))
@@ -67,8 +67,8 @@ def test_joins_against_float64(package, join, dtype):
 
 
 def test_non_finite_samples_stay_their_own(package):
-    forward, backward = mix_specs(SIZES[3])
-    inputs = mix_inputs(SIZES[3], 9, torch.bfloat16, "cuda")
+    forward, backward = fm_specs(SIZES[3])
+    inputs = fm_inputs(SIZES[3], 9, torch.bfloat16, "cuda")
     inputs["x"][4, 3, 5] = torch.inf
     got = package.run(forward, *(inputs[p] for p in forward.parameters))
     bad = [not bool(got["products"][i].isfinite().all()) for i in range(9)]
@@ -78,16 +78,16 @@ def test_non_finite_samples_stay_their_own(package):
 
 
 def test_graph_and_compiler_give_what_a_call_gives(package):
-    forward, _ = mix_specs(SIZES[3])
-    join_forward, _ = join_specs(JOINS[1])
-    mixed = mix_inputs(SIZES[3], 64, torch.bfloat16, "cuda")
-    joined = join_inputs(JOINS[1], 64, torch.bfloat16, "cuda")
-    first = [mixed[p] for p in forward.parameters]
-    second = [joined[p] for p in join_forward.parameters]
+    forward, _ = fm_specs(SIZES[3])
+    concat_forward, _ = concat_norm_specs(CONCAT_NORMS[1])
+    fm = fm_inputs(SIZES[3], 64, torch.bfloat16, "cuda")
+    concatenated = concat_norm_inputs(CONCAT_NORMS[1], 64, torch.bfloat16, "cuda")
+    first = [fm[p] for p in forward.parameters]
+    second = [concatenated[p] for p in concat_forward.parameters]
 
     def both() -> tuple[Tensor, Tensor]:
         products = package.run(forward, *first)["products"]
-        return products, package.run(join_forward, *second, torch.bfloat16)["out"]
+        return products, package.run(concat_forward, *second, torch.bfloat16)["out"]
 
     expected = both()
     compiled = torch.compile(both, fullgraph=True)()

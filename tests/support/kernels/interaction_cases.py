@@ -1,4 +1,4 @@
-"""What the tests of mixing and join kernels share: sizes, inputs, and float64 oracles by autograd."""
+"""What the tests of FM interaction and concat_norm kernels share: sizes, inputs, and float64 oracles by autograd."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZES = [
 ]
 LARGE = FmSizes(128, 256, 64, 64)
 # width, parts, residual, norm, weight, bias
-JOINS = [
+CONCAT_NORMS = [
     (16, (3, 5), True, "layer_norm", True, True),
     (128, (32, 32), True, "layer_norm", True, True),
     (100, (1, 7, 2), False, "layer_norm", True, False),
@@ -28,10 +28,10 @@ JOINS = [
     (600, (4,), True, "layer_norm", False, False),
     (5000, (1, 1), True, "layer_norm", True, True),
 ]
-Join = tuple[int, tuple[int, ...], bool, str, bool, bool]
+ConcatNorm = tuple[int, tuple[int, ...], bool, str, bool, bool]
 
 
-def mix_inputs(sizes: FmSizes, samples: int, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor]:
+def fm_inputs(sizes: FmSizes, samples: int, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor]:
     """x, rank, compress and the gradients of both results and of what passes, in `dtype`."""
     generator = torch.Generator().manual_seed(samples + sizes.embeddings)
 
@@ -49,7 +49,7 @@ def mix_inputs(sizes: FmSizes, samples: int, dtype: torch.dtype, device: str = "
     }
 
 
-def exact_mix(sizes: FmSizes, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def exact_fm(sizes: FmSizes, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Results of forward and backward in float64, by torch's own functions and autograd."""
     leaves = {name: inputs[name].double().requires_grad_() for name in ("x", "rank", "compress")}
     x = leaves["x"]
@@ -69,7 +69,7 @@ def exact_mix(sizes: FmSizes, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def mix_specs(sizes: FmSizes) -> tuple[FmForward, FmBackward]:
+def fm_specs(sizes: FmSizes) -> tuple[FmForward, FmBackward]:
     """Both directions."""
     return FmForward(sizes), FmBackward(sizes, passes(sizes))
 
@@ -79,16 +79,16 @@ def passes(sizes: FmSizes) -> bool:
     return sizes.rank != 16
 
 
-def join_specs(join: Join) -> tuple[ConcatNormForward, ConcatNormBackward]:
+def concat_norm_specs(case: ConcatNorm) -> tuple[ConcatNormForward, ConcatNormBackward]:
     """Both directions."""
-    width, parts, residual, norm, weight, bias = join
+    width, parts, residual, norm, weight, bias = case
     fields = (width, len(parts), residual, norm, weight, bias, 1e-5)
     return ConcatNormForward(*fields), ConcatNormBackward(*fields)
 
 
-def join_inputs(join: Join, samples: int, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor]:
+def concat_norm_inputs(case: ConcatNorm, samples: int, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor]:
     """The parts, residual, weight, bias and the output's gradient, in `dtype`."""
-    width, parts, *_ = join
+    width, parts, *_ = case
     generator = torch.Generator().manual_seed(samples + width)
 
     def normal(*shape: int) -> Tensor:
@@ -103,20 +103,20 @@ def join_inputs(join: Join, samples: int, dtype: torch.dtype, device: str = "cpu
     }
 
 
-def exact_join(join: Join, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def exact_concat_norm(case: ConcatNorm, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Results of forward and backward in float64, by torch's own functions and autograd."""
-    width, parts, residual, norm, weight, bias = join
-    joined = torch.cat([inputs[f"part_{index}"].double() for index in range(len(parts))], 1)
-    joined = (joined + inputs["residual"].double() if residual else joined).requires_grad_()
-    leaves = {"x": joined}
+    width, parts, residual, norm, weight, bias = case
+    concatenated = torch.cat([inputs[f"part_{index}"].double() for index in range(len(parts))], 1)
+    concatenated = (concatenated + inputs["residual"].double() if residual else concatenated).requires_grad_()
+    leaves = {"x": concatenated}
     leaves |= {"weight": inputs["weight"].double().requires_grad_()} if weight else {}
     leaves |= {"bias": inputs["bias"].double().requires_grad_()} if bias else {}
     if norm == "layer_norm":
-        out = F.layer_norm(joined, (width,), leaves.get("weight"), leaves.get("bias"), 1e-5)
+        out = F.layer_norm(concatenated, (width,), leaves.get("weight"), leaves.get("bias"), 1e-5)
     else:
-        out = F.rms_norm(joined, (width,), leaves.get("weight"), 1e-5)
+        out = F.rms_norm(concatenated, (width,), leaves.get("weight"), 1e-5)
     gradients = torch.autograd.grad(out, list(leaves.values()), inputs["grad"].double())
-    rows = joined.detach().reshape(-1, width)
+    rows = concatenated.detach().reshape(-1, width)
     mean = rows.mean(1) if norm == "layer_norm" else torch.zeros(rows.shape[0], dtype=torch.float64, device=rows.device)
     rstd = torch.rsqrt((rows - mean[:, None]).square().mean(1) + 1e-5)
     return {

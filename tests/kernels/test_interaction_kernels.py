@@ -1,4 +1,4 @@
-"""Mixing and join kernels without a GPU: references against float64, refusals, text, the interpreter, sm_90."""
+"""FM interaction and concat_norm kernels without a GPU: references in float64, refusals, text, interpreter, sm_90."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from loka.errors import InputError
 from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormForward
 from loka.kernels.fused.interaction.fm_spec import FmSizes, unsupported_reason
-from tests.support.kernels.mix_join_cases import (
-    JOINS,
+from tests.support.kernels.interaction_cases import (
+    CONCAT_NORMS,
     LARGE,
     SIZES,
-    exact_join,
-    exact_mix,
-    join_inputs,
-    join_specs,
-    mix_inputs,
-    mix_specs,
+    concat_norm_inputs,
+    concat_norm_specs,
+    exact_concat_norm,
+    exact_fm,
+    fm_inputs,
+    fm_specs,
     summed,
 )
 from tests.support.kernels.rendered_cases import write_package
@@ -28,27 +28,27 @@ from tests.support.processes.launch import run_interpreted
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    specs = [spec for sizes in (*SIZES, LARGE) for spec in mix_specs(sizes)]
-    specs += [spec for join in JOINS for spec in join_specs(join)]
-    return write_package(tmp_path_factory.mktemp("mix_join") / "mix_join_package", specs)
+    specs = [spec for sizes in (*SIZES, LARGE) for spec in fm_specs(sizes)]
+    specs += [spec for case in CONCAT_NORMS for spec in concat_norm_specs(case)]
+    return write_package(tmp_path_factory.mktemp("interactions") / "interactions_package", specs)
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: sizes.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_mixing_is_what_torch_computes(package, sizes, dtype):
-    inputs = mix_inputs(sizes, 5, dtype)
-    exact = exact_mix(sizes, inputs)
-    for spec in mix_specs(sizes):
+def test_an_fm_interaction_is_what_torch_computes(package, sizes, dtype):
+    inputs = fm_inputs(sizes, 5, dtype)
+    exact = exact_fm(sizes, inputs)
+    for spec in fm_specs(sizes):
         for name, result in package.run(spec, *(inputs[p] for p in spec.parameters)).items():
             error = (summed(name, result.double(), exact[name]) - exact[name]).abs().max() / exact[name].abs().max()
             assert error < (1e-5 if dtype == torch.float32 else 0.01), (spec, name, error)
 
 
-@pytest.mark.parametrize("join", JOINS, ids=lambda join: join_specs(join)[0].function)
-def test_a_join_is_what_torch_computes(package, join):
-    inputs = join_inputs(join, 5, torch.float32)
-    exact = exact_join(join, inputs)
-    forward, backward = join_specs(join)
+@pytest.mark.parametrize("case", CONCAT_NORMS, ids=lambda case: concat_norm_specs(case)[0].function)
+def test_a_concat_norm_is_what_torch_computes(package, case):
+    inputs = concat_norm_inputs(case, 5, torch.float32)
+    exact = exact_concat_norm(case, inputs)
+    forward, backward = concat_norm_specs(case)
     got = package.run(forward, *(inputs[p] for p in forward.parameters), torch.float32)
     known = {**inputs, **got}
     got |= package.run(backward, *(known[p] for p in backward.parameters))
@@ -58,9 +58,9 @@ def test_a_join_is_what_torch_computes(package, join):
         assert error < 1e-5, (name, error)
 
 
-def test_a_join_has_the_dtype_that_it_is_asked_for_and_the_gradient_the_wider_one(package):
-    forward, backward = join_specs(JOINS[0])
-    inputs = {**join_inputs(JOINS[0], 3, torch.bfloat16)}
+def test_a_concat_norm_has_the_dtype_that_it_is_asked_for_and_the_gradient_the_wider_one(package):
+    forward, backward = concat_norm_specs(CONCAT_NORMS[0])
+    inputs = {**concat_norm_inputs(CONCAT_NORMS[0], 3, torch.bfloat16)}
     inputs["residual"] = inputs["residual"].float()
     got = package.run(forward, *(inputs[p] for p in forward.parameters), torch.float16)
     assert got["out"].dtype == torch.float16
@@ -70,12 +70,12 @@ def test_a_join_has_the_dtype_that_it_is_asked_for_and_the_gradient_the_wider_on
 
 def test_shapes_for_the_compiler_are_those_of_the_reference(package):
     for sizes in SIZES:
-        inputs = mix_inputs(sizes, 3, torch.bfloat16)
-        for spec in mix_specs(sizes):
+        inputs = fm_inputs(sizes, 3, torch.bfloat16)
+        for spec in fm_specs(sizes):
             check_fake(package, spec, [inputs[p] for p in spec.parameters])
-    for join in JOINS:
-        inputs = join_inputs(join, 3, torch.bfloat16)
-        forward, backward = join_specs(join)
+    for case in CONCAT_NORMS:
+        inputs = concat_norm_inputs(case, 3, torch.bfloat16)
+        forward, backward = concat_norm_specs(case)
         known = {**inputs, **check_fake(package, forward, [*(inputs[p] for p in forward.parameters), torch.bfloat16])}
         check_fake(package, backward, [known[p] for p in backward.parameters])
 
@@ -91,8 +91,8 @@ def check_fake(package, spec, arguments):
 
 
 def test_a_sample_of_another_shape_is_refused(package):
-    forward, _ = mix_specs(SIZES[0])
-    inputs = mix_inputs(replace(SIZES[0], dim=24), 3, torch.float32)
+    forward, _ = fm_specs(SIZES[0])
+    inputs = fm_inputs(replace(SIZES[0], dim=24), 3, torch.float32)
     with pytest.raises(InputError, match=r"16 embeddings of 16 elements got torch\.float32 of shape \(3, 16, 24\)"):
         package.run(forward, *(inputs[p] for p in forward.parameters))
 
@@ -122,13 +122,13 @@ def test_sizes_without_a_kernel_are_refused(sizes, said):
         ((16, 2, True, "layer_norm", True, True, -1.0), "eps"),
     ],
 )
-def test_joins_without_a_kernel_are_refused(fields, said):
+def test_concat_norms_without_a_kernel_are_refused(fields, said):
     with pytest.raises(InputError, match=said):
         ConcatNormForward(*fields)
 
 
 def test_kernels_read_and_write_what_they_should(tmp_path):
     pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
-    assert run_interpreted("mix_join_interpreted", tmp_path) == sum(
+    assert run_interpreted("interaction_interpreted", tmp_path) == sum(
         2 + 3 * (sizes.made > 0) + (sizes.made == 0) for sizes in SIZES
-    ) + len(JOINS)
+    ) + len(CONCAT_NORMS)
