@@ -109,8 +109,8 @@ def test_they_stand_beside_chains_in_fp8(make: Make) -> None:
 @pytest.mark.parametrize("fuse", ["auto", "always"])
 def test_without_the_mod_they_stay_as_they_are(make: Make, fuse: str) -> None:
     _, files, _ = make("gen_unmixed", f"compute: fp8, scaling: rowwise, fuse: {fuse}", "")
-    assert "mix_" not in files["modules.py"]
-    assert "join_" not in files["modules.py"]
+    assert "fm_interaction_" not in files["modules.py"]
+    assert "concat_norm_" not in files["modules.py"]
 
 
 def test_a_plan_keeps_them_in_its_file(make: Make) -> None:

@@ -49,9 +49,10 @@ from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
 from loka.kernels.fused.norm.wide_norm_launch import WideConfiguration, wide_configuration
 from loka.kernels.fused.norm.wide_norm_text import wide_backward_views, wide_forward_views
 from loka.kernels.fused.reduce.products_values import products_values
-from loka.kernels.fused.triton_gemm import gemm_text, gemm_tiling, grouped_gemm_text
+from loka.kernels.fused.triton_gemm import gemm_tiling
 from loka.kernels.fused.triton_gemm.gemm_spec import GemmSpec, GroupedGemm, TiledGemm
 from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling
+from loka.kernels.fused.triton_gemm.gemm_values import gemm_values, grouped_gemm_values
 from loka.templating.templates import KERNELS, Templates
 
 KERNELS_FILE = "triton_kernels.py"
@@ -120,10 +121,10 @@ def _values(spec: AnySpec, launched: AnyConfiguration | None) -> KernelValues | 
     match spec:
         case TiledGemm():
             tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec)
-            return "gemm", gemm_text.gemm_views(spec, tiled)
+            return gemm_values(spec, tiled)
         case GroupedGemm():
             tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec)
-            return "grouped_gemm", grouped_gemm_text.grouped_gemm_views(spec, tiled)
+            return grouped_gemm_values(spec, tiled)
         case NormForward() | NormBackward():
             if spec.width > LARGEST_HELD:
                 wide = launched if isinstance(launched, WideConfiguration) else wide_configuration(spec)

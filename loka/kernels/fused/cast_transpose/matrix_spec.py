@@ -174,9 +174,12 @@ class CastTranspose:
 
 def numbered(names: tuple[str, ...], count: int) -> tuple[str, ...]:
     """Names for each operand in turn, with its number where there are several."""
-    if count == 1:
-        return names
-    return tuple(f"{name}_{index}" for index in range(count) for name in names)
+    return tuple(f"{name}{end}" for end in endings(count) for name in names)
+
+
+def endings(count: int) -> list[str]:
+    """What the names of each operand end in: _0, _1, ..., nothing where there is one."""
+    return [f"_{index}" for index in range(count)] if count > 1 else [""]
 
 
 def _check_count(family: str, count: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose, Transpose
+from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose, Transpose, endings
 from loka.kernels.fused.kernel_values import KernelValues
 from loka.kernels.fused.norm import norm_launch
 
@@ -37,7 +37,7 @@ def transpose_values(spec: RequantizeTranspose | Transpose) -> KernelValues:
     one = "an e4m3 matrix" if isinstance(spec, RequantizeTranspose) else "a matrix"
     several = f"Transposed copies of {spec.count} {matrices}"
     shapes: dict[str, str] = {}
-    for end in _ends(spec.count):
+    for end in endings(spec.count):
         r, c = f"R{end}", f"C{end}"
         shapes |= {f"values{end}": f"({r}, {c}) e4m3", f"transposed{end}": f"({c}, {r})"}
         shapes |= {f"scale{end}": f"({r}, 1)", f"scale_max{end}": f"(P{end},)", f"scale_t{end}": f"({c}, 1)"}
@@ -47,19 +47,14 @@ def transpose_values(spec: RequantizeTranspose | Transpose) -> KernelValues:
         launch=_TRANSPOSE,
         title=f"The transposed copy of {one}" if spec.count == 1 else several,
         shapes=shapes,
-        numbers={"ends": _ends(spec.count)},
+        numbers={"ends": endings(spec.count)},
     )
 
 
 def reduce_values(spec: Reduce) -> KernelValues:
     """Values of column sums."""
     shapes: dict[str, str] = {}
-    for end in _ends(spec.count):
+    for end in endings(spec.count):
         shapes |= {f"partial{end}": f"(P{end}, N{end})", f"dtype{end}": f"of total{end}", f"total{end}": f"(N{end},)"}
     title = f"Column sums of {spec.count} matrices" if spec.count > 1 else "Column sums of a matrix"
-    return KernelValues("reduce/reduce", spec, _REDUCE, title, shapes, {"ends": _ends(spec.count)})
-
-
-def _ends(count: int) -> list[str]:
-    """What the names of each operand end in: nothing where there is one."""
-    return [f"_{index}" for index in range(count)] if count > 1 else [""]
+    return KernelValues("reduce/reduce", spec, _REDUCE, title, shapes, {"ends": endings(spec.count)})
