@@ -110,12 +110,12 @@ class GemmPlan:
     rejected: tuple[Rejected, ...] = ()
     evidence: Evidence | None = None  # also of a GEMM that is kept: what FP8 would cost
     times: tuple[KernelTime, ...] = ()  # of every kernel that was measured, AS_IS among them
-    by_rows: tuple[tuple[int, str], ...] = ()  # (largest M, kernel), ascending, where M varies; above all, the last
+    m_buckets: tuple[tuple[int, str], ...] = ()  # (largest M, kernel), ascending, where M varies; above all, the last
 
     @property
     def kernels(self) -> tuple[str, ...]:
         """Every kernel that it may run on, the planned batch size's first."""
-        return tuple(dict.fromkeys((self.kernel, *(kernel for _, kernel in self.by_rows))))
+        return tuple(dict.fromkeys((self.kernel, *(kernel for _, kernel in self.m_buckets))))
 
     @property
     def fp8(self) -> bool:

@@ -137,7 +137,7 @@ def site_recipe(plan: SitePlan) -> SiteRecipe:
         operands = (wgrad.operands[0], fprop.operands[1])
         if wgrad.operands[0].transposed:
             operands = (fprop.operands[1], replace(wgrad.operands[0], scaling=fprop.operands[1].scaling))
-        alike = (fprop.kernel, fprop.by_rows) == (wgrad.kernel, wgrad.by_rows)
+        alike = (fprop.kernel, fprop.m_buckets) == (wgrad.kernel, wgrad.m_buckets)
         dgrad = replace(fprop, operands=operands) if alike else GemmRecipe(operands, fprop.accumulation)
     return SiteRecipe(fprop, dgrad, wgrad)
 
@@ -145,7 +145,7 @@ def site_recipe(plan: SitePlan) -> SiteRecipe:
 def _gemm_recipe(plan: GemmPlan) -> GemmRecipe | None:
     if plan.operands is None:
         return None
-    return GemmRecipe(plan.operands, plan.accumulation or Accumulation.PRECISE, plan.kernel, plan.by_rows)
+    return GemmRecipe(plan.operands, plan.accumulation or Accumulation.PRECISE, plan.kernel, plan.m_buckets)
 
 
 def describe(plan: SitePlan) -> str:

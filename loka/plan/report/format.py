@@ -47,8 +47,8 @@ def decision_words(plan: SitePlan, gemm: Gemm) -> str:
 
 def _kernel_words(decision: GemmPlan) -> str:
     """The kernels that do not go without saying: ` by fbgemm.rowwise`, ` by fbgemm.rowwise up to M 1024, ...`."""
-    if decision.by_rows:
-        *below, (_, above) = decision.by_rows
+    if decision.m_buckets:
+        *below, (_, above) = decision.m_buckets
         return " by " + ", ".join([*(f"{kernel} up to M {rows}" for rows, kernel in below), f"{above} above"])
     return "" if decision.kernel in (NATIVE, USUAL) else f" by {decision.kernel}"
 

@@ -89,7 +89,7 @@ class KernelChoice:
     error: tuple[float, float] | None  # MERE and SQNR (dB) of the kernel that is taken
     times: tuple[KernelTime, ...]  # the model's own last
     lost: tuple[Rejected, ...]
-    by_rows: tuple[tuple[int, str], ...] = ()  # as in a GemmPlan
+    m_buckets: tuple[tuple[int, str], ...] = ()  # as in a GemmPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,9 +183,9 @@ def _choice(gemm: Gemm, sizes: SiteSizes, offer: Offer, own: Price, pricer: Perf
         for run in prices
         if run[1] is taken[1] and offer.kernels[run] == operands and (run == taken or run[0] not in _OF_LIBRARIES)
     )
-    by_rows = _by_rows(gemm, sizes, offer, taken, like, pricer) if offer.padding else ()
+    m_buckets = _m_buckets(gemm, sizes, offer, taken, like, pricer) if offer.padding else ()
     times.append(_kernel_time((NATIVE, None), own, None))
-    return KernelChoice(*taken, operands, prices[taken], errors[taken], tuple(times), tuple(lost), by_rows)
+    return KernelChoice(*taken, operands, prices[taken], errors[taken], tuple(times), tuple(lost), m_buckets)
 
 
 def _place(run: Run) -> tuple[tuple[bool, int, str], bool]:
@@ -210,7 +210,7 @@ def _less_accurate(run: Run, errors: Mapping[Run, tuple[float, float] | None]) -
     return ""
 
 
-def _by_rows(
+def _m_buckets(
     gemm: Gemm, sizes: SiteSizes, offer: Offer, taken: Run, kernels: Sequence[str], pricer: PerfModel
 ) -> tuple[tuple[int, str], ...]:
     """The kernels for batches of other sizes, where another gains enough there; () where none does.

@@ -61,7 +61,7 @@ def revise(problem: SelectionProblem, gemms: Sequence[GemmPlan], chosen: Selecti
             rejected = _once((*choice.lost, *unable))
             operands = with_scalings(plan.operands, choice.operands) if plan.operands is not None else None
             plan = replace(plan, kernel=choice.kernel, operands=operands, accumulation=choice.accumulation)
-            plan = replace(plan, by_rows=choice.by_rows, reason=reason, rejected=rejected)
+            plan = replace(plan, m_buckets=choice.m_buckets, reason=reason, rejected=rejected)
         elif plan.fp8:
             plan = _kept(plan, problem, chosen)
         revised.append(replace(plan, times=menu.times(plan.gemm)))

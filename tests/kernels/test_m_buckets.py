@@ -69,8 +69,8 @@ def test_the_operator_is_well_formed(numbers: int) -> None:
     a = torch.ones(3, 16).to(torch.float8_e4m3fn), torch.ones(3, 1)
     arguments = (*a, *a, "rowwise", "rowwise", torch.float32, False, numbers, TABLE)
     utils = ("test_faketensor", "test_aot_dispatch_dynamic")  # test_schema multiplies, which FP8 has not
-    torch.library.opcheck(torch.ops.loka.mm_by_rows.default, arguments, test_utils=utils)
-    torch.library.opcheck(torch.ops.loka.mm_by_columns.default, arguments, test_utils=utils)
+    torch.library.opcheck(torch.ops.loka.mm_by_m_bucket.default, arguments, test_utils=utils)
+    torch.library.opcheck(torch.ops.loka.mm_by_k_bucket.default, arguments, test_utils=utils)
     torch.library.opcheck(torch.ops.loka.fbgemm_rowwise_mm.default, arguments[:9], test_utils=utils)
 
 
