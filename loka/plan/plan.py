@@ -9,7 +9,8 @@ from loka.graph.ir import ForwardIR
 from loka.kernels.measurements.parts import PartKind, TimeSource
 from loka.mods.adaptation import Adaptation, RewriteResult, Setting, Unchanged
 from loka.numerics.enums import Accumulation, Gemm
-from loka.policy.cascade.settings import Assignment, OperandRecipe
+from loka.numerics.recipe import OperandPair, Recipe
+from loka.policy.cascade.settings import Assignment
 from loka.probe.profile.profile import Interval, Verdict
 from loka.sites.site import Site
 
@@ -104,7 +105,7 @@ class GemmPlan:
 
     gemm: Gemm
     kernel: str  # a name of `loka.kernels.gemm.catalogue`, "torch.scaled_mm"; AS_IS where it stays
-    operands: tuple[OperandRecipe, OperandRecipe] | None
+    operands: OperandPair | None
     accumulation: Accumulation | None
     reason: str  # "fp8 by policies/ranker.yaml:14", "kept: no evidence: run loka probe", ...
     rejected: tuple[Rejected, ...] = ()
@@ -145,6 +146,11 @@ class SitePlan:
     def fp8(self) -> bool:
         """Whether any of its GEMMs runs in FP8."""
         return any(gemm.fp8 for gemm in self.gemms)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What its GEMMs run in."""
+        return Recipe.of({gemm.gemm: gemm.operands for gemm in self.gemms})
 
 
 @dataclass(frozen=True, slots=True)

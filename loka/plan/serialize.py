@@ -264,8 +264,7 @@ def _to_file(plan: Plan) -> _PlanFile:
 
 
 def _version(plan: Plan, decisions: Sequence[GemmPlan]) -> Literal[1, 2, 3, 5]:
-    recipes = [recipe for decision in decisions for recipe in decision.operands or ()]
-    if plan.interactions or any(recipe.transposed for recipe in recipes):
+    if plan.interactions or any(site.recipe.transposed_operands for site in plan.sites):
         return 5
     if plan.mods:
         return 3

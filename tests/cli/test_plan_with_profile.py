@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from loka.numerics.enums import Format, Gemm, Operand
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.serialize import from_json
-from loka.policy.cascade.settings import OperandRecipe
 from loka.probe.profile.profile import (
     Estimate,
     Finding,

@@ -11,8 +11,8 @@ from types import ModuleType
 
 from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, Statement
 from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import BindingKind, GemmPlan, Plan, PlannedBinding, PlanTarget, SitePlan
-from loka.policy.cascade.settings import OperandRecipe
 from loka.sites.site import GemmKind, RowCount, Site
 
 ROWWISE = OperandRecipe()

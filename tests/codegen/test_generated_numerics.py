@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from loka.codegen import render_package
 from loka.numerics.enums import OPERANDS, Format, Gemm, Operand, Range, Scaling
 from loka.numerics.quantize import dequantize, quantize
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import SitePlan
-from loka.policy.cascade.settings import OperandRecipe
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from loka.numerics.enums import Compute, Format, Gemm, Operand
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.evidence import ProfiledSites
 from loka.plan.plan import Plan, PlanTarget, SitePlan
 from loka.plan.resolve import Situation, resolve
-from loka.policy.cascade.settings import Assignment, GemmSettings, OperandRecipe, SiteSettings
+from loka.policy.cascade.settings import Assignment, GemmSettings, SiteSettings
 from loka.probe.profile.profile import (
     Estimate,
     Finding,

@@ -201,7 +201,7 @@ def test_fast_sums_that_err_more_are_no_choice(error, reason, decide, wanted) ->
 
 def test_a_chain_of_both_accumulations_is_one(decide, wanted) -> None:
     plan = decide(may_be_fast(wanted(Compute.FP8)), MadeUp(KERNELS, fast_gains), input_grad=False)
-    assert site_recipe(plan).transposed
+    assert site_recipe(plan).operands.is_chain
 
 
 def test_batches_of_other_sizes_have_the_kernel_that_is_fastest_there(decide, wanted) -> None:
@@ -454,6 +454,6 @@ def test_transposed_operands_take_the_form_that_is_faster(decide, wanted, writte
     assert {each.scaling for each in found.operands} == {faster}
     assert all(each.transposed for each in found.operands)
     assert {each.scaling for each in gemm_of(plan, Gemm.FPROP).operands or ()} == {Scaling.ROWWISE}
-    assert site_recipe(plan).transposed
+    assert site_recipe(plan).operands.is_chain
     level = decide(replace(settings, gemms=gemms), MadeUp(KERNELS), kernels=(CUBLASLT,), k=4096, n=4096)
     assert {each.scaling for each in gemm_of(level, Gemm.WGRAD).operands or ()} == {written}

@@ -9,8 +9,8 @@ from loka.plan.rewrite.modded_sites import batched_site, known_of, merged_site, 
 
 from loka.mods.pad_alignment import Pad
 from loka.numerics.enums import Gemm, Operand, Scaling
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.evidence import ProfiledSites
-from loka.policy.cascade.settings import OperandRecipe
 from loka.probe.profile.profile import Estimate, Interval, OperandSummary, Profile, SiteProfile
 from loka.sites.site import GemmKind, RowCount, Site
 

@@ -10,11 +10,12 @@ from plan_costs import MadeUp
 from loka.errors import InputError
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, SCALED_MM, kernel_named
 from loka.numerics.enums import Compute, Format, Gemm, Scaling
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.evidence import NO_EVIDENCE
 from loka.plan.plan import NATIVE, PlanTarget, SitePlan
 from loka.plan.resolve import Situation, resolve
 from loka.plan.select.kernel_overrides import accepted_operands, candidates
-from loka.policy.cascade.settings import Assignment, GemmSettings, OperandRecipe, SiteSettings
+from loka.policy.cascade.settings import Assignment, GemmSettings, SiteSettings
 from loka.sites.site import Site
 
 HOPPER = Situation(PlanTarget.H100, 4096, {"p.yaml": "policies/p.yaml"})

@@ -11,10 +11,11 @@ from loka.errors import InputError
 from loka.mods.adaptation import Adaptation
 from loka.mods.fingerprint import mod_fingerprints
 from loka.numerics.enums import Compute, Format, Gemm, Operand, Range, Scaling
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.evidence import NEVER_RAN, NO_EVIDENCE, check_sites, over_budget, over_budget_words
 from loka.plan.plan import NATIVE, GemmPlan, PlanTarget
 from loka.plan.resolve import ImpossibleRuleError, Situation, resolve
-from loka.policy.cascade.settings import Budget, OperandRecipe
+from loka.policy.cascade.settings import Budget
 from loka.probe.profile.profile import Interval, Verdict
 
 NAME = "layers.0.fmb.0"

@@ -16,10 +16,10 @@ from loka.errors import InputError
 from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, Statement
 from loka.graph.reads import Reads
 from loka.numerics.enums import Compute, Format, Fuse, Range
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import BindingKind, PlannedBinding, PlanTarget, Skipped
 from loka.plan.resolve import Situation, resolve
 from loka.plan.serialize import from_json, to_json
-from loka.policy.cascade.settings import OperandRecipe
 
 
 @pytest.fixture

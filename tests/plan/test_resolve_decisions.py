@@ -6,10 +6,11 @@ import pytest
 
 from loka.errors import InputError
 from loka.numerics.enums import Accumulation, Compute, Format, Gemm, Scaling
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.evidence import NO_EVIDENCE
 from loka.plan.plan import NATIVE, GemmPlan, PlanTarget, SitePlan
 from loka.plan.resolve import Situation, resolve
-from loka.policy.cascade.settings import OperandRecipe, SiteSettings
+from loka.policy.cascade.settings import SiteSettings
 from loka.sites.site import Site
 
 HOPPER = Situation(PlanTarget.H100, 4096, {"p.yaml": "policies/p.yaml"})

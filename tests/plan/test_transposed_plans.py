@@ -10,13 +10,14 @@ import pytest
 
 from loka.errors import InputError
 from loka.numerics.enums import Compute, Format, Gemm, Operand, Range, Scaling
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import NATIVE, GemmPlan, PlanTarget
 from loka.plan.report.explain_site import explain
 from loka.plan.report.format import gemm_words
 from loka.plan.report.plan_diff import diff
 from loka.plan.resolve import Situation, resolve
 from loka.plan.serialize import from_json, to_json
-from loka.policy.cascade.settings import GemmSettings, OperandRecipe, SiteSettings
+from loka.policy.cascade.settings import GemmSettings, SiteSettings
 from loka.probe.estimate.candidate_recipes import candidates
 from loka.probe.profile.profile import Estimate, Interval
 

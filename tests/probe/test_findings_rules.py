@@ -10,7 +10,8 @@ import yaml
 
 from loka.mods.suggestions import Suggestible
 from loka.numerics.enums import Compute, Format, Gemm, Operand, Scaling
-from loka.policy.cascade.settings import Budget, GemmSettings, OperandRecipe, SiteSettings
+from loka.numerics.recipe import OperandRecipe
+from loka.policy.cascade.settings import Budget, GemmSettings, SiteSettings
 from loka.policy.schema.policy_schema import PolicySetting
 from loka.probe.diagnostics import findings_model, findings_scale
 from loka.probe.diagnostics.findings import find

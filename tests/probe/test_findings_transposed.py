@@ -9,7 +9,8 @@ import torch
 import yaml
 
 from loka.numerics.enums import Compute, Gemm, Operand, Scaling
-from loka.policy.cascade.settings import Budget, GemmSettings, OperandRecipe, SiteSettings
+from loka.numerics.recipe import OperandRecipe
+from loka.policy.cascade.settings import Budget, GemmSettings, SiteSettings
 from loka.probe.diagnostics.finding_evidence import FindingEvidence
 from loka.probe.diagnostics.findings import find
 from loka.probe.diagnostics.findings_scale import gradient_underflows, underflow

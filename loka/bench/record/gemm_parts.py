@@ -21,8 +21,9 @@ from loka.kernels import call_counters
 from loka.kernels.gemm.catalogue import kernel_named, operator_named
 from loka.kernels.measurements.parts import Part
 from loka.numerics.enums import Accumulation, Format, Gemm, Scaling
-from loka.numerics.quantize import BLOCK, Quantized, quantize
-from loka.policy.cascade.settings import OperandRecipe
+from loka.numerics.quantize import Quantized, quantize
+from loka.numerics.recipe import OperandRecipe
+from loka.numerics.scalings import BLOCKS
 
 SCALED_MM, AS_IS, FBGEMM = "torch.scaled_mm", "as-is", "fbgemm.rowwise"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -111,13 +112,11 @@ class GemmOperands:
 
 def _sampled(made: Quantized, scaling: Scaling, places: Tensor) -> Tensor:
     """Rows of a quantised matrix in float32."""
-    values, scale = made.values[places].float(), made.scale
-    if scaling is Scaling.TENSORWISE:
-        return values * scale
-    if scaling is Scaling.ROWWISE:
-        return values * scale[places]
-    blocks = scale[places if scaling is Scaling.BLOCKWISE_1X128 else places // BLOCK]
-    return values * blocks.repeat_interleave(BLOCK, dim=1)[:, : values.shape[1]]
+    block, values = BLOCKS[scaling], made.values[places].float()
+    scale = made.scale if block.rows is None else made.scale[places // block.rows]
+    if block.columns is not None:
+        scale = scale.repeat_interleave(block.columns, dim=1)[:, : values.shape[1]]
+    return values * scale
 
 
 def size_key(part: Part) -> tuple[int, int, int, str]:

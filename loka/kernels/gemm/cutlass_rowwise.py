@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -32,9 +31,7 @@ from loka.kernels.gemm.gpu_here import has_fp8
 from loka.kernels.gemm.library import Library, loaded_operator
 from loka.numerics.enums import Accumulation, Format, Gemm, Scaling
 from loka.numerics.formats import FORMATS
-
-if TYPE_CHECKING:
-    from loka.policy.cascade.settings import OperandRecipe
+from loka.numerics.recipe import OperandPair
 
 CAPABILITY = (9, 0)
 WRITTEN = torch.bfloat16
@@ -55,7 +52,7 @@ class CutlassRowwise:
     def unsupported_reason(
         self,
         gemm: Gemm,
-        operands: tuple[OperandRecipe, OperandRecipe],
+        operands: OperandPair,
         accumulation: Accumulation,
         padding: bool,
         m: int,

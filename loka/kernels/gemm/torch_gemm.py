@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from loka.kernels.gemm import scaled_mm, scaled_mm_limits
 from loka.kernels.gemm.gemm_kernel import (
@@ -17,9 +16,7 @@ from loka.kernels.gemm.gemm_kernel import (
 )
 from loka.kernels.gemm.gpu_here import FP8_CAPABILITY, unsupported_device
 from loka.numerics.enums import Accumulation, Gemm
-
-if TYPE_CHECKING:
-    from loka.policy.cascade.settings import OperandRecipe
+from loka.numerics.recipe import OperandPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +30,7 @@ class ScaledMM:
     def unsupported_reason(
         self,
         gemm: Gemm,
-        operands: tuple[OperandRecipe, OperandRecipe],
+        operands: OperandPair,
         accumulation: Accumulation,
         padding: bool,
         m: int,
@@ -78,7 +75,7 @@ class Native:
     def unsupported_reason(
         self,
         gemm: Gemm,
-        operands: tuple[OperandRecipe, OperandRecipe],
+        operands: OperandPair,
         accumulation: Accumulation,
         padding: bool,
         m: int,
