@@ -27,11 +27,12 @@ import torch
 
 from benchmarks.gemm_tilings.gemm_work import GemmWork, Shape, make_work, peers, sqnr_of
 from loka.errors import InputError
-from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
+from loka.kernels.fused.rendering import render, render_files
 from loka.kernels.fused.triton_gemm import gemm_tiling
 from loka.kernels.fused.triton_gemm.gemm_spec import OPERANDS, Epilogue, SplitGemm, TiledGemm
 from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling
 from loka.numerics.enums import Accumulation
+from loka.templating.templates import load_templates
 
 SHAPES: Mapping[str, Sequence[Shape]] = {
     "gemm": (
@@ -79,7 +80,7 @@ def candidates_of(kind: str, shape: Shape) -> Iterator[TilingCandidate]:
 
 def load(candidate: TilingCandidate, folder: Path) -> Callable[..., object]:
     """The operator of a candidate, from a package of its own in `folder`."""
-    templates = load_kernel_templates()
+    templates = load_templates()
     kernel = render(candidate.spec, templates, candidate.tiling)
     package = folder / f"loka_{kernel.digest[:16]}"
     package.mkdir(exist_ok=True)

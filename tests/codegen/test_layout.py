@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loka.codegen.text.layout import WIDTH, Code, call, code_of, lay_out, literal, parse, quoted
+from loka.codegen.text.layout import Code, call, code_of, lay_out, literal, parse, quoted
 from loka.errors import LokaError
+from loka.templating.wrap import WIDTH
 
 RUFF = shutil.which("ruff") or str(Path(sys.executable).with_name("ruff"))
 

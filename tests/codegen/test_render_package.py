@@ -23,11 +23,11 @@ from loka import dispatch
 from loka.codegen import render_package, write_package
 from loka.codegen.modules.binding_text import binding_text
 from loka.codegen.modules.module_classes import BoundView
-from loka.codegen.text.layout import WIDTH
 from loka.errors import InputError, LokaError
 from loka.graph.ir import ForwardIR, Region, SiteCall, Statement
 from loka.graph.reads import Reads
 from loka.plan.plan import BindingKind, Plan, PlannedBinding
+from loka.templating.wrap import WIDTH
 
 ROOT = Path(__file__).parents[2]
 RUFF = shutil.which("ruff") or str(Path(sys.executable).with_name("ruff"))

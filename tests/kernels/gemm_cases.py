@@ -15,11 +15,12 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent))
 from rendered_cases import Package
 
-from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
+from loka.kernels.fused.rendering import render, render_files
 from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, Epilogue, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
 from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling
 from loka.numerics.enums import Accumulation, Format, Scaling
 from loka.numerics.quantize import quantize
+from loka.templating.templates import load_templates
 
 FAST, PRECISE = Accumulation.FAST, Accumulation.PRECISE
 PLAIN = Epilogue()
@@ -45,7 +46,7 @@ def blocked(block: int, out: str = "bfloat16") -> Epilogue:
 
 def write_products(folder: Path, specs: Sequence[GemmSpec], tiling: Tiling | None = None) -> Package:
     """Render `specs` into a package in `folder`, whose last part names it, and import that."""
-    templates = load_kernel_templates()
+    templates = load_templates()
     kernels = [render(spec, templates, launched=tiling) for spec in specs]
     folder.mkdir(parents=True)
     for name, text in {**render_files(kernels, templates, "a test"), "__init__.py": ""}.items():

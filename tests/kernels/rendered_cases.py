@@ -16,7 +16,8 @@ from torch import Tensor
 
 from loka.kernels.fused.norm.norm_launch import Configuration
 from loka.kernels.fused.norm.norm_spec import GATES, NormBackward, NormForward, Spec
-from loka.kernels.fused.rendering import Rendered, load_kernel_templates, render, render_files
+from loka.kernels.fused.rendering import Rendered, render, render_files
+from loka.templating.templates import load_templates
 
 # norm, weight, bias, activation, add
 PARTS = [
@@ -80,7 +81,7 @@ class Package:
 
 def write_package(folder: Path, specs: Sequence[Spec], launched: Configuration | None = None) -> Package:
     """Render `specs` into a package in `folder`, whose last part names it, and import that."""
-    templates = load_kernel_templates()
+    templates = load_templates()
     kernels = [
         render(spec, templates, launched if isinstance(spec, NormForward | NormBackward) else None) for spec in specs
     ]

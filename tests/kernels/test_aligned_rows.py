@@ -20,7 +20,8 @@ from loka.codegen.chains.chain_shapes import quantiser
 from loka.errors import InputError
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.quantisation import Quantisation
-from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
+from loka.kernels.fused.rendering import render, render_files
+from loka.templating.templates import load_templates
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,7 +52,7 @@ def test_the_kernel_reads_and_writes_what_it_should(tmp_path: Path) -> None:
 
 
 def test_the_text_is_formatted_and_linted_as_rendered(tmp_path: Path) -> None:
-    templates = load_kernel_templates()
+    templates = load_templates()
     for name, text in render_files([render(spec, templates) for spec in ALIGNED], templates, "a test").items():
         (tmp_path / name).write_text(text)
     config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]

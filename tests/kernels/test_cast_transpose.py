@@ -19,9 +19,10 @@ from loka.errors import InputError
 from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
 from loka.kernels.fused.norm import norm_launch, norm_reference
 from loka.kernels.fused.quantisation import Quantisation
-from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
+from loka.kernels.fused.rendering import render, render_files
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import quantize
+from loka.templating.templates import load_templates
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +33,7 @@ def package(tmp_path_factory):
 
 
 def test_the_text_is_formatted_and_linted(tmp_path):
-    templates = load_kernel_templates()
+    templates = load_templates()
     for name, text in render_files([render(spec, templates) for spec in CAST_TRANSPOSES], templates, "a test").items():
         (tmp_path / name).write_text(text)
     config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]

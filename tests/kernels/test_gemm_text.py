@@ -15,11 +15,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gemm_cases import EPILOGUES, FAST, NORM, PRECISE, blocked
 
 from loka.errors import InputError
-from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
+from loka.kernels.fused.rendering import render, render_files
 from loka.kernels.fused.triton_gemm import gemm_launch
 from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, Epilogue, GroupedGemm, SplitGemm, TiledGemm
 from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling, candidates
 from loka.numerics.enums import Scaling
+from loka.templating.templates import load_templates
 
 ROOT = Path(__file__).parents[2]
 SHAPES = [(512, 512), (479, 512), (512, 479), (24, 13), (1, 13), (256, 3456)]
@@ -51,7 +52,7 @@ SPECS = [
 
 @pytest.fixture(scope="module")
 def templates():
-    return load_kernel_templates()
+    return load_templates()
 
 
 def test_every_variant_is_formatted_and_linted_as_rendered(tmp_path, templates):

@@ -27,7 +27,8 @@ from rendered_cases import Package, write_package
 from loka.errors import InputError
 from loka.kernels.fused.cast_transpose.matrix_spec import Products
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
+from loka.kernels.fused.rendering import render, render_files
+from loka.templating.templates import load_templates
 
 ROOT = Path(__file__).parents[2]
 WIDTHS = (13, 48, 512)
@@ -104,7 +105,7 @@ def test_operators_hold_what_the_compiler_expects(package: Package) -> None:
 
 
 def test_rendered_as_ruff_formats_it(tmp_path: Path) -> None:
-    templates = load_kernel_templates()
+    templates = load_templates()
     for width in (13, 512, 3456, 8192, 8256):
         kernels = [render(spec, templates) for spec in every(width)]
         for name, text in render_files(kernels, templates, "a test").items():
@@ -116,7 +117,7 @@ def test_rendered_as_ruff_formats_it(tmp_path: Path) -> None:
 
 
 def test_one_name_is_one_text() -> None:
-    templates = load_kernel_templates()
+    templates = load_templates()
     names: dict[str, str] = {}
     for spec in every(48):
         kernel = render(spec, templates)

@@ -20,10 +20,11 @@ from loka.errors import InputError
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.quantisation import Quantisation
-from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
+from loka.kernels.fused.rendering import render, render_files
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.formats import FORMATS
 from loka.numerics.quantize import quantize
+from loka.templating.templates import load_templates
 
 ROOT = Path(__file__).parents[2]
 REFUSALS = ("does not quantise", "copy its input", "neither weight nor bias", "saves no statistics")
@@ -49,7 +50,7 @@ def test_the_table_of_what_exists():
 
 
 def test_one_name_is_one_text():
-    templates = load_kernel_templates()
+    templates = load_templates()
     names: dict[str, str] = {}
     for spec in specs(512):
         kernel = render(spec, templates)
@@ -58,7 +59,7 @@ def test_one_name_is_one_text():
 
 
 def test_every_mode_is_formatted_linted_and_reads_what_it_is_passed(tmp_path):
-    templates = load_kernel_templates()
+    templates = load_templates()
     for width in (13, 24, 200, 479, 624, 1024, 2048, 8192):
         kernels = [render(spec, templates) for spec in specs(width)]
         for kernel in kernels:

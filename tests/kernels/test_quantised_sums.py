@@ -18,7 +18,8 @@ from rendered_cases import write_package
 from loka.errors import InputError
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.quantisation import Quantisation
-from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
+from loka.kernels.fused.rendering import render, render_files
+from loka.templating.templates import load_templates
 
 ROOT = Path(__file__).parents[2]
 # norm, weight, bias, activation, add, times, residual
@@ -68,7 +69,7 @@ def test_every_mode_against_float64(package, width):
 
 
 def test_rendered_as_ruff_formats_it(tmp_path):
-    templates = load_kernel_templates()
+    templates = load_templates()
     for width in (13, 512, 16384):
         kernels = [render(spec, templates) for spec in specs(width)]
         assert len({kernel.function for kernel in kernels}) == len(kernels)

@@ -33,8 +33,9 @@ from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose, Transpo
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.quantisation import Quantisation
-from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
+from loka.kernels.fused.rendering import render, render_files
 from loka.numerics.enums import Format
+from loka.templating.templates import load_templates
 
 ROOT = Path(__file__).parents[2]
 WIDTHS = (13, 512)
@@ -56,7 +57,7 @@ def tensors_of(spec, inputs) -> list[torch.Tensor]:
 
 
 def test_the_text_is_formatted_and_linted(tmp_path):
-    templates = load_kernel_templates()
+    templates = load_templates()
     for width in (13, 479, 512, 2048, 8192):
         kernels = [
             render(spec, templates)

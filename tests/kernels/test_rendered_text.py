@@ -18,7 +18,8 @@ from loka.errors import InputError
 from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm.norm_launch import Configuration, configuration, padded_width
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NORMS, NormBackward, NormForward
-from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
+from loka.kernels.fused.rendering import render, render_files
+from loka.templating.templates import load_templates
 
 ROOT = Path(__file__).parents[2]
 COUNTED = [*map(RequantizeTranspose, (1, 2, 3)), *map(Reduce, range(1, 7))]
@@ -28,7 +29,7 @@ EVERY += [spec for width in (256, 768) for spec in norm_specs(width, BLOCK_PARTS
 
 @pytest.fixture(scope="module")
 def templates():
-    return load_kernel_templates()
+    return load_templates()
 
 
 def test_every_variant_is_formatted_and_linted_as_rendered(tmp_path, templates):

@@ -22,7 +22,8 @@ from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD, LARGEST_WIDTH
 from loka.kernels.fused.norm.wide_norm_launch import wide_configuration
 from loka.kernels.fused.quantisation import Quantisation
-from loka.kernels.fused.rendering import load_kernel_templates, render, render_files
+from loka.kernels.fused.rendering import render, render_files
+from loka.templating.templates import load_templates
 
 ROOT = Path(__file__).parents[2]
 LAYER_NORM = ("layer_norm", True, True, 1e-5, None, False)
@@ -43,7 +44,7 @@ def test_kernels_read_and_write_what_they_should(tmp_path):
 
 
 def test_every_variant_is_formatted_and_linted_as_rendered(tmp_path):
-    templates = load_kernel_templates()
+    templates = load_templates()
     for width in (16389, 24576, 123200):
         unique = {spec.function: spec for spec in all_specs(width)}
         kernels = [render(spec, templates) for spec in unique.values()]
@@ -57,7 +58,7 @@ def test_every_variant_is_formatted_and_linted_as_rendered(tmp_path):
 
 @pytest.mark.parametrize("width", [16389, 24576])
 def test_nothing_is_passed_or_made_that_is_not_read(width):
-    templates = load_kernel_templates()
+    templates = load_templates()
     for spec in all_specs(width):
         tree = ast.parse(render(spec, templates).text)
         for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
@@ -71,7 +72,7 @@ def test_nothing_is_passed_or_made_that_is_not_read(width):
 
 
 def test_wide_and_held_rows_meet():
-    templates = load_kernel_templates()
+    templates = load_templates()
     held, wide = (render(NormForward(width, *LAYER_NORM, True, True), templates).text for width in (16384, 16385))
     assert "tl.arange(0, 16384)" in held
     assert "tl.range(0, 16385, 4096" in wide

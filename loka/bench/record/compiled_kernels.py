@@ -25,9 +25,10 @@ from loka.bench.record.part_specs import specs_of
 from loka.bench.record.producer_parts import Producers
 from loka.bench.speed.comparison import Progress, describe
 from loka.errors import LokaError
-from loka.kernels.fused.rendering import KERNELS_FILE, AnySpec, load_kernel_templates, render, render_files
+from loka.kernels.fused.rendering import KERNELS_FILE, AnySpec, render, render_files
 from loka.kernels.measurements.interaction_forms import BACKWARDS, family
 from loka.kernels.measurements.parts import COMPILED, INTERACTIONS, Part, PartKind
+from loka.templating.templates import load_templates
 
 PACKAGE = "loka_record_kernels"
 FEW_ROWS = 256  # of the first call
@@ -41,7 +42,7 @@ class CompiledKernels:
         self._folder = folder
         self._parts = parts
         specs = dict.fromkeys(spec for part in parts for spec in _specs(part))
-        templates = load_kernel_templates()
+        templates = load_templates()
         files = render_files([render(spec, templates) for spec in specs], templates, "loka bench kernels")
         package = folder / PACKAGE
         package.mkdir()

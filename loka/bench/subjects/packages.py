@@ -14,12 +14,13 @@ from typing import Self
 from loka.bench.subjects.variants import Variant
 from loka.codegen import render_package, write_package
 from loka.errors import LokaError
-from loka.kernels.fused.rendering import KERNELS_FILE, AnySpec, load_kernel_templates, render, render_files
+from loka.kernels.fused.rendering import KERNELS_FILE, AnySpec, render, render_files
 from loka.mods.registry import interaction_planning
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.probe.profile.profile import Profile
 from loka.probe.profile.profile_file import save
+from loka.templating.templates import load_templates
 
 SMALLEST = 64  # sites with K or N up to this stay as the model has them
 
@@ -128,7 +129,7 @@ class Workshop:
 
     def kernels(self, specs: Sequence[AnySpec]) -> ModuleType:
         """The module of these specs' Triton kernels and host functions, as a generated package has it."""
-        templates = load_kernel_templates()
+        templates = load_templates()
         name = "loka_bench_kernels"
         folder = self._path / name
         folder.mkdir()

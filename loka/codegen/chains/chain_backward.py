@@ -18,10 +18,10 @@ from loka.codegen.chains.chain_names import (
 )
 from loka.codegen.chains.chain_shapes import ChainShape, StageShape
 from loka.codegen.chains.static_operands import gradient_kernel, input_kernel, under
-from loka.codegen.text.layout import WIDTH
 from loka.kernels.fused.cast_transpose.matrix_spec import LARGEST_COUNT, Products, RequantizeTranspose, Transpose
 from loka.kernels.fused.rendering import AnySpec
 from loka.numerics.enums import Gemm
+from loka.templating.wrap import WIDTH
 
 
 def backward_lines(shape: ChainShape, kernels: ChainKernels) -> list[str]:

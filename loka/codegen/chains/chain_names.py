@@ -9,12 +9,13 @@ from loka.codegen.chains.chain_shapes import ChainShape
 from loka.codegen.chains.static_operands import input_kernel
 from loka.codegen.modules.gemm_calls import gemm_call
 from loka.codegen.modules.linear_recipes import SiteRecipe
-from loka.codegen.text.layout import WIDTH, Code, call, lay_out
+from loka.codegen.text.layout import Code, call, lay_out
 from loka.errors import LokaError
 from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
 from loka.kernels.fused.norm.norm_spec import NormForward
 from loka.kernels.fused.rendering import AnySpec
 from loka.numerics.enums import Gemm
+from loka.templating.wrap import WIDTH
 
 INDENT = 8
 _COPIES = (

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from loka.codegen.chains.chain_names import INDENT, assigned, unpacked
 from loka.codegen.text.comments import wrapped
-from loka.codegen.text.layout import WIDTH, Code, call, lay_out
+from loka.codegen.text.layout import Code, call, lay_out
 from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormForward, backward_of, part_names
 from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward, FmSizes
+from loka.templating.wrap import WIDTH
 
 M = " " * INDENT
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from loka.codegen.modules.binding_text import BindingText, field_text, fits, numbered
-from loka.codegen.text.layout import WIDTH, quoted
+from loka.codegen.text.layout import quoted
 from loka.mods.adaptation import Adaptation
+from loka.templating.wrap import WIDTH
 
 _INDENT = 12
 _LONGEST = 8  # names that repeat together, from layer to layer

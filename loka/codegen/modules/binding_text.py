@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loka.codegen.modules.module_classes import BoundView
-from loka.codegen.text.layout import WIDTH, Code, call, lay_out, literal, named
+from loka.codegen.text.layout import Code, call, lay_out, literal, named
 from loka.graph.reads import Reads
+from loka.templating.wrap import WIDTH
 
 _INDENT = 8
 _PLAIN = re.compile(r"[A-Za-z0-9_.]*")

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from loka.codegen.text.identifiers import Names, is_plain_variable, variable_name
-from loka.codegen.text.layout import WIDTH, Code, call, code_of, lay_out, parse
+from loka.codegen.text.layout import Code, call, code_of, lay_out, parse
 from loka.errors import LokaError
 from loka.graph.ir import RefKind, SiteCall, Statement
+from loka.templating.wrap import WIDTH
 
 # What a printed statement may read besides its operands: modules, the one that every generated file has, and builtins.
 _GLOBALS = frozenset({"torch", "math", "operator"})

@@ -16,14 +16,15 @@ from loka.codegen.modules.linear_recipes import Recipes
 from loka.codegen.modules.module_classes import BoundView, ModuleWriter
 from loka.codegen.modules.region_functions import Regions
 from loka.codegen.modules.signature import outside_names
-from loka.codegen.package.template_folder import Templates, load_templates
 from loka.codegen.text.comments import shown
 from loka.codegen.text.identifiers import RESERVED, Names
-from loka.codegen.text.layout import WIDTH, quoted
+from loka.codegen.text.layout import quoted
 from loka.errors import InputError
-from loka.kernels.fused.rendering import KERNELS_FILE, load_kernel_templates, render, render_files
+from loka.kernels.fused.rendering import KERNELS_FILE, render, render_files
 from loka.plan.plan import Plan
 from loka.plan.serialize import to_json
+from loka.templating.templates import Templates, load_templates
+from loka.templating.wrap import WIDTH
 from loka.version import __version__
 
 MANIFEST = "manifest.json"
@@ -67,7 +68,7 @@ def _render_code(plan: Plan, templates: Templates) -> dict[str, str]:
     )
     views = [writer.bound(binding) for binding in plan.bindings]
     common = {"name": plan.name, "policy": shown(policy_name(plan)), "stamp": _UNSTAMPED, "target": quoted(plan.target)}
-    fused = _fused_files(writer, common["policy"])
+    fused = _fused_files(templates, writer, common["policy"])
     files = {
         **fused,
         "kernels.py": _kernels(templates, writer, common),
@@ -85,9 +86,8 @@ def _render_code(plan: Plan, templates: Templates) -> dict[str, str]:
     return {name: _with_exemptions(code, arguments if name == "modules.py" else ()) for name, code in files.items()}
 
 
-def _fused_files(writer: ModuleWriter, policy: str) -> dict[str, str]:
+def _fused_files(templates: Templates, writer: ModuleWriter, policy: str) -> dict[str, str]:
     """The files of Triton kernels and of their operators, none where nothing calls any."""
-    templates = load_kernel_templates()
     specs = dict.fromkeys((*writer.chains.specs(), *writer.mixes.specs()))
     kernels = [render(spec, templates) for spec in specs]
     return render_files(kernels, templates, policy, _UNSTAMPED) if kernels else {}
@@ -164,9 +164,7 @@ def _inputs(plan: Plan, plan_json: str, templates: Templates, has_kernels: bool)
         inputs[f"profile {_portable(plan.profile[0])}"] = plan.profile[1]
     if plan.measurements is not None:
         inputs[f"measurements {_portable(plan.measurements[0])}"] = plan.measurements[1]
-    inputs |= {f"template {name}": digest for name, digest in templates.hashes().items()}
-    if has_kernels:
-        inputs |= {f"template {name}": digest for name, digest in load_kernel_templates().hashes().items()}
+    inputs |= {f"template {name}": digest for name, digest in templates.hashes(kernels=has_kernels).items()}
     return {**inputs, PLAN: _sha256(plan_json), "loka": __version__}
 
 

@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from loka.codegen.text.layout import WIDTH
+from loka.templating.wrap import WIDTH
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.\-*/]+")
 _LONGEST = 72  # characters of a name that are shown

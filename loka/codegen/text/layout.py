@@ -13,8 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from loka.errors import LokaError
-
-WIDTH = 120
+from loka.templating.wrap import wrap_statement
 
 _BINARY: dict[type[ast.operator], tuple[str, int]] = {
     ast.BitOr: ("|", 6),
@@ -71,22 +70,7 @@ class Code:
 
 def lay_out(before: str, code: Code, after: str, indent: int) -> str:
     """`before code after` at `indent` columns, opened where it is longer than a line; no final newline."""
-    return "\n".join(_lines(before, code, after, indent))
-
-
-def _lines(before: str, code: Code, after: str, indent: int) -> list[str]:
-    margin = " " * indent
-    line = margin + before + code.flat() + after
-    if len(line) <= WIDTH or not code.items:
-        return [line]
-    lines = [margin + before + code.text]
-    inside = margin + "    " + ", ".join(item.flat() for item in code.items)
-    called = code.text.endswith("(") and code.text != "(" and not code.text.endswith("=(")
-    if called and len(inside) <= WIDTH:  # a call's arguments stay together where one line holds them
-        return [*lines, inside, margin + code.close + after]
-    for item in code.items:
-        lines += _lines("", item, ",", indent + 4)
-    return [*lines, margin + code.close + after]
+    return "\n".join(wrap_statement(" " * indent + before + code.flat() + after))
 
 
 def literal(value: object) -> Code:

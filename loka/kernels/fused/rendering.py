@@ -8,12 +8,8 @@ Triton; `fused.py` holds the operators and imports it not: each operator runs it
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-
-import jinja2
 
 from loka.errors import InputError
 from loka.kernels.fused.cast_transpose import cast_transpose_text, matrix_text
@@ -54,6 +50,7 @@ from loka.kernels.fused.reduce import product_text
 from loka.kernels.fused.triton_gemm import gemm_text, gemm_tiling, grouped_gemm_text, split_gemm_text
 from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
 from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling
+from loka.templating.templates import KERNELS, Templates
 
 KERNELS_FILE = "triton_kernels.py"
 OPERATORS_FILE = "fused.py"
@@ -78,24 +75,7 @@ AnyConfiguration = (
     | CrossConfiguration
 )
 
-_SUFFIX = ".j2"
-_FOLDER = "triton"
-
-
-@dataclass(frozen=True, slots=True)
-class KernelTemplates:
-    """The kernels' templates, by file name, with the environment that renders them."""
-
-    texts: tuple[tuple[str, str], ...]
-    environment: jinja2.Environment
-
-    def render(self, template: str, values: Mapping[str, object]) -> str:
-        """One template's text; a name that it reads and was not given is an error."""
-        return self.environment.get_template(template).render(values)
-
-    def hashes(self) -> dict[str, str]:
-        """sha256 of each template."""
-        return {f"{_FOLDER}/{name}": hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts}
+_SUFFIX = ".py.j2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,33 +91,15 @@ class Rendered:
     results: tuple[str, ...]  # of the operator, in order; one is no tuple
 
 
-@cache
-def load_kernel_templates() -> KernelTemplates:
-    """All templates of kernels: of a wheel, or beside the package in a checkout. Raises InputError where they miss."""
-    package = resources.files("loka")
-    places = [package.joinpath("_share", "templates", _FOLDER), package.joinpath("..", "templates", _FOLDER)]
-    for place in places:
-        if place.joinpath(KERNELS_FILE + _SUFFIX).is_file():
-            break
-    else:
-        raise InputError(
-            f"LoKA's templates of kernels are missing: there is neither {places[0]} nor {places[1]}; install LoKA "
-            "again, or run it from a whole checkout"
-        )
-    found = sorted((item for item in place.iterdir() if item.name.endswith(_SUFFIX)), key=lambda item: item.name)
-    texts = tuple((item.name, item.read_text(encoding="utf-8").replace("\r\n", "\n")) for item in found)
-    return KernelTemplates(texts, _environment(dict(texts)))
-
-
-def render(spec: AnySpec, templates: KernelTemplates, launched: AnyConfiguration | None = None) -> Rendered:
+def render(spec: AnySpec, templates: Templates, launched: AnyConfiguration | None = None) -> Rendered:
     """A kernel for `spec`. `launched` overrides how it is launched, to measure others: of the spec's own kind."""
     family, views = _views(spec, launched)
-    text = templates.render(family + ".py" + _SUFFIX, views.kernel)
+    text = templates.render(KERNELS + family + _SUFFIX, views.kernel)
     digest = hashlib.sha256(text.encode()).hexdigest()
     name = f"{spec.function}_{digest[:8]}"
     changes = [parameter for parameter in spec.parameters if parameter == "record"]
     registration = norm_text.registration(spec.function, name, changes)
-    operator = templates.render("operator.py" + _SUFFIX, {**views.operator, "registration": registration})
+    operator = templates.render(KERNELS + "operator" + _SUFFIX, {**views.operator, "registration": registration})
     return Rendered(spec.function, name, text, operator, digest, spec.parameters, spec.results)
 
 
@@ -191,9 +153,7 @@ def _views(spec: AnySpec, launched: AnyConfiguration | None) -> tuple[str, norm_
             return "cross_backward", cross_backward_views(spec, crossing)
 
 
-def render_files(
-    kernels: Sequence[Rendered], templates: KernelTemplates, subject: str, stamp: str = ""
-) -> dict[str, str]:
+def render_files(kernels: Sequence[Rendered], templates: Templates, subject: str, stamp: str = "") -> dict[str, str]:
     """The two files of a package, by name. `subject` is what their docstrings name; a `stamp` becomes STAMP.
 
     Kernels of one function are written once; they come sorted by that name. Raises InputError where two texts claim
@@ -207,7 +167,7 @@ def render_files(
     texts = {KERNELS_FILE: [k.text for k in ordered], OPERATORS_FILE: [k.operator for k in ordered]}
     return {
         file: templates.render(
-            file + _SUFFIX,
+            f"{KERNELS}{file}.j2",
             {"texts": texts[file], "subject": subject, "stamp": stamp, **_imports(texts[file])},
         )
         for file in texts
@@ -234,16 +194,3 @@ def _imports(texts: Sequence[str]) -> dict[str, object]:
             packages.setdefault(package, []).append(module)
     imports = [f"from {package} import {', '.join(modules)}" for package, modules in packages.items()]
     return {"imports": imports, "descriptors": any("TensorDescriptor." in text for text in texts)}
-
-
-def _environment(texts: dict[str, str]) -> jinja2.Environment:
-    # What is rendered is Python, not HTML, and every value in it comes from a checked spec.
-    return jinja2.Environment(
-        loader=jinja2.DictLoader(texts),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-        newline_sequence="\n",
-    )

@@ -41,17 +41,8 @@ class Views:
 
 
 def opened(before: str, items: Sequence[str], after: str, indent: int = 0) -> str:
-    """`before(items)after` at `indent` columns, opened where it is longer than a line; no final newline."""
-    margin = " " * indent
-    inside = ", ".join(items)
-    line = f"{margin}{before}({inside}){after}"
-    if len(line) <= WIDTH:
-        return line
-    alone = before.startswith("def ") and len(items) == 1  # ruff gives the only parameter of a function a comma
-    if len(margin) + 4 + len(inside) <= WIDTH and not alone:
-        return f"{margin}{before}(\n{margin}    {inside}\n{margin}){after}"
-    lines = "".join(f"{margin}    {item},\n" for item in items)
-    return f"{margin}{before}(\n{lines}{margin}){after}"
+    """`before(items)after` at `indent` columns, on one line: what renders it wraps it."""
+    return f"{' ' * indent}{before}({', '.join(items)}){after}"
 
 
 def registration(function: str, name: str, changes: Sequence[str] = ()) -> str:

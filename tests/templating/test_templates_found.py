@@ -8,8 +8,8 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from loka.codegen.package import template_folder
 from loka.errors import InputError
+from loka.templating import templates as template_folder
 
 
 def place(monkeypatch: pytest.MonkeyPatch, package: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -12,24 +12,31 @@ from importlib.resources.abc import Traversable
 import jinja2
 
 from loka.errors import InputError
+from loka.templating.wrap import wrap
 
+KERNELS = "triton/"  # the templates of kernels, in a folder of their own
 _SUFFIX = ".j2"
+_FIRST = "kernels.py" + _SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
 class Templates:
-    """Every template, by file name, with the environment that renders them."""
+    """Every template, by its path below `templates/`, with the environment that renders them."""
 
     texts: tuple[tuple[str, str], ...]
     environment: jinja2.Environment
 
     def render(self, template: str, values: Mapping[str, object]) -> str:
-        """One template's text; a name that it reads and was not given is an error."""
-        return self.environment.get_template(template).render(values)
+        """One template's text, with long lines wrapped; a name that it reads and was not given is an error."""
+        return wrap(self.environment.get_template(template).render(values))
 
-    def hashes(self) -> dict[str, str]:
-        """sha256 of each template."""
-        return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts}
+    def hashes(self, *, kernels: bool = True) -> dict[str, str]:
+        """sha256 of each template, those of kernels only where a package has `kernels`."""
+        return {
+            name: hashlib.sha256(text.encode()).hexdigest()
+            for name, text in self.texts
+            if kernels or not name.startswith(KERNELS)
+        }
 
 
 def templates_folder() -> Traversable:
@@ -40,7 +47,7 @@ def templates_folder() -> Traversable:
     package = resources.files("loka")
     places = [package.joinpath("_share", "templates"), package.joinpath("..", "templates")]
     for place in places:
-        if place.joinpath("kernels.py" + _SUFFIX).is_file():
+        if place.joinpath(_FIRST).is_file():
             return place
     raise InputError(
         f"LoKA's templates are missing: there is neither {places[0]} nor {places[1]}; install LoKA again, or run it "
@@ -51,13 +58,20 @@ def templates_folder() -> Traversable:
 @cache
 def load_templates() -> Templates:
     """All templates, read once for each process. Raises InputError where they are missing."""
-    found = sorted((item for item in templates_folder().iterdir() if item.name.endswith(_SUFFIX)), key=lambda i: i.name)
-    texts = tuple((item.name, item.read_text(encoding="utf-8").replace("\r\n", "\n")) for item in found)
+    texts = tuple(sorted(_texts(templates_folder(), "")))
     return Templates(texts, _environment(dict(texts)))
 
 
+def _texts(folder: Traversable, prefix: str) -> Iterator[tuple[str, str]]:
+    for item in folder.iterdir():
+        if item.is_dir():
+            yield from _texts(item, f"{prefix}{item.name}/")
+        elif item.name.endswith(_SUFFIX):
+            yield prefix + item.name, item.read_text(encoding="utf-8").replace("\r\n", "\n")
+
+
 def _environment(texts: dict[str, str]) -> jinja2.Environment:
-    # What is rendered is Python, not HTML: every value was made safe for its place by `layout` and `prose` before.
+    # What is rendered is Python, not HTML: every value comes from a checked spec or was made safe for its place.
     return jinja2.Environment(
         loader=jinja2.DictLoader(texts),
         undefined=jinja2.StrictUndefined,

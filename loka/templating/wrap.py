@@ -1,0 +1,112 @@
+"""Lines of generated Python that are too long, opened at a bracket where `ruff format` would open them.
+
+Templates write one statement a line. No formatter has to run where code is generated.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+
+WIDTH = 120  # columns of a line
+
+_TOKEN = re.compile(r"""[rbfu]*"(?:\\.|[^"\\])*"|[rbfu]*'(?:\\.|[^'\\])*'|[\[({\])},#]|=""")
+_CALLED = re.compile(r"[\w)\]]$")
+_KEYWORD = re.compile(r"\b(?:return|in|is|not|and|or|if|else|assert|yield|del|await|for)\s*$")
+_TARGETS = re.compile(r"[^=()\[\]{}]+,[^=()\[\]{}]* = ")
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A bracket that nothing in its statement encloses: where it opens and closes, and the commas right inside it."""
+
+    start: int
+    end: int
+    commas: tuple[int, ...]
+
+    def items(self, line: str) -> list[str]:
+        """What stands between its commas, without the empty end that a trailing comma leaves."""
+        bounds = [self.start, *self.commas, self.end]
+        parts = [line[left + 1 : right].strip() for left, right in pairwise(bounds)]
+        return parts[:-1] if not parts[-1] else parts
+
+
+def wrap(text: str) -> str:
+    """`text`, with each statement that is longer than WIDTH opened; it holds whole lines of Python.
+
+    Comments and docstrings stay as they are, and so does a statement without a bracket to open.
+    """
+    lines: list[str] = []
+    in_docstring = False
+    for line in text.split("\n"):
+        quotes = line.count('"""')
+        lines += [line] if in_docstring or quotes or len(line) <= WIDTH else wrap_statement(line)
+        in_docstring ^= quotes % 2 == 1
+    return "\n".join(lines)
+
+
+def wrap_statement(line: str) -> list[str]:
+    """One statement, or one item of a bracket, in as many lines as it takes."""
+    if len(line) <= WIDTH:
+        return [line]
+    groups = _groups(line)
+    if groups is None:
+        return [line]
+    text = line.lstrip()
+    margin = line[: len(line) - len(text)]
+    defines = text.startswith(("def ", "async def ", "class "))
+    some = [group for group in groups if group.items(line)]
+    if defines:
+        return _opened(line, some[0], margin, defines=True) if some else [line]
+    for group in reversed(some):
+        if group.start < WIDTH:
+            return _opened(line, group, margin, defines=False)
+    if (targets := _TARGETS.match(text)) is not None:
+        names = [name.strip() for name in targets[0].removesuffix(" = ").split(",") if name.strip()]
+        rest = wrap_statement(f"{margin}) = {text[targets.end() :]}")
+        return [f"{margin}(", *(f"{margin}    {name}," for name in names), *rest]
+    return [line]
+
+
+def _opened(line: str, group: _Group, margin: str, *, defines: bool) -> list[str]:
+    """The statement with one bracket opened: arguments that fit on a line stay together, other items get one each."""
+    before, after = line[: group.start + 1], line[group.end :]
+    items = group.items(line)
+    inner = margin + "    "
+    together = inner + ", ".join(items)
+    head = before[:-1]
+    called = before.endswith("(") and _CALLED.search(head) is not None and _KEYWORD.search(head) is None
+    alone = defines and len(items) == 1  # the only parameter of a function gets a comma
+    trailing = len(group.commas) == len(items)
+    if called and len(together) <= WIDTH and not alone and not trailing:
+        return [before, together, *wrap_statement(margin + after)]
+    bare = len(items) == 1 and not trailing and (not called or re.search(r"\bfor\b", items[0]) is not None)
+    lines = [before]
+    for item in items:
+        lines += wrap_statement(inner + item + ("" if bare else ","))
+    return [*lines, *wrap_statement(margin + after)]
+
+
+def _groups(line: str) -> list[_Group] | None:
+    """The outermost brackets of a line, in order; None where it ends in a comment or inside a bracket."""
+    found: list[_Group] = []
+    depth, start = 0, 0
+    commas: list[int] = []
+    for token in _TOKEN.finditer(line):
+        match token[0]:
+            case "#":
+                return None
+            case "(" | "[" | "{":
+                if depth == 0:
+                    start, commas = token.start(), []
+                depth += 1
+            case ")" | "]" | "}":
+                depth -= 1
+                if depth < 0:
+                    return None
+                if depth == 0:
+                    found.append(_Group(start, token.start(), tuple(commas)))
+            case "," if depth == 1:
+                commas.append(token.start())
+    return found if depth == 0 else None
