@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from loka.devices.targets import TargetDevice
 from loka.graph.ir import ForwardIR
 from loka.kernels.measurements.parts import PartKind, TimeSource
 from loka.mods.adaptation import Adaptation, RewriteResult, Setting, Unchanged
@@ -16,14 +17,6 @@ from loka.sites.site import Site
 
 NATIVE = "as-is"  # the kernel of a GEMM that stays as the model has it
 NOTHING_AROUND = "no norm, activation or residual around it can be taken along"  # a region_note that is no refusal
-
-
-class PlanTarget(StrEnum):
-    """The device that a plan is decided for."""
-
-    H100 = "h100"
-    H200 = "h200"
-    REFERENCE = "reference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +231,7 @@ class Plan:
     """Everything that code generation needs. Serialises to the same bytes on every machine (`loka.plan.serialize`)."""
 
     name: str
-    target: PlanTarget
+    target: TargetDevice
     batch_size: int
     policy_files: tuple[tuple[str, str], ...]  # (file as named, sha256), the policy first and then what it extends
     sites: tuple[SitePlan, ...]  # in model order

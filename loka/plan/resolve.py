@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from loka.devices.targets import DEVICES, TargetDevice
 from loka.errors import InputError
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, PREFERRED, Kernel
 from loka.kernels.measurements.parts import PartCosts
 from loka.numerics.enums import Accumulation, Compute, Fuse, Gemm
 from loka.numerics.recipe import OperandPair, transposed_form, with_scalings
 from loka.plan.evidence import JudgedGemm, ProfiledSites, judge, with_ranges
-from loka.plan.plan import NATIVE, GemmPlan, PlanTarget, Rejected, SitePlan
+from loka.plan.plan import NATIVE, GemmPlan, Rejected, SitePlan
 from loka.plan.report.format import place_words
 from loka.plan.select.enumerate import Offer, SiteOptions, enumerate_options
 from loka.plan.select.kernel_overrides import (
@@ -42,7 +43,7 @@ _Sifted = tuple[dict[str, OperandPair], tuple[Rejected, ...]]
 class Situation:
     """What all sites of a plan are decided against."""
 
-    target: PlanTarget
+    target: TargetDevice
     batch_size: int
     files: Mapping[str, str] = field(default_factory=dict)  # a policy file as the plan calls it -> as the user named it
     kernels: tuple[Kernel, ...] = ()  # FP8, the first preferred; (): PREFERRED, or, with measurements, all
@@ -139,7 +140,8 @@ class _Resolver:
     def __init__(self, situation: Situation) -> None:
         self._situation = situation
         self._sifted: dict[tuple[object, ...], _Sifted] = {}
-        self._pricer = PerfModel(situation.costs) if situation.costs is not None else None
+        device, costs = DEVICES[situation.target], situation.costs
+        self._pricer = PerfModel(costs, device) if costs is not None else None
         self._menus: dict[tuple[object, ...], SiteOptions | None] = {}
         self._around: dict[tuple[object, ...], Surroundings] = {}
 

@@ -14,11 +14,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from gemm_cases import EPILOGUES, FAST, NORM, PRECISE, blocked
 
+from loka.devices.launches import Tiling
 from loka.errors import InputError
 from loka.kernels.fused.rendering import render, render_files
 from loka.kernels.fused.triton_gemm import gemm_launch
 from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, Epilogue, GroupedGemm, SplitGemm, TiledGemm
-from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling, candidates
+from loka.kernels.fused.triton_gemm.gemm_tiling import candidates
 from loka.numerics.enums import Scaling
 from loka.templating.templates import load_templates
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from loka.bench.record.check_numbers import Check, check_product, spaced
 from loka.bench.speed.steps import SEED, float32_products
+from loka.devices.targets import DEFAULT_TARGET
 from loka.errors import InputError
 from loka.kernels import call_counters
 from loka.kernels.gemm.catalogue import kernel_named, operator_named
@@ -133,7 +134,7 @@ def unavailable_reason(kernel: str) -> str | None:
 class Gemms:
     """Prepares GEMM parts: the model's own, and those of the catalogue that have an operator."""
 
-    def __init__(self, device: str = "cuda", target: str = "h100") -> None:
+    def __init__(self, device: str = "cuda", target: str = DEFAULT_TARGET) -> None:
         """`target` is what kernels are asked about."""
         self._device = device
         self._target = target

@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from loka.errors import InputError
 from loka.kernels.gemm.library import Library
 from loka.numerics.enums import OPERANDS, Accumulation, Gemm
 from loka.numerics.recipe import OperandPair
 
-REFERENCE_TARGET = "reference"
-HOPPER_TARGETS = ("h100", "h200")
 BFLOAT16 = "bfloat16"
 
 
@@ -74,13 +71,6 @@ class Kernel(Protocol):
     def unavailable_reason(self) -> str | None:
         """Why it cannot run on this machine, or None where it can: library, version, device. May import the library."""
         ...
-
-
-def check_target(target: str) -> None:
-    """Raise InputError unless the target is one that plans are decided for."""
-    known = (*HOPPER_TARGETS, REFERENCE_TARGET)
-    if target not in known:
-        raise InputError(f"target {target!r} is not known; it can be {', '.join(known)}")
 
 
 def refuse_range(gemm: Gemm, operands: OperandPair) -> str | None:
