@@ -15,8 +15,8 @@ import forward_mods as zoo
 
 from loka.errors import LokaError
 from loka.graph.equivalence import source
-from loka.mods import batch_small
-from loka.mods.batch_small import FEW, SHARED, Batch
+from loka.mods.batch_small import batch_small
+from loka.mods.batch_small.batch_small import FEW, SHARED, Batch
 
 
 @pytest.mark.parametrize("seed", range(18))

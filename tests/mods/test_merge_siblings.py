@@ -14,8 +14,9 @@ import forward_mods as zoo
 
 from loka.errors import LokaError
 from loka.graph.equivalence import source
-from loka.mods import merge_siblings, rewriting_tools
-from loka.mods.merge_siblings import ALONE, Siblings
+from loka.mods.merge_siblings import merge_siblings
+from loka.mods.merge_siblings.merge_siblings import ALONE, Siblings
+from loka.mods.rewriting import rewriting_tools
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loka.mods.block_widths import block_of
 from torch import Tensor, nn
 
 from loka.mods.adapt import adapt, convert, is_adapted
 from loka.mods.adaptation import Adaptation
 from loka.mods.mod_modules import BlockNorm
+from loka.mods.norm_changes import block_of
 
 MODS = ("no_bias", "block_norm", "hard_swish", "norm_first")
 WIDTHS = st.sampled_from([13, 16, 24, 32, 48, 64, 96, 100, 128, 256])
