@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from itertools import product
 
-import chain_plans as chains
-import codegen_plans as plans
 import pytest
 
 from loka.codegen.chains.chain_calls import chain_recipe
 from loka.codegen.modules.linear_recipes import site_recipe
 from loka.numerics.enums import Accumulation
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
 
 WEIGHT, STATIC = plans.TENSORWISE, plans.STATIC
 FPROPS = (None, (chains.ROWS, chains.ROWS), (plans.ROWWISE, plans.ROWWISE), (STATIC, WEIGHT))

@@ -9,7 +9,6 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_costs import CHAIN, SCALED_MM, AnyGemm, MadeUp
 
 from loka.devices.targets import TargetDevice
 from loka.kernels.measurements.parts import Part
@@ -23,6 +22,7 @@ from loka.plan.select.workload import SiteSizes, Surroundings, Traced, gemm_part
 from loka.policy.cascade.settings import Budget, GemmSettings, SiteSettings
 from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
 from loka.sites.site import GemmKind, RowCount, Site
+from tests.support.plan.plan_costs import CHAIN, SCALED_MM, AnyGemm, MadeUp
 
 OTHERS = (AnyGemm("a.first"), AnyGemm("b.second"))
 KERNELS = (*OTHERS, AnyGemm(SCALED_MM))

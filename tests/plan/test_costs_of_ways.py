@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from plan_costs import CHAIN, MadeUp
 
 from loka.kernels.measurements.parts import Part, PartKind, TimeSource
 from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
@@ -16,6 +15,7 @@ from loka.plan.select.workload import (
     surroundings_of,
     workload_of,
 )
+from tests.support.plan.plan_costs import CHAIN, MadeUp
 
 SIZES = SiteSizes(4096, 512, 1024)
 AROUND = Surroundings("layer_norm", "layer_norm silu")

@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from loka.plan.rewrite.fused_interactions import Fused
-from plan_costs import HOPPER, MadeUp
 
 from loka.bench.record.policy_parts import parts_of_policy
 from loka.cli.verbs.diff import show as show_diff
@@ -20,6 +18,7 @@ from loka.kernels.measurements.interaction_forms import Crossing, Form, Joining,
 from loka.kernels.measurements.lookup import Measurement, Measurements
 from loka.kernels.measurements.part_bounds import added_us, bound_us, interaction_us
 from loka.kernels.measurements.parts import COMPILED, INTERACTIONS, RENDERED, Part, PartKind, TimeSource
+from loka.mods.rewriting.interactions import Fused
 from loka.plan import planner
 from loka.plan.plan import Gain, InteractionPlan, Plan
 from loka.plan.planner import make_plan, planned
@@ -30,6 +29,7 @@ from loka.plan.report.plan_rows import group_interactions, group_sites, total_ti
 from loka.plan.select.interaction_times import interaction_plans
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.serialize import from_json, to_json
+from tests.support.plan.plan_costs import HOPPER, MadeUp
 
 BATCH = 4096
 FORMS: tuple[Form, ...] = (

@@ -12,9 +12,9 @@ import pytest
 
 from loka.devices.targets import TargetDevice
 from loka.errors import InputError
+from loka.graph.trace import tracer
 from loka.plan.plan import NOTHING_AROUND, BindingKind, Plan
 from loka.plan.planner import make_plan
-from loka.plan.rewrite import tracer
 from loka.plan.rewrite.rewrites import OUTSIDE
 from loka.plan.serialize import from_json, to_json
 

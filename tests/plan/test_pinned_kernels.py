@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from plan_costs import MadeUp
 
 from loka.devices.targets import TargetDevice
 from loka.errors import InputError
@@ -18,6 +17,7 @@ from loka.plan.resolve import Situation, resolve
 from loka.plan.select.kernel_overrides import accepted_operands, candidates
 from loka.policy.cascade.settings import Assignment, GemmSettings, SiteSettings
 from loka.sites.site import Site
+from tests.support.plan.plan_costs import MadeUp
 
 HOPPER = Situation(TargetDevice.H100, 4096, {"p.yaml": "policies/p.yaml"})
 TENSORWISE = OperandRecipe(scaling=Scaling.TENSORWISE)

@@ -10,7 +10,6 @@ import sys
 from dataclasses import replace
 
 import pytest
-from plan_costs import CHAIN, ROWS, MadeUp
 
 from loka.devices.targets import TargetDevice
 from loka.errors import InputError
@@ -21,6 +20,7 @@ from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import BindingKind, PlannedBinding, Skipped
 from loka.plan.resolve import Situation, resolve
 from loka.plan.serialize import from_json, to_json
+from tests.support.plan.plan_costs import CHAIN, ROWS, MadeUp
 
 
 @pytest.fixture

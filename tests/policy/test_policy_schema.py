@@ -13,12 +13,13 @@ import yaml
 
 from loka.devices.targets import TargetDevice
 from loka.mods.policy_loader import load_policy
+from loka.mods.registry import mod_schemas
 from loka.numerics.enums import Scaling
 from loka.policy.schema.policy_schema import ScalingChoice, SiteKind, json_schema
 from loka.sites.site import GemmKind
 
 FULL = Path(__file__).with_name("full.yaml")
-SCHEMA = json_schema()
+SCHEMA = json_schema(mod_schemas())
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
