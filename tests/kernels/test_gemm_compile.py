@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from loka.devices.launches import Tiling
+from loka.devices.targets import DEFAULT
 from loka.kernels.fused.triton_gemm.gemm_spec import Epilogue, GemmSpec, GroupedGemm, TiledGemm
-from loka.kernels.fused.triton_gemm.gemm_tiling import SHARED, Tiling, candidates, is_aligned
+from loka.kernels.fused.triton_gemm.gemm_tiling import candidates, is_aligned
 from tests.support.kernels.gemm_cases import EPILOGUES, FAST, NORM, PRECISE, ROWS, blocked, write_products
+from tests.support.kernels.sm90 import compile_for_sm90, spilled
 
-triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
+pytestmark = pytest.mark.usefixtures("own_triton_cache")
 
-CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
 TYPES = {"e4m3": "fp8e4nv", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 SPECS: list[GemmSpec] = [
     *[TiledGemm(1024, 1024, accumulation=accumulation) for accumulation in (FAST, PRECISE)],
@@ -34,11 +34,6 @@ SPECS: list[GemmSpec] = [
     GroupedGemm(((64, 512), (24, 479))),
 ]
 CASES = [(spec, index) for spec in SPECS for index in range(len(candidates(spec)))]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def argument_type(spec: GemmSpec, name: str, tiling: Tiling) -> str:
@@ -63,22 +58,9 @@ def kernels_of(package, spec: GemmSpec, tiling: Tiling):
     for name, options in re.findall(r"^ +(_\w+)\[.*?\]\((.*?)^    \S", text + "\n    x", re.MULTILINE | re.DOTALL):
         kernel = getattr(package.triton_kernels, name)
         types = {argument: argument_type(spec, argument, tiling) for argument in kernel.arg_names}
-        attributes = {
-            (i,): [["tt.divisibility", 16]] for i, n in enumerate(kernel.arg_names) if types[n].startswith("*")
-        }
-        source = ASTSource(fn=kernel, signature=types, constexprs={}, attrs=attributes)
+        aligned = [index for index, argument in enumerate(kernel.arg_names) if types[argument].startswith("*")]
         launched = {key: int(value) for key, value in re.findall(r"(num_\w+)=(\d+)", options)}
-        yield name, triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launched)
-
-
-def spilled(binary, folder: Path) -> int:
-    """How many registers of a thread are kept in local memory."""
-    if not CUOBJDUMP.is_file():
-        pytest.skip("this Triton brings no cuobjdump, which tells what a kernel spills")
-    file = folder / "kernel.cubin"
-    file.write_bytes(binary.asm["cubin"])
-    said = subprocess.run([CUOBJDUMP, "-res-usage", file], capture_output=True, text=True, check=True).stdout
-    return int(re.search(r"STACK:(\d+)", said).group(1)) // 4
+        yield name, compile_for_sm90(kernel, types, aligned, **launched)
 
 
 def reads_by_descriptor(spec: GemmSpec) -> bool:
@@ -95,7 +77,7 @@ def test_it_compiles_for_hopper(spec, index, tmp_path):
     assert launched
     for name, binary in launched:
         ptx = binary.asm["ptx"]
-        assert binary.metadata.shared <= SHARED
+        assert binary.metadata.shared <= DEFAULT.shared_bytes
         # Rows of 512 in e4m3 are 128 sums and as many results a thread: a few registers more than there are.
         full = isinstance(spec, TiledGemm) and spec.n > 256 and spec.epilogue.quantise
         assert spilled(binary, tmp_path) <= (12 if full else 2), name

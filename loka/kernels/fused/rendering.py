@@ -11,6 +11,9 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from loka.devices.launches import Tiling
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEFAULT
 from loka.errors import InputError
 from loka.kernels.fused.cast_transpose import matrix_values
 from loka.kernels.fused.cast_transpose.cast_transpose_values import cast_transpose_values
@@ -51,7 +54,6 @@ from loka.kernels.fused.norm.wide_norm_text import wide_backward_views, wide_for
 from loka.kernels.fused.reduce.products_values import products_values
 from loka.kernels.fused.triton_gemm import gemm_tiling
 from loka.kernels.fused.triton_gemm.gemm_spec import GemmSpec, GroupedGemm, TiledGemm
-from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling
 from loka.kernels.fused.triton_gemm.gemm_values import gemm_values, grouped_gemm_values
 from loka.templating.templates import KERNELS, Templates
 
@@ -96,9 +98,14 @@ class Rendered:
     results: tuple[str, ...]  # of the operator, in order; one is no tuple
 
 
-def render(spec: AnySpec, templates: Templates, launched: AnyConfiguration | None = None) -> Rendered:
-    """A kernel for `spec`. `launched` overrides how it is launched, to measure others: of the spec's own kind."""
-    values = _values(spec, launched)
+def render(
+    spec: AnySpec,
+    templates: Templates,
+    launched: AnyConfiguration | None = None,
+    device: DeviceSpec = DEFAULT,
+) -> Rendered:
+    """A kernel for `spec` on a device. `launched`, of the spec's own kind, overrides how it is launched there."""
+    values = _values(spec, launched, device)
     if isinstance(values, KernelValues):
         template, context = KERNELS + values.family + _SUFFIX, values.context()
         text = templates.render(template, {**context, "layout": _KERNEL_LAYOUT})
@@ -116,22 +123,24 @@ def render(spec: AnySpec, templates: Templates, launched: AnyConfiguration | Non
     return Rendered(spec.function, name, text, operator, digest, spec.parameters, spec.results)
 
 
-def _values(spec: AnySpec, launched: AnyConfiguration | None) -> KernelValues | tuple[str, norm_text.Views]:
+def _values(
+    spec: AnySpec, launched: AnyConfiguration | None, device: DeviceSpec
+) -> KernelValues | tuple[str, norm_text.Views]:
     """What a spec's template is given."""
     match spec:
         case TiledGemm():
-            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec)
+            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec, device)
             return gemm_values(spec, tiled)
         case GroupedGemm():
-            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec)
+            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec, device)
             return grouped_gemm_values(spec, tiled)
         case NormForward() | NormBackward():
             if spec.width > LARGEST_HELD:
-                wide = launched if isinstance(launched, WideConfiguration) else wide_configuration(spec)
+                wide = launched if isinstance(launched, WideConfiguration) else wide_configuration(spec, device)
                 if isinstance(spec, NormForward):
                     return "wide_norm_forward", wide_forward_views(spec, wide)
                 return "wide_norm_backward", wide_backward_views(spec, wide)
-            chosen = launched if isinstance(launched, Configuration) else configuration(spec)
+            chosen = launched if isinstance(launched, Configuration) else configuration(spec, device)
             family = "norm_forward" if isinstance(spec, NormForward) else "norm_backward"
             return family, norm_text.norm_views(spec, chosen)
         case RequantizeTranspose() | Transpose():
@@ -141,20 +150,18 @@ def _values(spec: AnySpec, launched: AnyConfiguration | None) -> KernelValues | 
         case Products():
             return products_values(spec)
         case FusedCastTranspose():
-            whole = launched if isinstance(launched, TransposeTile) else tile_of(spec.spec)
+            whole = launched if isinstance(launched, TransposeTile) else tile_of(spec.spec, device)
             return "fused_cast_transpose", fused_cast_transpose_views(spec, whole)
         case CastTranspose():
             return cast_transpose_values(spec)
         case FmForward() | FmBackward():
-            interacting = launched if isinstance(launched, FmConfiguration) else fm_configuration(spec)
+            interacting = launched if isinstance(launched, FmConfiguration) else fm_configuration(spec, device)
             return fm_values(spec, interacting)
         case ConcatNormForward() | ConcatNormBackward():
-            concatenating = (
-                launched if isinstance(launched, ConcatNormConfiguration) else concat_norm_configuration(spec)
-            )
-            return concat_norm_values(spec, concatenating)
+            usual = concat_norm_configuration(spec, device)
+            return concat_norm_values(spec, launched if isinstance(launched, ConcatNormConfiguration) else usual)
         case CrossBackward():
-            crossing = launched if isinstance(launched, CrossConfiguration) else cross_configuration(spec)
+            crossing = launched if isinstance(launched, CrossConfiguration) else cross_configuration(spec, device)
             return cross_backward_values(spec, crossing)
 
 
