@@ -36,7 +36,7 @@ class KernelValues:
     launch: object  # the family's launch configuration
     title: str  # what the kernel computes, in a phrase
     shapes: Mapping[str, str]  # of parameters and results, by name: "(M, 512)"
-    numbers: Mapping[str, int | str] = field(default_factory=dict)  # more that the text is specialised to, by name
+    numbers: Mapping[str, object] = field(default_factory=dict)  # more that the text is specialised to, by name
 
     def context(self) -> dict[str, object]:
         """The names that the template reads."""

@@ -17,7 +17,7 @@ from loka.kernels.fused.cast_transpose.cast_transpose_values import cast_transpo
 from loka.kernels.fused.cast_transpose.fused_cast_transpose import (
     FusedCastTranspose,
     TransposeTile,
-    fused_cast_transpose_views,
+    fused_cast_transpose_values,
     tile_of,
 )
 from loka.kernels.fused.cast_transpose.matrix_spec import (
@@ -45,9 +45,9 @@ from loka.kernels.fused.kernel_values import KernelValues
 from loka.kernels.fused.norm import norm_text
 from loka.kernels.fused.norm.norm_launch import Configuration, configuration
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec
+from loka.kernels.fused.norm.norm_values import norm_values, wide_norm_values
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
 from loka.kernels.fused.norm.wide_norm_launch import WideConfiguration, wide_configuration
-from loka.kernels.fused.norm.wide_norm_text import wide_backward_views, wide_forward_views
 from loka.kernels.fused.reduce import product_text
 from loka.kernels.fused.triton_gemm import gemm_text, gemm_tiling, grouped_gemm_text, split_gemm_text
 from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
@@ -133,12 +133,8 @@ def _values(spec: AnySpec, launched: AnyConfiguration | None) -> KernelValues | 
         case NormForward() | NormBackward():
             if spec.width > LARGEST_HELD:
                 wide = launched if isinstance(launched, WideConfiguration) else wide_configuration(spec)
-                if isinstance(spec, NormForward):
-                    return "wide_norm_forward", wide_forward_views(spec, wide)
-                return "wide_norm_backward", wide_backward_views(spec, wide)
-            chosen = launched if isinstance(launched, Configuration) else configuration(spec)
-            family = "norm_forward" if isinstance(spec, NormForward) else "norm_backward"
-            return family, norm_text.norm_views(spec, chosen)
+                return wide_norm_values(spec, wide)
+            return norm_values(spec, launched if isinstance(launched, Configuration) else configuration(spec))
         case RequantizeTranspose():
             return "requantize_transpose", matrix_text.requantize_transpose_views(spec)
         case Transpose():
@@ -149,7 +145,7 @@ def _values(spec: AnySpec, launched: AnyConfiguration | None) -> KernelValues | 
             return "products", product_text.product_views(spec)
         case FusedCastTranspose():
             whole = launched if isinstance(launched, TransposeTile) else tile_of(spec.spec)
-            return "fused_cast_transpose", fused_cast_transpose_views(spec, whole)
+            return fused_cast_transpose_values(spec, whole)
         case CastTranspose():
             return cast_transpose_values(spec)
         case FmForward() | FmBackward():
