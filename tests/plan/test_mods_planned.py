@@ -9,12 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from loka.mods.rewrite_result import RewriteResult
-from plan_costs import MadeUp
 
 from loka.errors import InputError
 from loka.kernels.measurements.parts import TimeSource
-from loka.mods.adaptation import Adaptation, Unchanged
+from loka.mods.adaptation import Adaptation, RewriteResult, Unchanged
 from loka.mods.policy_loader import load_policy
 from loka.plan import planner
 from loka.plan.plan import Gain, ModPlan, Plan, SiteTiming, StepTime
@@ -25,6 +23,7 @@ from loka.plan.report.plan_diff import diff
 from loka.plan.select.mod_gains import gain_of
 from loka.plan.serialize import from_json, to_json
 from loka.policy.problems import PolicyError
+from tests.support.plan.plan_costs import MadeUp
 
 MODELS = """
 from torch import nn

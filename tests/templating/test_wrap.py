@@ -11,6 +11,7 @@ import pytest
 from loka.templating.wrap import WIDTH, wrap
 
 ROOT = Path(__file__).parents[2]
+DOUBLE = '"'
 NAMES = [f"operand_{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
 
 
@@ -33,9 +34,9 @@ STATEMENTS = {
     "targets": f"({joined(12)},) = fused.norm_forward()",
     "a generator": f"y = tuple(fused.norm_forward({joined(5)}) for number in range({NAMES[3]}))",
     "strings with brackets": f'y = norm_forward("(", "a, b", {joined(9)})',
-    "a dictionary": f"y = dict(zip({joined(5)}, strict=True), **{{{joined(6, '{0!r}: {0}')}}})",
+    "a dictionary": f"y = dict(zip({joined(5)}, strict=True), **{{{joined(6, DOUBLE + '{0}' + DOUBLE + ': {0}')}}})",
     "types": f"def forward(x: Tensor) -> tuple[{joined(9)}]:\n    return x",
-    "a decorator": f"@triton.jit(do_not_specialize=[{joined(8, chr(34) + '{}' + chr(34))}])\ndef f():\n    return 0",
+    "a decorator": f"@triton.jit(do_not_specialize=[{joined(8, DOUBLE + '{}' + DOUBLE)}])\ndef f():\n    return 0",
     "a comment stays": f"# {joined(14)}\ny = 0",
     "a docstring stays": f'def f() -> None:\n    """{joined(14)}\n\n    {joined(14)}\n    """',
 }
