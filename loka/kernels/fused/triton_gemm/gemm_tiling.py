@@ -27,13 +27,12 @@ def is_aligned(columns: int, dtype: str) -> bool:
 
 def candidates(spec: GemmSpec, device: DeviceSpec = DEFAULT) -> tuple[Tiling, ...]:
     """Every tiling that may be chosen for a spec."""
+    known = device.launches.products
     if isinstance(spec, GroupedGemm):
         aligned = all(is_aligned(k, spec.operands) for _, k in spec.shapes)
-        widest, known = max(n for n, _ in spec.shapes), device.launches.products
+        widest = max(n for n, _ in spec.shapes)
         return tuple(_narrowed(tiled, widest) for tiled in (known.grouped if aligned else known.grouped_pointers))
-    return tuple(
-        tiled for tiled in _tilings(spec, device.launches.products) if shared_bytes(spec, tiled) <= device.shared_bytes
-    )
+    return tuple(tiled for tiled in _tilings(spec, known) if shared_bytes(spec, tiled) <= device.shared_bytes)
 
 
 def shared_bytes(spec: TiledGemm, tiled: Tiling) -> int:
