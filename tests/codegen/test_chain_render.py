@@ -135,7 +135,7 @@ def test_manifest_stamps_and_check_know_the_new_files(tmp_path: Path) -> None:
     for name in ("fused.py", "triton_kernels.py", "kernels.py"):
         assert manifest["outputs"][name] == hashlib.sha256(files[name].encode()).hexdigest()
         assert f'STAMP = "{manifest["stamp"]}"' in files[name]
-    assert "template triton/norm_forward.py.j2" in manifest["inputs"]
+    assert "template triton/norm/forward.py.j2" in manifest["inputs"]
     write_package(files, tmp_path / "ranker")
     assert check_package(files, tmp_path / "ranker") == ()
     (tmp_path / "ranker" / "triton_kernels.py").unlink()

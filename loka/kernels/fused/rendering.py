@@ -20,7 +20,7 @@ from loka.kernels.fused.cast_transpose.cast_transpose_values import cast_transpo
 from loka.kernels.fused.cast_transpose.fused_cast_transpose import (
     FusedCastTranspose,
     TransposeTile,
-    fused_cast_transpose_views,
+    fused_cast_transpose_values,
     tile_of,
 )
 from loka.kernels.fused.cast_transpose.matrix_spec import (
@@ -45,12 +45,11 @@ from loka.kernels.fused.interaction.concat_norm_values import (
 from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward
 from loka.kernels.fused.interaction.fm_values import FmConfiguration, fm_configuration, fm_values
 from loka.kernels.fused.kernel_values import KernelValues
-from loka.kernels.fused.norm import norm_text
 from loka.kernels.fused.norm.norm_launch import Configuration, configuration
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec
+from loka.kernels.fused.norm.norm_values import norm_values, wide_norm_values
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
 from loka.kernels.fused.norm.wide_norm_launch import WideConfiguration, wide_configuration
-from loka.kernels.fused.norm.wide_norm_text import wide_backward_views, wide_forward_views
 from loka.kernels.fused.reduce.products_values import products_values
 from loka.kernels.fused.triton_gemm import gemm_tiling
 from loka.kernels.fused.triton_gemm.gemm_spec import GemmSpec, GroupedGemm, TiledGemm
@@ -106,26 +105,15 @@ def render(
 ) -> Rendered:
     """A kernel for `spec` on a device. `launched`, of the spec's own kind, overrides how it is launched there."""
     values = _values(spec, launched, device)
-    if isinstance(values, KernelValues):
-        template, context = KERNELS + values.family + _SUFFIX, values.context()
-        text = templates.render(template, {**context, "layout": _KERNEL_LAYOUT})
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        name = f"{spec.function}_{digest[:8]}"
-        operator = templates.render(template, {**context, "layout": _OPERATOR_LAYOUT, "name": name})
-        return Rendered(spec.function, name, text, operator, digest, spec.parameters, spec.results)
-    family, views = values
-    text = templates.render(KERNELS + family + _SUFFIX, views.kernel)
+    template, context = KERNELS + values.family + _SUFFIX, values.context()
+    text = templates.render(template, {**context, "layout": _KERNEL_LAYOUT})
     digest = hashlib.sha256(text.encode()).hexdigest()
     name = f"{spec.function}_{digest[:8]}"
-    changes = [parameter for parameter in spec.parameters if parameter == "record"]
-    registration = norm_text.registration(spec.function, name, changes)
-    operator = templates.render(KERNELS + "operator_lines" + _SUFFIX, {**views.operator, "registration": registration})
+    operator = templates.render(template, {**context, "layout": _OPERATOR_LAYOUT, "name": name})
     return Rendered(spec.function, name, text, operator, digest, spec.parameters, spec.results)
 
 
-def _values(
-    spec: AnySpec, launched: AnyConfiguration | None, device: DeviceSpec
-) -> KernelValues | tuple[str, norm_text.Views]:
+def _values(spec: AnySpec, launched: AnyConfiguration | None, device: DeviceSpec) -> KernelValues:
     """What a spec's template is given."""
     match spec:
         case TiledGemm():
@@ -137,12 +125,9 @@ def _values(
         case NormForward() | NormBackward():
             if spec.width > LARGEST_HELD:
                 wide = launched if isinstance(launched, WideConfiguration) else wide_configuration(spec, device)
-                if isinstance(spec, NormForward):
-                    return "wide_norm_forward", wide_forward_views(spec, wide)
-                return "wide_norm_backward", wide_backward_views(spec, wide)
+                return wide_norm_values(spec, wide)
             chosen = launched if isinstance(launched, Configuration) else configuration(spec, device)
-            family = "norm_forward" if isinstance(spec, NormForward) else "norm_backward"
-            return family, norm_text.norm_views(spec, chosen)
+            return norm_values(spec, chosen)
         case RequantizeTranspose() | Transpose():
             return matrix_values.transpose_values(spec)
         case Reduce():
@@ -151,7 +136,7 @@ def _values(
             return products_values(spec)
         case FusedCastTranspose():
             whole = launched if isinstance(launched, TransposeTile) else tile_of(spec.spec, device)
-            return "fused_cast_transpose", fused_cast_transpose_views(spec, whole)
+            return fused_cast_transpose_values(spec, whole)
         case CastTranspose():
             return cast_transpose_values(spec)
         case FmForward() | FmBackward():

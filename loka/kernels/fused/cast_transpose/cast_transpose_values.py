@@ -23,4 +23,6 @@ def cast_transpose_values(spec: CastTranspose) -> KernelValues:
     launch = CastTransposeLaunch(QUANTISE_TILE, QUANTISE_WARPS, REQUANTIZE_PARTS)
     shapes = {"x": "(R, C)", "values": "(R, C)", "transposed": "(C, R)", "scale": "(1, 1)", "maxima": "(Q,)"}
     shapes |= {"amax": "(P,)", "overflow": "(P,)", "record": "(2,)"}
-    return KernelValues("cast_transpose", spec, launch, f"To {spec.how.description}, and transposed", shapes)
+    return KernelValues(
+        "cast_transpose/cast_transpose", spec, launch, f"To {spec.how.description}, and transposed", shapes
+    )
