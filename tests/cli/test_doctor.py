@@ -14,8 +14,8 @@ from loka.kernels.gemm.library import Library
 from loka.kernels.measurements import text_file
 from loka.kernels.measurements.lookup import Recording, Versions, export
 from loka.probe.profile.profile_file import save
-from tests.cli.test_plan_with_profile import SIZES, profile_of
 from tests.support.plan.measured_cases import HOPPER, LATER, gemm, grid, measurement, record
+from tests.support.plan.shop_profile import SIZES, profile_of
 
 FILE = "policies/h100.sqlite"
 HEAD = 'version: 1\nname: shop\nmodel: {factory: "shopmodel:build", inputs: "shopmodel:inputs", batch_size: 64}\n'

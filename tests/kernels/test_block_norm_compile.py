@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
-from tests.kernels.test_rendered_compile import SHARED, compiled, own_cache, spilled
 from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.rendered_cases import BLOCK_PARTS, norm_specs, reads_sixteen_bytes, write_package
+from tests.support.kernels.sm90 import SHARED, compiled, spilled
 
-__all__ = ["own_cache"]  # a fixture
+pytestmark = pytest.mark.usefixtures("own_triton_cache")
+
 
 SPECS = [spec for width in (256, 768, 2048, 4096, 8192) for spec in norm_specs(width, BLOCK_PARTS[1:3])]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 
@@ -63,19 +61,15 @@ def test_the_kernel_reads_and_writes_what_it_should(tmp_path):
 
 
 @pytest.mark.parametrize("spec", [LARGE, SPECS[0]], ids=lambda spec: spec.function)
-def test_it_compiles_for_hopper(package, spec, tmp_path, monkeypatch):
-    triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+@pytest.mark.usefixtures("own_triton_cache")
+def test_it_compiles_for_hopper(package, spec):
+    from tests.support.kernels.sm90 import compile_for_sm90, warps_of
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernel = getattr(package.triton_kernels, f"_{spec.function}")
     types = {name: "*bf16" if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
     types["dbias_ptr"] = "*fp32"
-    attributes = {(index,): [["tt.divisibility", 16]] for index in range(len(types) - 1)}  # as allocations are
-    warps = int(re.search(r"num_warps=(\d+)", package.kernels[spec.function].text).group(1))
-    source = ASTSource(fn=kernel, signature=types, constexprs={}, attrs=attributes)
-    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    warps = warps_of(package.kernels[spec.function])
+    binary = compile_for_sm90(kernel, types, range(len(types) - 1), num_warps=warps)
     assert binary.metadata.shared <= 64 * 1024
     assert reads_sixteen_bytes(binary.asm["ptx"])
     assert ".local" not in binary.asm["ptx"]

@@ -191,24 +191,18 @@ COMPILED += [spec for spec in fused_cast_transposes(2048)[1::2] if spec.spec.how
 
 
 @pytest.mark.parametrize("spec", COMPILED, ids=lambda spec: spec.function)
-def test_it_compiles_for_hopper(spec, tmp_path, monkeypatch):
-    triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+@pytest.mark.usefixtures("own_triton_cache")
+def test_it_compiles_for_hopper(spec, tmp_path):
+    from tests.support.kernels.sm90 import SHARED, compile_for_sm90, spilled, warps_of
 
-    from tests.kernels.test_rendered_compile import SHARED, spilled
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     package = write_package(tmp_path / f"compiled_{spec.function}", [spec])
     kernel = getattr(package.triton_kernels, f"_{spec.function}")
     known = {"values": "*fp8e4nv", "transposed": "*fp8e4nv", "record": "*i64"}
     known |= dict.fromkeys(("x", "grad", "weight", "bias", "add"), "*bf16")
     kinds = {name: re.sub(r"_\d", "", name).removesuffix("_ptr") for name in kernel.arg_names}
     types = {name: known.get(kind, "*fp32") if name.endswith("_ptr") else "i32" for name, kind in kinds.items()}
-    aligned = {(index,): [["tt.divisibility", 16]] for index in range(len(types))}
-    warps = int(re.search(r"num_warps=(\d+)", package.kernels[spec.function].text).group(1))
-    source = ASTSource(fn=kernel, signature=types, constexprs={}, attrs=aligned)
-    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    warps = warps_of(package.kernels[spec.function])
+    binary = compile_for_sm90(kernel, types, range(len(types)), num_warps=warps)
     ptx = binary.asm["ptx"]
     assert not unset_halves(ptx)
     assert binary.metadata.shared <= SHARED

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from loka.errors import LokaError
 from loka.graph.equivalence import source
-from loka.mods import batch_small
-from loka.mods.batch_small import FEW, SHARED, Batch
+from loka.mods.batch_small import batch_small
+from loka.mods.batch_small.batch_small import FEW, SHARED, Batch
 from tests.support.models import forward_mods as zoo
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from loka.plan.rewrite.fused_interactions import Fused
 
 from loka.bench.record.policy_parts import parts_of_policy
 from loka.cli.verbs.diff import show as show_diff
@@ -19,6 +18,7 @@ from loka.kernels.measurements.interaction_forms import Crossing, Form, Joining,
 from loka.kernels.measurements.lookup import Measurement, Measurements
 from loka.kernels.measurements.part_bounds import added_us, bound_us, interaction_us
 from loka.kernels.measurements.parts import COMPILED, INTERACTIONS, RENDERED, Part, PartKind, TimeSource
+from loka.mods.rewriting.interactions import Fused
 from loka.plan import planner
 from loka.plan.plan import Gain, InteractionPlan, Plan
 from loka.plan.planner import make_plan, planned

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from loka.errors import InputError
+from loka.graph.trace import tracer
 from loka.plan.plan import NOTHING_AROUND, BindingKind, Plan
 from loka.plan.planner import make_plan
-from loka.plan.rewrite import tracer
 from loka.plan.rewrite.rewrites import OUTSIDE
 from loka.plan.serialize import from_json, to_json
 

@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from loka.mods.rewrite_result import RewriteResult
 
 from loka.errors import InputError
 from loka.kernels.measurements.parts import TimeSource
-from loka.mods.adaptation import Adaptation, Unchanged
+from loka.mods.adaptation import Adaptation, RewriteResult, Unchanged
 from loka.mods.policy_loader import load_policy
 from loka.plan import planner
 from loka.plan.plan import Gain, ModPlan, Plan, SiteTiming, StepTime

@@ -12,13 +12,14 @@ import pytest
 import yaml
 
 from loka.mods.policy_loader import load_policy
+from loka.mods.registry import mod_schemas
 from loka.numerics.enums import Scaling
 from loka.plan.plan import PlanTarget
 from loka.policy.schema.policy_schema import ScalingChoice, SiteKind, TargetDevice, json_schema
 from loka.sites.site import GemmKind
 
 FULL = Path(__file__).with_name("full.yaml")
-SCHEMA = json_schema()
+SCHEMA = json_schema(mod_schemas())
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),

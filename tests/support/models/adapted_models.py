@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from loka.mods.adaptation import Adaptation, Setting
-from loka.mods.dataflow import analyse_dataflow
-from loka.mods.mod import Adaptable, ModMatch, ModRequest
-from loka.mods.registry import MODEL_MODS
+from loka.mods.dataflow import Adaptable, analyse_dataflow
+from loka.mods.mod_planning import ModMatch, ModRequest
+from loka.mods.registry import module_mod, module_planning
 from loka.sites.build_model import BuiltModel
 
 DEFAULTS: dict[str, dict[str, Setting]] = {"no_bias": {"final": "keep"}, "block_norm": {"block": 256}}
@@ -34,7 +34,7 @@ def seen(module: nn.Module, *args: Tensor) -> Adaptable:
 
 def find(mod: str, module: nn.Module, *args: Tensor, match: Any = None, **settings: Setting) -> ModMatch:
     """What a mod finds."""
-    return MODEL_MODS[mod].find(seen(module, *args), asked(match, {**DEFAULTS.get(mod, {}), **settings}))
+    return module_planning(mod).find(seen(module, *args), asked(match, {**DEFAULTS.get(mod, {}), **settings}))
 
 
 def carried_out(mods: Sequence[str], module: nn.Module, *args: Tensor, **settings: Setting) -> tuple[Adaptation, ...]:
@@ -42,7 +42,7 @@ def carried_out(mods: Sequence[str], module: nn.Module, *args: Tensor, **setting
     made: list[Adaptation] = []
     for mod in mods:
         for adaptation in find(mod, module, *args, **settings).adaptations:
-            MODEL_MODS[mod].change(module, adaptation)
+            module_mod(mod).change(module, adaptation)
             made.append(adaptation)
     return tuple(made)
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
-from loka.mods.rewriting_tools import Size
 from torch import Tensor, nn
 
 from loka.graph.equivalence import with_forward
@@ -16,6 +15,7 @@ from loka.graph.ir import ForwardIR
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.observed_shapes import Shape, observed_shapes
 from loka.graph.trace.trace import copy_owner, trace_forward
+from loka.mods.rewriting.rewriting_tools import Size
 
 Inputs = Callable[[int], tuple[Tensor, ...]]
 ACTIVATIONS = (nn.ReLU, nn.SiLU, nn.Sigmoid, nn.GELU)

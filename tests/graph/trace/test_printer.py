@@ -16,7 +16,7 @@ from loka.graph.refused import CannotTraceError, Refused
 from loka.graph.trace.examples import ExampleCall, Examples
 from loka.graph.trace.printer import attribute, constant, names_in, public_name, variable
 from loka.graph.trace.trace import trace_forward
-from tests.support.models import straight_models as zoo
+from tests.support.models import ir_models as zoo
 
 EVIL = "__import__('os').abort()"
 

@@ -15,7 +15,7 @@ from loka.graph.refused import Refused
 from loka.graph.trace.examples import ExampleCall, Examples
 from loka.graph.trace.site_calls import einsum_views
 from loka.graph.trace.trace import trace_forward
-from tests.support.models import straight_models as zoo
+from tests.support.models import ir_models as zoo
 
 
 class One(nn.Module):

@@ -16,7 +16,7 @@ from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
 from loka.sites.site import GemmKind, RowCount, Site
 from loka.zoo.wukong import Wukong, WukongSizes
-from tests.support.models import straight_models as models
+from tests.support.models import ir_models as models
 
 KNOWN = StaticOperands(
     frozenset({"layer_norm", "rms_norm"}), frozenset({"relu", "silu", "sigmoid", "hardswish", "gelu"})

@@ -14,7 +14,7 @@ from loka.graph.patterns.region import find_regions
 from loka.graph.refused import Refused
 from loka.graph.trace.examples import Examples, ModelInputs, capture_examples
 from loka.graph.trace.trace import copy_owner, trace_forward
-from tests.support.models import straight_models as zoo
+from tests.support.models import ir_models as zoo
 
 WUKONG_LAYER = """\
 def forward(self, x):

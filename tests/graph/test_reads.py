@@ -21,7 +21,7 @@ from loka.graph.refused import Refused
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
 from loka.graph.value_text import ValueTexts
-from tests.support.models import straight_models as zoo
+from tests.support.models import ir_models as zoo
 
 LAYER_NORM, LINEAR = "torch.nn.modules.normalization.LayerNorm", "torch.nn.modules.linear.Linear"
 

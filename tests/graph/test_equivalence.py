@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from loka.graph import equivalence
 from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
 from loka.graph.trace.examples import ExampleCall, Examples
-from tests.support.models import straight_models as zoo
+from tests.support.models import ir_models as zoo
 
 X, Y, W = Ref(RefKind.LOCAL, "x"), Ref(RefKind.LOCAL, "y"), Ref(RefKind.ATTRIBUTE, "self.w")
 PRODUCT = Statement("y", "matmul", "{0} @ {1}", (X, W), SiteCall("w", "{0}", "{1}.t()", None, "{0}"))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from loka.graph.source import forward_source_hash, functions_of
-from tests.support.models import straight_models as zoo
+from tests.support.models import ir_models as zoo
 
 CODE = """
 import torch

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
 from loka.graph.patterns.region import RegionScope, find_regions, inline_for
 from loka.sites.site import GemmKind, RowCount, Site
-from tests.support.models import straight_models as zoo
+from tests.support.models import ir_models as zoo
 
 
 def forward(*lines: str, result: str) -> ForwardIR:
