@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from loka.cli import main
 from loka.dispatch import LokaWarning
-from tests.package import markdown
+from tests.support import markdown
 
 WIDTH = 100  # columns
 LOG = markdown.REPOSITORY / "docs" / "results" / "LOG.md"
