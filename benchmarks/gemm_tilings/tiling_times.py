@@ -26,11 +26,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.gemm_tilings.gemm_work import GemmWork, Shape, make_work, peers, sqnr_of
+from loka.devices.launches import Tiling
 from loka.errors import InputError
 from loka.kernels.fused.rendering import render, render_files
 from loka.kernels.fused.triton_gemm import gemm_tiling
 from loka.kernels.fused.triton_gemm.gemm_spec import OPERANDS, Epilogue, SplitGemm, TiledGemm
-from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling
 from loka.numerics.enums import Accumulation
 from loka.templating.templates import load_templates
 

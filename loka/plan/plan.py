@@ -5,24 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from loka.devices.targets import TargetDevice
 from loka.graph.ir import ForwardIR
 from loka.kernels.measurements.parts import PartKind, TimeSource
 from loka.mods.adaptation import Adaptation, RewriteResult, Setting, Unchanged
 from loka.numerics.enums import Accumulation, Gemm
-from loka.policy.cascade.settings import Assignment, OperandRecipe
+from loka.numerics.recipe import OperandPair, Recipe
+from loka.policy.cascade.settings import Assignment
 from loka.probe.profile.profile import Interval, Verdict
 from loka.sites.site import Site
 
 NATIVE = "as-is"  # the kernel of a GEMM that stays as the model has it
 NOTHING_AROUND = "no norm, activation or residual around it can be taken along"  # a region_note that is no refusal
-
-
-class PlanTarget(StrEnum):
-    """The device that a plan is decided for."""
-
-    H100 = "h100"
-    H200 = "h200"
-    REFERENCE = "reference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +98,7 @@ class GemmPlan:
 
     gemm: Gemm
     kernel: str  # a name of `loka.kernels.gemm.catalogue`, "torch.scaled_mm"; AS_IS where it stays
-    operands: tuple[OperandRecipe, OperandRecipe] | None
+    operands: OperandPair | None
     accumulation: Accumulation | None
     reason: str  # "fp8 by policies/ranker.yaml:14", "kept: no evidence: run loka probe", ...
     rejected: tuple[Rejected, ...] = ()
@@ -145,6 +139,11 @@ class SitePlan:
     def fp8(self) -> bool:
         """Whether any of its GEMMs runs in FP8."""
         return any(gemm.fp8 for gemm in self.gemms)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What its GEMMs run in."""
+        return Recipe.of({gemm.gemm: gemm.operands for gemm in self.gemms})
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +231,7 @@ class Plan:
     """Everything that code generation needs. Serialises to the same bytes on every machine (`loka.plan.serialize`)."""
 
     name: str
-    target: PlanTarget
+    target: TargetDevice
     batch_size: int
     policy_files: tuple[tuple[str, str], ...]  # (file as named, sha256), the policy first and then what it extends
     sites: tuple[SitePlan, ...]  # in model order

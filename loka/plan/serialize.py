@@ -17,6 +17,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from loka.devices.targets import TargetDevice
 from loka.errors import InputError
 from loka.plan.older_plans import FIRST_WITH_TODAYS_NAMES, upgraded
 from loka.plan.plan import (
@@ -26,7 +27,6 @@ from loka.plan.plan import (
     ModPlan,
     Plan,
     PlannedBinding,
-    PlanTarget,
     SitePlan,
     SiteTiming,
     Skipped,
@@ -70,7 +70,7 @@ class _PlanFile:
     format: Literal["loka.plan"]
     version: Literal[1, 2, 3, 4, 5]
     name: str
-    target: PlanTarget
+    target: TargetDevice
     batch_size: int
     loka_version: str
     policy_files: tuple[tuple[str, str], ...]
@@ -264,8 +264,7 @@ def _to_file(plan: Plan) -> _PlanFile:
 
 
 def _version(plan: Plan, decisions: Sequence[GemmPlan]) -> Literal[1, 2, 3, 5]:
-    recipes = [recipe for decision in decisions for recipe in decision.operands or ()]
-    if plan.interactions or any(recipe.transposed for recipe in recipes):
+    if plan.interactions or any(site.recipe.transposed_operands for site in plan.sites):
         return 5
     if plan.mods:
         return 3

@@ -224,7 +224,7 @@ def test_other_recipes_are_written_as_before() -> None:
 
 def recipe_of(**changes: object) -> bool:
     found = {**chains.CHAIN, **changes}
-    return site_recipe(plans.site_plan("a", **found)).transposed  # type: ignore[arg-type]
+    return site_recipe(plans.site_plan("a", **found)).operands.is_chain  # type: ignore[arg-type]
 
 
 def test_which_recipes_are_chains() -> None:

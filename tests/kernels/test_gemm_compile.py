@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from loka.devices.launches import Tiling
+from loka.devices.targets import DEFAULT
 from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, Epilogue, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
-from loka.kernels.fused.triton_gemm.gemm_tiling import SHARED, SPLIT_POINTERS, Tiling, candidates, is_aligned
+from loka.kernels.fused.triton_gemm.gemm_tiling import SPLIT_POINTERS, candidates, is_aligned
 from tests.support.kernels.gemm_cases import EPILOGUES, FAST, NORM, PRECISE, ROWS, blocked, write_products
 from tests.support.kernels.sm90 import compile_for_sm90, spilled
 
@@ -89,7 +91,7 @@ def test_it_compiles_for_hopper(spec, index, tmp_path):
     assert launched
     for name, binary, _ in launched:
         ptx = binary.asm["ptx"]
-        assert binary.metadata.shared <= SHARED
+        assert binary.metadata.shared <= DEFAULT.shared_bytes
         # Rows of 512 in e4m3 are 128 sums and as many results a thread: a few registers more than there are.
         full = isinstance(spec, TiledGemm) and spec.n > 256 and spec.epilogue.quantise
         assert spilled(binary, tmp_path) <= (12 if full else 2), name

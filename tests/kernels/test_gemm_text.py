@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from loka.devices.launches import Tiling
 from loka.errors import InputError
 from loka.kernels.fused.rendering import render, render_files
 from loka.kernels.fused.triton_gemm import gemm_launch
 from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, Epilogue, GroupedGemm, SplitGemm, TiledGemm
-from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling, candidates
+from loka.kernels.fused.triton_gemm.gemm_tiling import candidates
 from loka.numerics.enums import Scaling
 from loka.templating.templates import load_templates
 from tests.support.kernels.gemm_cases import EPILOGUES, FAST, NORM, PRECISE, blocked

@@ -14,7 +14,7 @@ from loka.errors import LokaError
 from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
 from loka.kernels.fused.norm.norm_spec import NormForward
 from loka.kernels.fused.rendering import AnySpec
-from loka.numerics.enums import Gemm, Scaling
+from loka.numerics.enums import Gemm
 from loka.templating.wrap import WIDTH
 
 INDENT = 8
@@ -272,7 +272,7 @@ def product(
         raise LokaError(f"a chain's {gemm} has no recipe. This is a fault in LoKA: please report it.")
     texts = list(operands)
     for place, operand in enumerate(found.operands):
-        if operand.scaling is Scaling.TENSORWISE and operand.transposed:
+        if operand.reads_first_scale:
             texts[2 * place + 1] += "[:1]"
     value = gemm_call(gemm, found, texts, dtype, counter_id, bias)
     return lay_out(f"{result} = ", value, "", indent).split("\n")

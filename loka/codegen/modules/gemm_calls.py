@@ -11,14 +11,14 @@ from loka.errors import LokaError
 from loka.kernels.gemm.catalogue import SCALED_MM, kernel_named
 from loka.kernels.gemm.m_buckets import table_text
 from loka.numerics.enums import Accumulation, Gemm
-from loka.policy.cascade.settings import OperandRecipe
+from loka.numerics.recipe import OperandPair
 
 
 @dataclass(frozen=True, slots=True)
 class GemmRecipe:
     """What one GEMM runs in, and on which kernel; None as a recipe stands for "as the model has it"."""
 
-    operands: tuple[OperandRecipe, OperandRecipe]
+    operands: OperandPair
     accumulation: Accumulation
     kernel: str = SCALED_MM.name
     by_rows: tuple[tuple[int, str], ...] = ()  # as in a GemmPlan

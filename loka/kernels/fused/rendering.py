@@ -11,6 +11,9 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from loka.devices.launches import Tiling
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEFAULT
 from loka.errors import InputError
 from loka.kernels.fused.cast_transpose import cast_transpose_text, matrix_text
 from loka.kernels.fused.cast_transpose.fused_cast_transpose import (
@@ -49,7 +52,6 @@ from loka.kernels.fused.norm.wide_norm_text import wide_backward_views, wide_for
 from loka.kernels.fused.reduce import product_text
 from loka.kernels.fused.triton_gemm import gemm_text, gemm_tiling, grouped_gemm_text, split_gemm_text
 from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
-from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling
 from loka.templating.templates import KERNELS, Templates
 
 KERNELS_FILE = "triton_kernels.py"
@@ -91,9 +93,14 @@ class Rendered:
     results: tuple[str, ...]  # of the operator, in order; one is no tuple
 
 
-def render(spec: AnySpec, templates: Templates, launched: AnyConfiguration | None = None) -> Rendered:
-    """A kernel for `spec`. `launched` overrides how it is launched, to measure others: of the spec's own kind."""
-    family, views = _views(spec, launched)
+def render(
+    spec: AnySpec,
+    templates: Templates,
+    launched: AnyConfiguration | None = None,
+    device: DeviceSpec = DEFAULT,
+) -> Rendered:
+    """A kernel for `spec` on a device. `launched`, of the spec's own kind, overrides how it is launched there."""
+    family, views = _views(spec, launched, device)
     text = templates.render(KERNELS + family + _SUFFIX, views.kernel)
     digest = hashlib.sha256(text.encode()).hexdigest()
     name = f"{spec.function}_{digest[:8]}"
@@ -103,28 +110,28 @@ def render(spec: AnySpec, templates: Templates, launched: AnyConfiguration | Non
     return Rendered(spec.function, name, text, operator, digest, spec.parameters, spec.results)
 
 
-def _views(spec: AnySpec, launched: AnyConfiguration | None) -> tuple[str, norm_text.Views]:
+def _views(spec: AnySpec, launched: AnyConfiguration | None, device: DeviceSpec) -> tuple[str, norm_text.Views]:
     """A spec's template, and what it is given."""
     match spec:
         case TiledGemm():
-            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec)
+            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec, device)
             return "gemm", gemm_text.gemm_views(spec, tiled)
         case SplitGemm():
-            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec)
+            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec, device)
             return "split_gemm", split_gemm_text.split_gemm_views(spec, tiled)
         case BatchedGemm():
-            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec)
+            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec, device)
             return "batched_gemm", grouped_gemm_text.batched_gemm_views(spec, tiled)
         case GroupedGemm():
-            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec)
+            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec, device)
             return "grouped_gemm", grouped_gemm_text.grouped_gemm_views(spec, tiled)
         case NormForward() | NormBackward():
             if spec.width > LARGEST_HELD:
-                wide = launched if isinstance(launched, WideConfiguration) else wide_configuration(spec)
+                wide = launched if isinstance(launched, WideConfiguration) else wide_configuration(spec, device)
                 if isinstance(spec, NormForward):
                     return "wide_norm_forward", wide_forward_views(spec, wide)
                 return "wide_norm_backward", wide_backward_views(spec, wide)
-            chosen = launched if isinstance(launched, Configuration) else configuration(spec)
+            chosen = launched if isinstance(launched, Configuration) else configuration(spec, device)
             family = "norm_forward" if isinstance(spec, NormForward) else "norm_backward"
             return family, norm_text.norm_views(spec, chosen)
         case RequantizeTranspose():
@@ -136,20 +143,21 @@ def _views(spec: AnySpec, launched: AnyConfiguration | None) -> tuple[str, norm_
         case Products():
             return "products", product_text.product_views(spec)
         case FusedCastTranspose():
-            whole = launched if isinstance(launched, TransposeTile) else tile_of(spec.spec)
+            whole = launched if isinstance(launched, TransposeTile) else tile_of(spec.spec, device)
             return "fused_cast_transpose", fused_cast_transpose_views(spec, whole)
         case CastTranspose():
             return "cast_transpose", cast_transpose_text.cast_transpose_views(spec)
         case FmForward() | FmBackward():
-            mixing = launched if isinstance(launched, FmConfiguration) else fm_configuration(spec)
+            mixing = launched if isinstance(launched, FmConfiguration) else fm_configuration(spec, device)
             family = "mix_forward" if isinstance(spec, FmForward) else "mix_backward"
             return family, fm_views(spec, mixing)
         case ConcatNormForward() | ConcatNormBackward():
-            joining = launched if isinstance(launched, ConcatNormConfiguration) else concat_norm_configuration(spec)
+            usual = concat_norm_configuration(spec, device)
+            joining = launched if isinstance(launched, ConcatNormConfiguration) else usual
             family = "join_forward" if isinstance(spec, ConcatNormForward) else "join_backward"
             return family, concat_norm_views(spec, joining)
         case CrossBackward():
-            crossing = launched if isinstance(launched, CrossConfiguration) else cross_configuration(spec)
+            crossing = launched if isinstance(launched, CrossConfiguration) else cross_configuration(spec, device)
             return "cross_backward", cross_backward_views(spec, crossing)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from loka.kernels.gemm.catalogue import PREFERRED
-from loka.numerics.enums import OPERANDS, Accumulation, Gemm, Range
+from loka.numerics.enums import OPERANDS, Accumulation, Gemm
+from loka.numerics.recipe import OperandPair, OperandRecipe
 from loka.plan.plan import NATIVE, NOTHING_AROUND, Evidence, GemmPlan, SitePlan
-from loka.policy.cascade.settings import Assignment, Budget, OperandRecipe
+from loka.policy.cascade.settings import Assignment, Budget
 from loka.probe.profile.profile import Interval
 
 USUAL = PREFERRED[0].name  # the kernel that goes without saying
@@ -16,7 +17,7 @@ def recipe_words(recipe: OperandRecipe) -> str:
     if recipe.transposed:
         return f"{recipe.format.value} transposed"  # the rest follows from that
     words = [recipe.format.value, recipe.scaling.value]
-    if recipe.range is Range.STATIC:
+    if recipe.is_static:
         words.append("static" if recipe.amax is None else f"static({recipe.amax:g})")
     if recipe.power_of_two:
         words.append("pow2")
@@ -28,7 +29,7 @@ def gemm_words(gemm: GemmPlan) -> str:
     return NATIVE if gemm.operands is None else pair_words(gemm.gemm, gemm.operands)
 
 
-def pair_words(gemm: Gemm, pair: tuple[OperandRecipe, OperandRecipe]) -> str:
+def pair_words(gemm: Gemm, pair: OperandPair) -> str:
     """The recipes of both operands: `e4m3 rowwise` where they are alike, else each with its operand's name."""
     first, second = pair
     if first == second:

@@ -9,17 +9,15 @@ from math import isfinite
 
 from loka.kernels.gemm.catalogue import GEMM_KERNELS
 from loka.numerics.enums import Accumulation, Fuse, Gemm
+from loka.numerics.recipe import OperandPair, Recipe
 from loka.plan.plan import NATIVE, GemmPlan, KernelTime, Rejected, StepTime
 from loka.plan.report.format import run_words, time_words
 from loka.plan.select.perf_model import PerfModel, Price
 from loka.plan.select.transposed_operands import unsupported_transpose
 from loka.plan.select.workload import (
-    Pair,
     SiteSizes,
     Surroundings,
     gemm_part,
-    has_form_of_chain,
-    keeps_wgrad_in_chain,
     native_part,
     workload_of,
 )
@@ -38,7 +36,7 @@ Run = tuple[str, Accumulation]  # a kernel and how it sums
 class Offer:
     """A GEMM that could run in FP8: the kernels that can, each with the form of the recipe that it takes."""
 
-    kernels: Mapping[Run, Pair]
+    kernels: Mapping[Run, OperandPair]
     padding: bool = True  # without it, what runs depends on whether the batch's rows fit
 
 
@@ -84,7 +82,7 @@ class KernelChoice:
 
     kernel: str
     accumulation: Accumulation
-    operands: Pair  # in the form that it takes
+    operands: OperandPair  # in the form that it takes
     price: Price
     error: tuple[float, float] | None  # MERE and SQNR (dB) of the kernel that is taken
     times: tuple[KernelTime, ...]  # the model's own last
@@ -292,11 +290,11 @@ def _way(
 ) -> ExecutionOption | None:
     """A way with its costs; None where something around the GEMMs was never measured."""
     kernels = tuple(choices[gemm].kernel if gemm in fp8 else NATIVE for gemm in gemms)
-    pairs = {gemm: choices[gemm].operands if gemm in fp8 else None for gemm in gemms}
+    recipe = Recipe.of({gemm: choices[gemm].operands if gemm in fp8 else None for gemm in gemms})
     products = {gemm: choices[gemm].price if gemm in fp8 else own[gemm] for gemm in gemms}
 
     def cost(taken: bool, joined: bool) -> Cost | None:
-        sheet = workload_of(sizes, pairs, around, taken, joined, unfused)
+        sheet = workload_of(sizes, recipe, around, taken, joined, unfused)
         forward, backward = pricer.sum(sheet.forward), pricer.sum(sheet.backward)
         if forward is None or backward is None:
             return None
@@ -307,9 +305,9 @@ def _way(
                 backward += price
         return Cost.of(forward, backward)
 
-    form = sizes.fits and has_form_of_chain(pairs)
+    form = sizes.fits and recipe.is_chain
     unfused = bool(fp8) and not form and fuse is Fuse.ALWAYS
-    chained = form or (sizes.fits and keeps_wgrad_in_chain(pairs) and not around.any)
+    chained = form or (sizes.fits and recipe.keeps_wgrad and not around.any)
     taken = form and around.any and fuse is not Fuse.NEVER
     apart = cost(taken, False)
     joined = cost(taken, True) if taken else apart

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEFAULT
 from loka.kernels.fused.interaction.interaction_specs import specs_of
 from loka.kernels.measurements.interaction_forms import Crossing, Form, Mixing, form_of, parts_of
 from loka.kernels.measurements.part_bounds import added_us
@@ -17,11 +19,15 @@ from loka.sites.site import GemmKind, Site
 
 
 def interaction_plans(
-    fused: Sequence[Fused], plans: Sequence[SitePlan], batch_size: int, costs: PartCosts | None
+    fused: Sequence[Fused],
+    plans: Sequence[SitePlan],
+    batch_size: int,
+    costs: PartCosts | None,
+    device: DeviceSpec = DEFAULT,
 ) -> tuple[InteractionPlan, ...]:
     """The interactions that have kernels of their own, priced where there are `costs`."""
     sites = {plan.site.name: plan.site for plan in plans}
-    pricer = PerfModel(costs) if costs is not None else None
+    pricer = PerfModel(costs, device) if costs is not None else None
     claimed: set[str] = set()
     found = []
     for each in fused:
@@ -109,5 +115,5 @@ def _time(form: Form, samples: int, columns: int, kernel: str, pricer: PerfModel
     if kernel == RENDERED and isinstance(form, Crossing) and form.passing:
         # Another linear and another cross layer read the sum: their gradients are added in a pass between our kernels,
         # and by torch.compile within others (docs/results/LOG.md, "cross layers in kernels of their own").
-        backward += Price(added_us(samples, columns, second.dtype), 0.0, TimeSource.ESTIMATED)
+        backward += Price(added_us(samples, columns, second.dtype, pricer.device), 0.0, TimeSource.ESTIMATED)
     return Cost.of(forward, backward).rounded()

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from loka.numerics.enums import Compute, Gemm
+from loka.numerics.recipe import with_scalings
 from loka.plan.plan import NATIVE, Candidate, GemmPlan, Rejected, SiteTiming
 from loka.plan.report.format import run_words, time_words
 from loka.plan.select.enumerate import ExecutionOption, SiteOptions
-from loka.plan.select.kernel_overrides import with_scalings
 from loka.plan.select.select import Selection, SelectionProblem
 from loka.policy.cascade.settings import SiteSettings
 

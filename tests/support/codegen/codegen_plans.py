@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+from loka.devices.targets import TargetDevice
 from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, Statement
 from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
-from loka.plan.plan import BindingKind, GemmPlan, Plan, PlannedBinding, PlanTarget, SitePlan
-from loka.policy.cascade.settings import OperandRecipe
+from loka.numerics.recipe import OperandRecipe
+from loka.plan.plan import BindingKind, GemmPlan, Plan, PlannedBinding, SitePlan
 from loka.sites.site import GemmKind, RowCount, Site
 from tests.support.importing import import_folder
 
@@ -80,7 +81,7 @@ def linear_binding(
 def make_plan(sites: Sequence[SitePlan], bindings: Sequence[PlannedBinding], name: str = "ranker") -> Plan:
     return Plan(
         name=name,
-        target=PlanTarget.REFERENCE,
+        target=TargetDevice.REFERENCE,
         batch_size=64,
         policy_files=(("policies/ranker.yaml", "ab" * 32),),
         sites=tuple(sites),

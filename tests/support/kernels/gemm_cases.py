@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from loka.devices.launches import Tiling
 from loka.kernels.fused.rendering import render, render_files
 from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, Epilogue, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
-from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling
 from loka.numerics.enums import Accumulation, Format, Scaling
 from loka.numerics.quantize import quantize
 from loka.templating.templates import load_templates

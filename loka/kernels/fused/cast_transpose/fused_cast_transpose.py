@@ -10,14 +10,13 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEFAULT
 from loka.errors import InputError
 from loka.kernels.fused.norm.norm_launch import configuration
 from loka.kernels.fused.norm.norm_spec import SAVING, NormBackward, NormForward
 from loka.kernels.fused.norm.norm_text import WIDTH, Views, header, indented, norm_title, norm_views, opened
 
-LEAST_COLUMNS = 128
-TILE_ELEMENTS = 8192
-TILE_WARPS = 8
 WIDEST_BLOCK = 512  # of a block_norm: a tile holds whole blocks
 _MOST = 2**16  # programs on a multiprocessor: every row of tiles has programs of its own
 
@@ -74,10 +73,11 @@ class TransposeTile:
     warps: int
 
 
-def tile_of(spec: NormForward | NormBackward) -> TransposeTile:
+def tile_of(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT) -> TransposeTile:
     """The choice for a spec: whole blocks, and registers for two programs on a multiprocessor; not measured yet."""
-    columns = max(LEAST_COLUMNS, spec.block if spec.norm else 0)
-    return TransposeTile(TILE_ELEMENTS // columns, columns, TILE_WARPS)
+    launch = device.launches.tiles
+    columns = max(launch.cast_columns, spec.block if spec.norm else 0)
+    return TransposeTile(launch.cast_elements // columns, columns, launch.cast_warps)
 
 
 def fused_cast_transpose_views(both: FusedCastTranspose, tile: TransposeTile) -> Views:

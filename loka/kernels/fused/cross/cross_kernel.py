@@ -8,6 +8,8 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEFAULT
 from loka.errors import InputError
 from loka.kernels.fused.norm.norm_launch import padded_width
 from loka.kernels.fused.norm.norm_spec import NormForward
@@ -77,14 +79,12 @@ def unsupported_reason(width: int) -> str | None:
     return None
 
 
-def cross_configuration(spec: CrossBackward) -> CrossConfiguration:
-    """The choice for a spec: blocks of 4096 elements, and so many programs that each adds up several of them.
-
-    Measured at widths of 3456 and 1024 (docs/results/LOG.md): few programs, each of four warps, are the fastest.
-    """
-    columns = min(512, padded_width(spec.width))
+def cross_configuration(spec: CrossBackward, device: DeviceSpec = DEFAULT) -> CrossConfiguration:
+    """The choice for a spec: blocks of so many elements, and so few programs that each adds up several of them."""
+    launch = device.launches.cross
+    columns = min(launch.columns, padded_width(spec.width))
     blocks = -(-spec.width // columns)
-    return CrossConfiguration(columns, 4096 // columns, warps=4, programs=max(1, 3 // blocks))
+    return CrossConfiguration(columns, launch.elements // columns, launch.warps, max(1, launch.programs // blocks))
 
 
 def cross_backward_views(spec: CrossBackward, launched: CrossConfiguration) -> Views:

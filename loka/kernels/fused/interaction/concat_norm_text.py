@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEFAULT
 from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormBackward, ConcatNormForward, part_names
 from loka.kernels.fused.norm.norm_launch import padded_width
 from loka.kernels.fused.norm.norm_text import WIDTH, Views, header, indented, opened
@@ -22,17 +24,20 @@ class ConcatNormConfiguration:
     programs: int  # on each multiprocessor, at most
 
 
-def concat_norm_configuration(spec: ConcatNormForward | ConcatNormBackward) -> ConcatNormConfiguration:
-    """The choice for a spec: so many rows at a step. Measured 64, 128 and 256 wide (docs/results/LOG.md, "joins").
+def concat_norm_configuration(
+    spec: ConcatNormForward | ConcatNormBackward, device: DeviceSpec = DEFAULT
+) -> ConcatNormConfiguration:
+    """The choice for a spec: so many rows at a step.
 
     A backward kernel with sums for a weight or a bias keeps them in registers: fewer rows, and fewer warps, then.
     """
-    padded = padded_width(spec.width)
-    if padded > 2048:
-        return ConcatNormConfiguration(1, warps=min(16, padded // 512), programs=max(1, 16384 // padded))
+    launch, padded = device.launches.concat_norm, padded_width(spec.width)
+    if padded > launch.wide:
+        warps = min(launch.most_warps, padded // launch.wide_warp_elements)
+        return ConcatNormConfiguration(1, warps, max(1, launch.wide_elements // padded))
     if isinstance(spec, ConcatNormForward) or not (spec.weight or spec.bias):
-        return ConcatNormConfiguration(4096 // padded, warps=8, programs=4)
-    return ConcatNormConfiguration(2048 // padded, warps=2, programs=16)
+        return ConcatNormConfiguration(launch.elements // padded, *launch.launch)
+    return ConcatNormConfiguration(launch.summed_elements // padded, *launch.summed)
 
 
 def concat_norm_views(spec: ConcatNormForward | ConcatNormBackward, launched: ConcatNormConfiguration) -> Views:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEFAULT
 from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward, padded
 from loka.kernels.fused.norm.norm_text import WIDTH, Views, header, indented, opened
 
@@ -28,14 +30,13 @@ class FmConfiguration:
     programs: int  # on each multiprocessor, at most
 
 
-def fm_configuration(spec: FmForward | FmBackward) -> FmConfiguration:
-    """The choice for a spec; measured on 64 x 128 and 128 x 256 (docs/results/LOG.md, "mixing")."""
+def fm_configuration(spec: FmForward | FmBackward, device: DeviceSpec = DEFAULT) -> FmConfiguration:
+    """The choice for a spec."""
+    launch = device.launches.mix
     n, d = padded(spec.sizes.embeddings), padded(spec.sizes.dim)
     if isinstance(spec, FmForward):
-        return FmConfiguration(d, stages=3 if n * d <= 8192 else 2, warps=4, programs=2)
-    if n <= 64:
-        return FmConfiguration(min(d, 64), stages=3, warps=4, programs=2)
-    return FmConfiguration(min(d, 64), stages=3, warps=8, programs=1)
+        return FmConfiguration(d, 3 if n * d <= launch.fetched else 2, *launch.forward)
+    return FmConfiguration(min(d, launch.chunk), 3, *(launch.backward_few if n <= launch.few else launch.backward))
 
 
 def fm_views(spec: FmForward | FmBackward, launched: FmConfiguration) -> Views:

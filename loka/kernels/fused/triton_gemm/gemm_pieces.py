@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from loka.devices.launches import Tiling
 from loka.errors import InputError
 from loka.kernels.fused.triton_gemm.gemm_spec import TiledGemm
-from loka.kernels.fused.triton_gemm.gemm_tiling import BYTES, Tiling, is_aligned
+from loka.kernels.fused.triton_gemm.gemm_tiling import BYTES, is_aligned
 from loka.numerics.enums import Scaling
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from loka.devices.launches import Tiling
 from loka.kernels.fused.norm.norm_text import TITLES, WIDTH, Views, opened
 from loka.kernels.fused.triton_gemm import gemm_pieces
 from loka.kernels.fused.triton_gemm.gemm_pieces import PieceLayout
 from loka.kernels.fused.triton_gemm.gemm_spec import Epilogue, GemmSpec, TiledGemm
-from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling
 from loka.numerics.enums import Accumulation, Scaling
 
 

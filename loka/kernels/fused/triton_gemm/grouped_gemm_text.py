@@ -5,11 +5,12 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
+from loka.devices.launches import Tiling
 from loka.kernels.fused.cast_transpose.matrix_spec import numbered
 from loka.kernels.fused.norm.norm_text import WIDTH, Views, opened
 from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, GroupedGemm
 from loka.kernels.fused.triton_gemm.gemm_text import body_call, header, operand_words, operator_views, promotion
-from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling, is_aligned
+from loka.kernels.fused.triton_gemm.gemm_tiling import is_aligned
 
 
 @dataclass(frozen=True, slots=True)

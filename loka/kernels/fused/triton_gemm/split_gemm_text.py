@@ -5,11 +5,12 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
+from loka.devices.launches import Tiling
 from loka.kernels.fused.norm.norm_text import WIDTH, Views, opened
 from loka.kernels.fused.triton_gemm import gemm_tiling
 from loka.kernels.fused.triton_gemm.gemm_spec import SplitGemm
 from loka.kernels.fused.triton_gemm.gemm_text import header, operand_words, operator_views, promotion
-from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling, is_aligned, tiles_of
+from loka.kernels.fused.triton_gemm.gemm_tiling import is_aligned, tiles_of
 
 
 @dataclass(frozen=True, slots=True)
