@@ -45,3 +45,10 @@ def anchors(text: str) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def paths(text: str) -> list[str]:
+    """The paths in code spans that start at a folder or file of the repository, without those that are a pattern."""
+    found = re.findall(r"`([\w.\-]+(?:/[\w.\-]+)*/?)`", text)
+    top = {path.name for path in REPOSITORY.iterdir()}
+    return [path for path in found if path.split("/")[0] in top and "NAME" not in path]
