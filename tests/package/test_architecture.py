@@ -19,7 +19,7 @@ def test_every_room_has_a_paragraph() -> None:
 def test_the_rooms_stand_in_the_order_of_imports() -> None:
     settings = tomllib.loads(markdown.read(markdown.REPOSITORY / "pyproject.toml"))
     layers = next(each for each in settings["tool"]["importlinter"]["contracts"] if each["type"] == "layers")["layers"]
-    assert ROOMS == [layer.removeprefix("loka.") for layer in layers]
+    assert [layer.removeprefix("loka.") for layer in layers] == ROOMS
 
 
 def test_every_file_beside_the_rooms_is_named() -> None:
