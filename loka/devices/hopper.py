@@ -5,8 +5,8 @@ from __future__ import annotations
 from loka.devices.launches import (
     ConcatNormLaunch,
     CrossLaunch,
+    FmInteractionLaunch,
     LaunchTables,
-    MixLaunch,
     RowLaunch,
     RowLaunches,
     TileLaunch,
@@ -104,7 +104,9 @@ _LAUNCHES = LaunchTables(
         cast_elements=8192,
         cast_warps=8,
     ),
-    mix=MixLaunch(fetched=8192, forward=(4, 2), chunk=64, few=64, backward_few=(4, 2), backward=(8, 1)),
+    fm_interaction=FmInteractionLaunch(
+        fetched=8192, forward=(4, 2), chunk=64, few=64, backward_few=(4, 2), backward=(8, 1)
+    ),
     concat_norm=ConcatNormLaunch(
         wide=2048,
         wide_warp_elements=512,

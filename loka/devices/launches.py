@@ -78,8 +78,8 @@ class TileLaunch:
 
 
 @dataclass(frozen=True, slots=True)
-class MixLaunch:
-    """How kernels of mixing layers are launched; measured on 64 x 128 and 128 x 256 (docs/results/LOG.md, "mixing")."""
+class FmInteractionLaunch:
+    """How kernels of FM interactions are launched; measured on 64 x 128 and 128 x 256 (docs/results/LOG.md)."""
 
     fetched: int  # elements of a sample up to which three are on their way into shared memory, beyond them two
     forward: tuple[int, int]  # warps and programs
@@ -91,7 +91,7 @@ class MixLaunch:
 
 @dataclass(frozen=True, slots=True)
 class ConcatNormLaunch:
-    """How kernels of joins are launched; measured 64, 128 and 256 wide (docs/results/LOG.md, "joins")."""
+    """How a norm of a concatenation is launched; measured 64, 128 and 256 wide (docs/results/LOG.md)."""
 
     wide: int  # widths above this take one row at a step
     wide_warp_elements: int
@@ -149,7 +149,7 @@ class LaunchTables:
     rows: RowLaunches
     wide: WideLaunch
     tiles: TileLaunch
-    mix: MixLaunch
+    fm_interaction: FmInteractionLaunch
     concat_norm: ConcatNormLaunch
     cross: CrossLaunch
     products: Tilings

@@ -164,7 +164,7 @@ class InteractionPlan:
     @property
     def takes(self) -> tuple[str, ...]:
         """The sites whose GEMMs it computes."""
-        return self.sites if self.work is PartKind.MIX else ()
+        return self.sites if self.work is PartKind.FM_INTERACTION else ()
 
     @property
     def speedup(self) -> float | None:

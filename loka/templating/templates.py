@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +18,7 @@ from loka.templating.wrap import wrap
 KERNELS = "triton/"  # the templates of kernels, in a folder of their own
 _SUFFIX = ".j2"
 _FIRST = "kernels.py" + _SUFFIX
+_NOTHING = re.compile(r"^ +\n", re.MULTILINE)  # a line whose only expression gave nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +29,11 @@ class Templates:
     environment: jinja2.Environment
 
     def render(self, template: str, values: Mapping[str, object]) -> str:
-        """One template's text, with long lines wrapped; a name that it reads and was not given is an error."""
-        return wrap(self.environment.get_template(template).render(values))
+        """One template's text, with long lines wrapped; a name that it reads and was not given is an error.
+
+        A line of spaces alone is dropped: `    {{ "x = x + add" if spec.add }}` leaves one where there is no add.
+        """
+        return wrap(_NOTHING.sub("", self.environment.get_template(template).render(values)))
 
     def hashes(self, *, kernels: bool = True) -> dict[str, str]:
         """sha256 of each template, those of kernels only where a package has `kernels`."""
@@ -72,7 +77,7 @@ def _texts(folder: Traversable, prefix: str) -> Iterator[tuple[str, str]]:
 
 def _environment(texts: dict[str, str]) -> jinja2.Environment:
     # What is rendered is Python, not HTML: every value comes from a checked spec or was made safe for its place.
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.DictLoader(texts),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -81,3 +86,13 @@ def _environment(texts: dict[str, str]) -> jinja2.Environment:
         autoescape=False,
         newline_sequence="\n",
     )
+    environment.filters["at"] = _at
+    return environment
+
+
+def _at(text: str, columns: int) -> str:
+    """What a macro wrote, each of its lines but the first behind so many spaces; blank ones are left out.
+
+    So `        {{ quantise_row(spec) | at(8) }}` stands where its lines will.
+    """
+    return f"\n{' ' * columns}".join(line for line in text.split("\n") if line.strip())

@@ -193,7 +193,7 @@ class _Backward:
             self._add("else:")
             self._requantize_transpose(index, ("dy", "x"), INDENT + 4)
         self._add(self._needs(f"weight{s}"))
-        operands = ("dy_transposed", "dy_spread", "x_transposed", "x_spread")
+        operands = ("dy_transposed", "dy_scale_t", "x_transposed", "x_scale_t")
         counter_id, dtype = f"{self._counter_id(index)} + 2", f"weight_dtype{s}"
         self.lines += product(stage.recipe, Gemm.WGRAD, operands, f"dweight{s}", dtype, counter_id, INDENT + 4)
         self._cut(index, f"dweight{s}", INDENT + 4)
@@ -206,7 +206,7 @@ class _Backward:
     def _dgrad(self, index: int, target: str, dtype: str, indent: int) -> None:
         """The gradient of a linear's input from FP8 copies."""
         s = self._names.suffix(index)
-        operands = ("dy_fp8", "dy_scale", "weight_transposed", "weight_spread")
+        operands = ("dy_fp8", "dy_scale", "weight_transposed", "weight_scale_t")
         if self._shape.known:
             operands = ("dy_fp8", f"dy_scale{s}", f"weight_transposed{s}", f"weight_scale{s}")
         recipe, counter_id = self._shape.stages[index].recipe, f"{self._counter_id(index)} + 1"
@@ -262,8 +262,8 @@ class _Backward:
             self._add(self._needs("x"))
         results = {"values": "dy_fp8", "scale": "dy_scale", "largest": "_"}
         self.lines += statement(self._kernels, shapes.quantiser(stage.n), {"x": "grad"}, results, indent)
-        arguments = {"values": f"weight_fp8{s}", "scale": f"weight_scale{s}", "largest": f"weight_largest{s}"}
-        results = {"transposed": "weight_transposed", "spread": "weight_spread"}
+        arguments = {"values": f"weight_fp8{s}", "scale": f"weight_scale{s}", "scale_max": f"weight_largest{s}"}
+        results = {"transposed": "weight_transposed", "scale_t": "weight_scale_t"}
         self.lines += statement(self._kernels, RequantizeTranspose(1), arguments, results, indent)
         target, dtype = ("grad", "dtype") if index or self._ends_with_products else ("dx", "x_dtype")
         self._dgrad(index, target, dtype, indent)
@@ -275,9 +275,9 @@ class _Backward:
         results: dict[str, str] = {}
         for place, operand in enumerate(operands):
             own = "" if operand == "dy" else s
-            for name, values in (("values", "fp8"), ("scale", "scale"), ("largest", "largest")):
+            for name, values in (("values", "fp8"), ("scale", "scale"), ("scale_max", "largest")):
                 arguments[f"{name}_{place}"] = f"{operand}_{values}{own}"
-            for name in ("transposed", "spread"):
+            for name in ("transposed", "scale_t"):
                 results[f"{name}_{place}"] = f"{operand}_{name}"
         self.lines += statement(self._kernels, RequantizeTranspose(len(operands)), arguments, results, indent)
 

@@ -15,7 +15,8 @@ from loka.devices.launches import Tiling
 from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT
 from loka.errors import InputError
-from loka.kernels.fused.cast_transpose import cast_transpose_text, matrix_text
+from loka.kernels.fused.cast_transpose import matrix_values
+from loka.kernels.fused.cast_transpose.cast_transpose_values import cast_transpose_values
 from loka.kernels.fused.cast_transpose.fused_cast_transpose import (
     FusedCastTranspose,
     TransposeTile,
@@ -32,26 +33,28 @@ from loka.kernels.fused.cast_transpose.matrix_spec import (
 from loka.kernels.fused.cross.cross_kernel import (
     CrossBackward,
     CrossConfiguration,
-    cross_backward_views,
+    cross_backward_values,
     cross_configuration,
 )
 from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormBackward, ConcatNormForward
-from loka.kernels.fused.interaction.concat_norm_text import (
+from loka.kernels.fused.interaction.concat_norm_values import (
     ConcatNormConfiguration,
     concat_norm_configuration,
-    concat_norm_views,
+    concat_norm_values,
 )
 from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward
-from loka.kernels.fused.interaction.fm_text import FmConfiguration, fm_configuration, fm_views
+from loka.kernels.fused.interaction.fm_values import FmConfiguration, fm_configuration, fm_values
+from loka.kernels.fused.kernel_values import KernelValues
 from loka.kernels.fused.norm import norm_text
 from loka.kernels.fused.norm.norm_launch import Configuration, configuration
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
 from loka.kernels.fused.norm.wide_norm_launch import WideConfiguration, wide_configuration
 from loka.kernels.fused.norm.wide_norm_text import wide_backward_views, wide_forward_views
-from loka.kernels.fused.reduce import product_text
-from loka.kernels.fused.triton_gemm import gemm_text, gemm_tiling, grouped_gemm_text, split_gemm_text
-from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
+from loka.kernels.fused.reduce.products_values import products_values
+from loka.kernels.fused.triton_gemm import gemm_tiling
+from loka.kernels.fused.triton_gemm.gemm_spec import GemmSpec, GroupedGemm, TiledGemm
+from loka.kernels.fused.triton_gemm.gemm_values import gemm_values, grouped_gemm_values
 from loka.templating.templates import KERNELS, Templates
 
 KERNELS_FILE = "triton_kernels.py"
@@ -78,6 +81,8 @@ AnyConfiguration = (
 )
 
 _SUFFIX = ".py.j2"
+_KERNEL_LAYOUT = KERNELS + "kernel" + _SUFFIX
+_OPERATOR_LAYOUT = KERNELS + "operator" + _SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,31 +105,35 @@ def render(
     device: DeviceSpec = DEFAULT,
 ) -> Rendered:
     """A kernel for `spec` on a device. `launched`, of the spec's own kind, overrides how it is launched there."""
-    family, views = _views(spec, launched, device)
+    values = _values(spec, launched, device)
+    if isinstance(values, KernelValues):
+        template, context = KERNELS + values.family + _SUFFIX, values.context()
+        text = templates.render(template, {**context, "layout": _KERNEL_LAYOUT})
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        name = f"{spec.function}_{digest[:8]}"
+        operator = templates.render(template, {**context, "layout": _OPERATOR_LAYOUT, "name": name})
+        return Rendered(spec.function, name, text, operator, digest, spec.parameters, spec.results)
+    family, views = values
     text = templates.render(KERNELS + family + _SUFFIX, views.kernel)
     digest = hashlib.sha256(text.encode()).hexdigest()
     name = f"{spec.function}_{digest[:8]}"
     changes = [parameter for parameter in spec.parameters if parameter == "record"]
     registration = norm_text.registration(spec.function, name, changes)
-    operator = templates.render(KERNELS + "operator" + _SUFFIX, {**views.operator, "registration": registration})
+    operator = templates.render(KERNELS + "operator_lines" + _SUFFIX, {**views.operator, "registration": registration})
     return Rendered(spec.function, name, text, operator, digest, spec.parameters, spec.results)
 
 
-def _views(spec: AnySpec, launched: AnyConfiguration | None, device: DeviceSpec) -> tuple[str, norm_text.Views]:
-    """A spec's template, and what it is given."""
+def _values(
+    spec: AnySpec, launched: AnyConfiguration | None, device: DeviceSpec
+) -> KernelValues | tuple[str, norm_text.Views]:
+    """What a spec's template is given."""
     match spec:
         case TiledGemm():
             tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec, device)
-            return "gemm", gemm_text.gemm_views(spec, tiled)
-        case SplitGemm():
-            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec, device)
-            return "split_gemm", split_gemm_text.split_gemm_views(spec, tiled)
-        case BatchedGemm():
-            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec, device)
-            return "batched_gemm", grouped_gemm_text.batched_gemm_views(spec, tiled)
+            return gemm_values(spec, tiled)
         case GroupedGemm():
             tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec, device)
-            return "grouped_gemm", grouped_gemm_text.grouped_gemm_views(spec, tiled)
+            return grouped_gemm_values(spec, tiled)
         case NormForward() | NormBackward():
             if spec.width > LARGEST_HELD:
                 wide = launched if isinstance(launched, WideConfiguration) else wide_configuration(spec, device)
@@ -134,31 +143,27 @@ def _views(spec: AnySpec, launched: AnyConfiguration | None, device: DeviceSpec)
             chosen = launched if isinstance(launched, Configuration) else configuration(spec, device)
             family = "norm_forward" if isinstance(spec, NormForward) else "norm_backward"
             return family, norm_text.norm_views(spec, chosen)
-        case RequantizeTranspose():
-            return "requantize_transpose", matrix_text.requantize_transpose_views(spec)
-        case Transpose():
-            return "transpose", matrix_text.transpose_views(spec)
+        case RequantizeTranspose() | Transpose():
+            return matrix_values.transpose_values(spec)
         case Reduce():
-            return "reduce", matrix_text.reduce_views(spec)
+            return matrix_values.reduce_values(spec)
         case Products():
-            return "products", product_text.product_views(spec)
+            return products_values(spec)
         case FusedCastTranspose():
             whole = launched if isinstance(launched, TransposeTile) else tile_of(spec.spec, device)
             return "fused_cast_transpose", fused_cast_transpose_views(spec, whole)
         case CastTranspose():
-            return "cast_transpose", cast_transpose_text.cast_transpose_views(spec)
+            return cast_transpose_values(spec)
         case FmForward() | FmBackward():
-            mixing = launched if isinstance(launched, FmConfiguration) else fm_configuration(spec, device)
-            family = "mix_forward" if isinstance(spec, FmForward) else "mix_backward"
-            return family, fm_views(spec, mixing)
+            interacting = launched if isinstance(launched, FmConfiguration) else fm_configuration(spec, device)
+            return fm_values(spec, interacting)
         case ConcatNormForward() | ConcatNormBackward():
             usual = concat_norm_configuration(spec, device)
-            joining = launched if isinstance(launched, ConcatNormConfiguration) else usual
-            family = "join_forward" if isinstance(spec, ConcatNormForward) else "join_backward"
-            return family, concat_norm_views(spec, joining)
+            concatenating = launched if isinstance(launched, ConcatNormConfiguration) else usual
+            return concat_norm_values(spec, concatenating)
         case CrossBackward():
             crossing = launched if isinstance(launched, CrossConfiguration) else cross_configuration(spec, device)
-            return "cross_backward", cross_backward_views(spec, crossing)
+            return cross_backward_values(spec, crossing)
 
 
 def render_files(kernels: Sequence[Rendered], templates: Templates, subject: str, stamp: str = "") -> dict[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT
 from loka.kernels.fused.interaction.interaction_specs import specs_of
-from loka.kernels.measurements.interaction_forms import Crossing, Form, Mixing, form_of, parts_of
+from loka.kernels.measurements.interaction_forms import CrossForm, FmForm, Form, form_of, parts_of
 from loka.kernels.measurements.part_bounds import added_us
 from loka.kernels.measurements.parts import COMPILED, RENDERED, PartCosts, PartKind, TimeSource
 from loka.mods.rewriting.interactions import Fused
@@ -35,7 +35,7 @@ def interaction_plans(
             continue
         forward, backward = parts_of(each.form, _samples(each, sites, batch_size), each.columns, RENDERED)
         taken = each.sites
-        if forward.work is PartKind.MIX:
+        if forward.work is PartKind.FM_INTERACTION:
             products = (site.name for site in sites.values() if _multiplies(site, each, forward.rows, batch_size))
             taken += tuple(name for name in products if name not in claimed)[:1]
             claimed.update(taken)
@@ -100,7 +100,7 @@ def _samples(fused: Fused, sites: Mapping[str, Site], batch_size: int) -> int:
 def _multiplies(site: Site, fused: Fused, samples: int, batch_size: int) -> bool:
     """Whether a product without a Parameter is the outer one of a mixing layer: x (B, n, d) times x^T @ rank."""
     form = fused.form
-    if site.kind is not GemmKind.BMM or site.owner != fused.owner or not isinstance(form, Mixing):
+    if site.kind is not GemmKind.BMM or site.owner != fused.owner or not isinstance(form, FmForm):
         return False
     return (site.k, site.rows.at(batch_size)) == (fused.columns, samples * form.embeddings) and site.n == form.rank
 
@@ -112,7 +112,7 @@ def _time(form: Form, samples: int, columns: int, kernel: str, pricer: PerfModel
     forward, backward = pricer.part(first), pricer.part(second)
     if forward is None or backward is None:
         return None
-    if kernel == RENDERED and isinstance(form, Crossing) and form.passing:
+    if kernel == RENDERED and isinstance(form, CrossForm) and form.passing:
         # Another linear and another cross layer read the sum: their gradients are added in a pass between our kernels,
         # and by torch.compile within others (docs/results/LOG.md, "cross layers in kernels of their own").
         backward += Price(added_us(samples, columns, second.dtype, pricer.device), 0.0, TimeSource.ESTIMATED)

@@ -1,4 +1,4 @@
-"""What mixing kernels compute, in torch: their CPU implementation, and what they are checked against."""
+"""FM interactions in torch: the CPU implementation of their kernels, and what those are checked against."""
 
 from __future__ import annotations
 

@@ -168,9 +168,9 @@ def norm_title(spec: NormForward | NormBackward) -> str:
         steps.append(TITLES[spec.norm] + block + eps)
     if spec.activation is not None:
         steps.append(TITLES[spec.activation])
-    said = _said(spec, steps, spec.how.words)
+    said = _said(spec, steps, spec.how.description)
     if len(said) > WIDTH - len(f'    """ for grad (m, {spec.width})."""'):
-        said = _said(spec, steps, spec.how.short)
+        said = _said(spec, steps, spec.how.short_description)
     return said
 
 
