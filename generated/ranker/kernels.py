@@ -27,7 +27,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "648208cc244bb8bdf525de91f8f392535e1d08363f483638f2c679d16f337444"
+STAMP = "22797007a935a5843e7c0eb9f1d53ed90647c595d3a677ea98fd8685ba9b7ea5"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive
@@ -121,12 +121,12 @@ class LinearE4m3X64x32(torch.autograd.Function):
             results = fused.requantize_transpose_3(
                 dy_fp8, dy_scale, dy_largest, x_fp8, x_scale, x_largest, weight_fp8, weight_scale, weight_largest
             )
-            dy_transposed, dy_spread, x_transposed, x_spread, weight_transposed, weight_spread = results
+            dy_transposed, dy_scale_t, x_transposed, x_scale_t, weight_transposed, weight_scale_t = results
             dx = dispatch.scaled_mm(
                 dy_fp8,
                 dy_scale,
                 weight_transposed,
-                weight_spread,
+                weight_scale_t,
                 "rowwise",
                 "rowwise",
                 x_dtype,
@@ -134,15 +134,15 @@ class LinearE4m3X64x32(torch.autograd.Function):
                 ctx.counter_id + 1,
             )
         else:
-            dy_transposed, dy_spread, x_transposed, x_spread = fused.requantize_transpose_2(
+            dy_transposed, dy_scale_t, x_transposed, x_scale_t = fused.requantize_transpose_2(
                 dy_fp8, dy_scale, dy_largest, x_fp8, x_scale, x_largest
             )
         if ctx.needs_input_grad[1]:
             dweight = dispatch.scaled_mm(
                 dy_transposed,
-                dy_spread[:1],
+                dy_scale_t[:1],
                 x_transposed,
-                x_spread[:1],
+                x_scale_t[:1],
                 "tensorwise",
                 "tensorwise",
                 weight_dtype,
@@ -319,16 +319,16 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
             weight_scale_2,
             weight_largest_2,
         )
-        dy_transposed, dy_spread, x_transposed, x_spread, weight_transposed, weight_spread = results
+        dy_transposed, dy_scale_t, x_transposed, x_scale_t, weight_transposed, weight_scale_t = results
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_transposed, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_2 + 1
+            dy_fp8, dy_scale, weight_transposed, weight_scale_t, "rowwise", "rowwise", dtype, False, counter_id_2 + 1
         )
         if ctx.needs_input_grad[11]:
             dweight_2 = dispatch.scaled_mm(
                 dy_transposed,
-                dy_spread[:1],
+                dy_scale_t[:1],
                 x_transposed,
-                x_spread[:1],
+                x_scale_t[:1],
                 "tensorwise",
                 "tensorwise",
                 weight_dtype_2,
@@ -353,16 +353,16 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
             weight_scale_1,
             weight_largest_1,
         )
-        dy_transposed, dy_spread, x_transposed, x_spread, weight_transposed, weight_spread = results
+        dy_transposed, dy_scale_t, x_transposed, x_scale_t, weight_transposed, weight_scale_t = results
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_transposed, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_1 + 1
+            dy_fp8, dy_scale, weight_transposed, weight_scale_t, "rowwise", "rowwise", dtype, False, counter_id_1 + 1
         )
         if ctx.needs_input_grad[7]:
             dweight_1 = dispatch.scaled_mm(
                 dy_transposed,
-                dy_spread[:1],
+                dy_scale_t[:1],
                 x_transposed,
-                x_spread[:1],
+                x_scale_t[:1],
                 "tensorwise",
                 "tensorwise",
                 weight_dtype_1,
@@ -387,16 +387,16 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
             weight_scale_0,
             weight_largest_0,
         )
-        dy_transposed, dy_spread, x_transposed, x_spread, weight_transposed, weight_spread = results
+        dy_transposed, dy_scale_t, x_transposed, x_scale_t, weight_transposed, weight_scale_t = results
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_transposed, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_0 + 1
+            dy_fp8, dy_scale, weight_transposed, weight_scale_t, "rowwise", "rowwise", dtype, False, counter_id_0 + 1
         )
         if ctx.needs_input_grad[3]:
             dweight_0 = dispatch.scaled_mm(
                 dy_transposed,
-                dy_spread[:1],
+                dy_scale_t[:1],
                 x_transposed,
-                x_spread[:1],
+                x_scale_t[:1],
                 "tensorwise",
                 "tensorwise",
                 weight_dtype_0,
@@ -653,16 +653,16 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
             weight_scale_2,
             weight_largest_2,
         )
-        dy_transposed, dy_spread, x_transposed, x_spread, weight_transposed, weight_spread = results
+        dy_transposed, dy_scale_t, x_transposed, x_scale_t, weight_transposed, weight_scale_t = results
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_transposed, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_2 + 1
+            dy_fp8, dy_scale, weight_transposed, weight_scale_t, "rowwise", "rowwise", dtype, False, counter_id_2 + 1
         )
         if ctx.needs_input_grad[9]:
             dweight_2 = dispatch.scaled_mm(
                 dy_transposed,
-                dy_spread[:1],
+                dy_scale_t[:1],
                 x_transposed,
-                x_spread[:1],
+                x_scale_t[:1],
                 "tensorwise",
                 "tensorwise",
                 weight_dtype_2,
@@ -687,16 +687,16 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
             weight_scale_1,
             weight_largest_1,
         )
-        dy_transposed, dy_spread, x_transposed, x_spread, weight_transposed, weight_spread = results
+        dy_transposed, dy_scale_t, x_transposed, x_scale_t, weight_transposed, weight_scale_t = results
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_transposed, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_1 + 1
+            dy_fp8, dy_scale, weight_transposed, weight_scale_t, "rowwise", "rowwise", dtype, False, counter_id_1 + 1
         )
         if ctx.needs_input_grad[5]:
             dweight_1 = dispatch.scaled_mm(
                 dy_transposed,
-                dy_spread[:1],
+                dy_scale_t[:1],
                 x_transposed,
-                x_spread[:1],
+                x_scale_t[:1],
                 "tensorwise",
                 "tensorwise",
                 weight_dtype_1,
@@ -737,12 +737,12 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
                 weight_scale_0,
                 weight_largest_0,
             )
-            dy_transposed, dy_spread, x_transposed, x_spread, weight_transposed, weight_spread = results
+            dy_transposed, dy_scale_t, x_transposed, x_scale_t, weight_transposed, weight_scale_t = results
             dx = dispatch.scaled_mm(
                 dy_fp8,
                 dy_scale,
                 weight_transposed,
-                weight_spread,
+                weight_scale_t,
                 "rowwise",
                 "rowwise",
                 x_dtype,
@@ -750,15 +750,15 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
                 counter_id_0 + 1,
             )
         else:
-            dy_transposed, dy_spread, x_transposed, x_spread = fused.requantize_transpose_2(
+            dy_transposed, dy_scale_t, x_transposed, x_scale_t = fused.requantize_transpose_2(
                 dy_fp8, dy_scale, dy_largest, x_fp8_0, x_scale_0, x_largest_0
             )
         if ctx.needs_input_grad[1]:
             dweight_0 = dispatch.scaled_mm(
                 dy_transposed,
-                dy_spread[:1],
+                dy_scale_t[:1],
                 x_transposed,
-                x_spread[:1],
+                x_scale_t[:1],
                 "tensorwise",
                 "tensorwise",
                 weight_dtype_0,
@@ -945,7 +945,7 @@ def linear_to_silu_3_linears_e4m3_512x256x256x256_frozen(
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], 256)
 
 
-class MixX16x32ToX8X8Passing(torch.autograd.Function):
+class FmInteractionX16x32ToX8X8Passing(torch.autograd.Function):
     """All pairs of a sample's embeddings at low rank and weighted sums of them, and x itself for what adds it."""
 
     @staticmethod
@@ -953,7 +953,7 @@ class MixX16x32ToX8X8Passing(torch.autograd.Function):
         ctx: Any, x: Tensor, rank: Tensor, compress: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor]:
         samples = x.to(dtype)
-        products, compressed = fused.mix_16x32_to_8_8(samples, rank.to(dtype), compress.to(dtype))
+        products, compressed = fused.fm_interaction_16x32_to_8_8(samples, rank.to(dtype), compress.to(dtype))
         ctx.save_for_backward(samples, rank, compress)
         return products, compressed, x.view_as(x)
 
@@ -961,27 +961,27 @@ class MixX16x32ToX8X8Passing(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dproducts: Tensor, dcompressed: Tensor, passed: Tensor) -> tuple[Tensor | None, ...]:
         samples, rank, compress = ctx.saved_tensors
-        dx, drank_sums, dcompress_sums = fused.mix_backward_16x32_to_8_8_passed(
+        dx, drank_sums, dcompress_sums = fused.fm_interaction_backward_16x32_to_8_8_passed(
             dproducts, dcompressed, samples, rank.to(samples.dtype), compress.to(samples.dtype), passed
         )
         drank, dcompress = fused.reduce_2(drank_sums, rank.dtype, dcompress_sums, compress.dtype)
         return dx, drank.view(rank.shape), dcompress.view(compress.shape), None
 
 
-def mix_16x32_to_8_8_passing(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def fm_interaction_16x32_to_8_8_passing(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """x (B, 16, 32) -> x @ (x^T @ rank) (B, 16, 8), compress @ x (B, 8, 32), and x itself for what adds it."""
-    y: Any = MixX16x32ToX8X8Passing.apply(x, rank, compress, dispatch.output_dtype(x))
+    y: Any = FmInteractionX16x32ToX8X8Passing.apply(x, rank, compress, dispatch.output_dtype(x))
     return y
 
 
-class JoinX2ResidualLayerNormX32(torch.autograd.Function):
+class ConcatNormX2ResidualLayerNormX32(torch.autograd.Function):
     """The layer_norm of 2 parts one after another plus the residual."""
 
     @staticmethod
     def forward(
         ctx: Any, part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
     ) -> Tensor:
-        out, mean, rstd = fused.join_2_residual_layer_norm_32(part_0, part_1, residual, weight, bias, dtype)
+        out, mean, rstd = fused.concat_norm_2_residual_layer_norm_32(part_0, part_1, residual, weight, bias, dtype)
         ctx.save_for_backward(part_0, part_1, residual, weight, bias, mean, rstd)
         return out
 
@@ -989,7 +989,7 @@ class JoinX2ResidualLayerNormX32(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         part_0, part_1, residual, weight, bias, mean, rstd = ctx.saved_tensors
-        dx, dweight_sums, dbias_sums = fused.join_2_residual_layer_norm_backward_32(
+        dx, dweight_sums, dbias_sums = fused.concat_norm_2_residual_layer_norm_backward_32(
             grad, part_0, part_1, residual, weight, mean, rstd
         )
         dweight, dbias = fused.reduce_2(dweight_sums, weight.dtype, dbias_sums, bias.dtype)
@@ -997,11 +997,11 @@ class JoinX2ResidualLayerNormX32(torch.autograd.Function):
         return dpart_0.to(part_0.dtype), dpart_1.to(part_1.dtype), dx.to(residual.dtype), dweight, dbias, None
 
 
-def join_2_residual_layer_norm_32(
+def concat_norm_2_residual_layer_norm_32(
     part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor
 ) -> Tensor:
     """part_0 (B, n_0, 32), part_1 (B, n_1, 32); residual and result (B, n, 32), n the sum of all rows."""
-    y: Any = JoinX2ResidualLayerNormX32.apply(
+    y: Any = ConcatNormX2ResidualLayerNormX32.apply(
         part_0, part_1, residual, weight, bias, dispatch.joined_dtype(part_0, part_1, residual)
     )
     return y

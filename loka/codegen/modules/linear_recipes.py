@@ -23,7 +23,7 @@ from loka.plan.plan import GemmPlan, SitePlan
 
 _DTYPE = {Format.E4M3: "torch.float8_e4m3fn", Format.E5M2: "torch.float8_e5m2"}
 _VARIABLE = {Operand.INPUT: "x", Operand.WEIGHT: "weight", Operand.GRAD_OUTPUT: "dy"}
-# Each operand as a GEMM reads it, along the dimension that it contracts (docs/architecture.md).
+# Each operand as a GEMM reads it, along the dimension that it contracts (docs/kernels.md).
 _VIEW = {
     (Gemm.FPROP, Operand.INPUT): "x",
     (Gemm.FPROP, Operand.WEIGHT): "weight",
