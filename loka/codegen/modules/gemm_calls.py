@@ -10,7 +10,7 @@ from loka.codegen.text.layout import Code, call, literal, quoted
 from loka.errors import LokaError
 from loka.kernels.gemm.catalogue import SCALED_MM, kernel_named
 from loka.kernels.gemm.m_buckets import table_text
-from loka.numerics.enums import Accumulation, Gemm
+from loka.numerics.enums import Accumulation, Gemm, Scaling
 from loka.policy.cascade.settings import OperandRecipe
 
 
@@ -22,6 +22,35 @@ class GemmRecipe:
     accumulation: Accumulation
     kernel: str = SCALED_MM.name
     by_rows: tuple[tuple[int, str], ...] = ()  # as in a GemmPlan
+
+
+@dataclass(frozen=True, slots=True)
+class GemmView:
+    """An FP8 GEMM but for its operands, as the macro `gemm` of templates/chain/calls.j2 reads it."""
+
+    operator: str  # "dispatch.scaled_mm"
+    scaling: tuple[str, str]  # of both operands
+    one_scale: tuple[bool, bool]  # whether the first of an operand's scales stands for all
+    fast: bool  # accumulation
+    m_buckets: str  # the literal of the table of kernels by the batch's rows; "" without one
+
+
+def gemm_view(gemm: Gemm, recipe: GemmRecipe) -> GemmView:
+    """The operator that runs a GEMM, with what it is told beside its operands."""
+    first, second = recipe.operands
+    table = "".join(code.flat() for code in _table(recipe.by_rows))
+    return GemmView(
+        _function(gemm, recipe),
+        (first.scaling.value, second.scaling.value),
+        (_one_scale(first), _one_scale(second)),
+        recipe.accumulation == Accumulation.FAST,
+        table,
+    )
+
+
+def _one_scale(operand: OperandRecipe) -> bool:
+    """Whether it is a transposed copy with one scale, which comes once for each row."""
+    return operand.scaling is Scaling.TENSORWISE and operand.transposed
 
 
 def gemm_call(
