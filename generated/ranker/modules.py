@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "22797007a935a5843e7c0eb9f1d53ed90647c595d3a677ea98fd8685ba9b7ea5"
+STAMP = "390e8b5a0a66a7f0b0bd4552e54d2fd876f55a477b394847701fa14a099b01d8"
 
 
 class EmbedDense(dispatch.Bound):

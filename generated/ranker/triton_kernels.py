@@ -13,7 +13,7 @@ from torch import Tensor
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "22797007a935a5843e7c0eb9f1d53ed90647c595d3a677ea98fd8685ba9b7ea5"
+STAMP = "390e8b5a0a66a7f0b0bd4552e54d2fd876f55a477b394847701fa14a099b01d8"
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -29,7 +29,7 @@ def _add_backward_e4m3_256(grad_ptr, values_ptr, scale_ptr, largest_ptr, dadd_pt
         grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
         grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         dadd += grad
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(grad) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(grad), 0.0), 1), 7.888609052210118e-31)  # 2**-100
         # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
@@ -75,7 +75,7 @@ def _add_backward_e4m3_32(grad_ptr, values_ptr, scale_ptr, largest_ptr, dadd_ptr
         grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
         grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         dadd += grad
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(grad) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(grad), 0.0), 1), 7.888609052210118e-31)  # 2**-100
         # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
@@ -412,7 +412,7 @@ def _add_layer_norm_silu_backward_e4m3_256(
         mean_dn_n = tl.sum(dn * n, 1) / 256
         dx = (dn - mean_dn[:, None] - n * mean_dn_n[:, None]) * rstd[:, None]
         dadd += dx
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(dx) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(dx), 0.0), 1), 7.888609052210118e-31)  # 2**-100
         # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
@@ -494,7 +494,7 @@ def _add_layer_norm_silu_e4m3_256(
         tl.store(mean_ptr + row, mean, mask=valid)
         tl.store(rstd_ptr + row, rstd, mask=valid)
         y = y * tl.sigmoid(y)
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(y) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
         # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
@@ -564,7 +564,7 @@ def _add_layer_norm_silu_e4m3_256_unsaved(
         rstd = tl.rsqrt(tl.sum(x * x, 1) / 256 + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         y = y * tl.sigmoid(y)
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(y) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
         # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
@@ -946,7 +946,7 @@ def _layer_norm_e4m3_128(
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         tl.store(mean_ptr + row, mean, mask=valid)
         tl.store(rstd_ptr + row, rstd, mask=valid)
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(y) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
         # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
@@ -997,7 +997,7 @@ def _layer_norm_e4m3_128_unsaved(x_ptr, weight_ptr, bias_ptr, values_ptr, scale_
         x = x - mean[:, None]
         rstd = tl.rsqrt(tl.sum(x * x, 1) / 128 + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(y) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
         # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
@@ -1040,7 +1040,7 @@ def _quantise_e4m3_128(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
         offsets = row[:, None].to(tl.int64) * 128 + columns[None, :]
         x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
         x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(x) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
         # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
@@ -1081,7 +1081,7 @@ def _quantise_e4m3_256(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
         offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
         x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
         x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(x) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
         # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
@@ -1120,7 +1120,7 @@ def _quantise_e4m3_512(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
         offsets = tl.cast(row, tl.int64) * 512 + columns
         x_offsets = tl.cast(row, tl.int64) * x_stride + columns
         x = tl.load(x_ptr + x_offsets).to(tl.float32)
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(x) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 0), 7.888609052210118e-31)  # 2**-100
         # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
@@ -1161,7 +1161,7 @@ def _quantise_e4m3_64(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
         offsets = row[:, None].to(tl.int64) * 64 + columns[None, :]
         x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
         x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(x) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
         # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
@@ -1252,8 +1252,8 @@ def reduce_2(partial_0: Tensor, dtype_0: torch.dtype, partial_1: Tensor, dtype_1
     (N_1,).
     """
     total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
-    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
     blocks_0 = triton.cdiv(partial_0.shape[1], 16)
+    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
     blocks_1 = triton.cdiv(partial_1.shape[1], 16)
     _reduce_2[(blocks_0 + blocks_1,)](
         partial_0.contiguous(),
@@ -1322,10 +1322,10 @@ def reduce_3(
     total_2 -> total_0 (N_0,), total_1 (N_1,), total_2 (N_2,).
     """
     total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
-    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
-    total_2 = partial_2.new_empty((partial_2.shape[1],), dtype=dtype_2)
     blocks_0 = triton.cdiv(partial_0.shape[1], 16)
+    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
     blocks_1 = triton.cdiv(partial_1.shape[1], 16)
+    total_2 = partial_2.new_empty((partial_2.shape[1],), dtype=dtype_2)
     blocks_2 = triton.cdiv(partial_2.shape[1], 16)
     _reduce_3[(blocks_0 + blocks_1 + blocks_2,)](
         partial_0.contiguous(),
@@ -1429,16 +1429,16 @@ def reduce_6(
     (N_5,).
     """
     total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
-    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
-    total_2 = partial_2.new_empty((partial_2.shape[1],), dtype=dtype_2)
-    total_3 = partial_3.new_empty((partial_3.shape[1],), dtype=dtype_3)
-    total_4 = partial_4.new_empty((partial_4.shape[1],), dtype=dtype_4)
-    total_5 = partial_5.new_empty((partial_5.shape[1],), dtype=dtype_5)
     blocks_0 = triton.cdiv(partial_0.shape[1], 16)
+    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
     blocks_1 = triton.cdiv(partial_1.shape[1], 16)
+    total_2 = partial_2.new_empty((partial_2.shape[1],), dtype=dtype_2)
     blocks_2 = triton.cdiv(partial_2.shape[1], 16)
+    total_3 = partial_3.new_empty((partial_3.shape[1],), dtype=dtype_3)
     blocks_3 = triton.cdiv(partial_3.shape[1], 16)
+    total_4 = partial_4.new_empty((partial_4.shape[1],), dtype=dtype_4)
     blocks_4 = triton.cdiv(partial_4.shape[1], 16)
+    total_5 = partial_5.new_empty((partial_5.shape[1],), dtype=dtype_5)
     blocks_5 = triton.cdiv(partial_5.shape[1], 16)
     _reduce_6[(blocks_0 + blocks_1 + blocks_2 + blocks_3 + blocks_4 + blocks_5,)](
         partial_0.contiguous(),
@@ -1543,10 +1543,10 @@ def requantize_transpose_2(
     m_0, n_0 = values_0.shape
     transposed_0 = values_0.new_empty((n_0, m_0))
     scale_t_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
+    tiles_0 = max(triton.cdiv(m_0, 128), 1) * max(triton.cdiv(n_0, 128), 1)
     m_1, n_1 = values_1.shape
     transposed_1 = values_1.new_empty((n_1, m_1))
     scale_t_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
-    tiles_0 = max(triton.cdiv(m_0, 128), 1) * max(triton.cdiv(n_0, 128), 1)
     tiles_1 = max(triton.cdiv(m_1, 128), 1) * max(triton.cdiv(n_1, 128), 1)
     _requantize_transpose_2[(tiles_0 + tiles_1,)](
         values_0.contiguous(),
@@ -1675,14 +1675,14 @@ def requantize_transpose_3(
     m_0, n_0 = values_0.shape
     transposed_0 = values_0.new_empty((n_0, m_0))
     scale_t_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
+    tiles_0 = max(triton.cdiv(m_0, 128), 1) * max(triton.cdiv(n_0, 128), 1)
     m_1, n_1 = values_1.shape
     transposed_1 = values_1.new_empty((n_1, m_1))
     scale_t_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
+    tiles_1 = max(triton.cdiv(m_1, 128), 1) * max(triton.cdiv(n_1, 128), 1)
     m_2, n_2 = values_2.shape
     transposed_2 = values_2.new_empty((n_2, m_2))
     scale_t_2 = values_2.new_empty((n_2, 1), dtype=torch.float32)
-    tiles_0 = max(triton.cdiv(m_0, 128), 1) * max(triton.cdiv(n_0, 128), 1)
-    tiles_1 = max(triton.cdiv(m_1, 128), 1) * max(triton.cdiv(n_1, 128), 1)
     tiles_2 = max(triton.cdiv(m_2, 128), 1) * max(triton.cdiv(n_2, 128), 1)
     _requantize_transpose_3[(tiles_0 + tiles_1 + tiles_2,)](
         values_0.contiguous(),

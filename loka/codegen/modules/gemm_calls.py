@@ -24,6 +24,30 @@ class GemmRecipe:
     m_buckets: tuple[tuple[int, str], ...] = ()  # as in a GemmPlan
 
 
+@dataclass(frozen=True, slots=True)
+class GemmView:
+    """An FP8 GEMM but for its operands, as the macro `gemm` of templates/chain/calls.j2 reads it."""
+
+    operator: str  # "dispatch.scaled_mm"
+    scaling: tuple[str, str]  # of both operands
+    one_scale: tuple[bool, bool]  # whether the first of an operand's scales stands for all
+    fast: bool  # accumulation
+    m_buckets: str  # the literal of the table of kernels by the batch's rows; "" without one
+
+
+def gemm_view(gemm: Gemm, recipe: GemmRecipe) -> GemmView:
+    """The operator that runs a GEMM, with what it is told beside its operands."""
+    first, second = recipe.operands
+    table = "".join(code.flat() for code in _table(recipe.m_buckets))
+    return GemmView(
+        _function(gemm, recipe),
+        (first.scaling.value, second.scaling.value),
+        (first.reads_first_scale, second.reads_first_scale),
+        recipe.accumulation == Accumulation.FAST,
+        table,
+    )
+
+
 def gemm_call(
     gemm: Gemm, recipe: GemmRecipe, operands: Sequence[str], dtype: str, counter_id: str, bias: str | None = None
 ) -> Code:
