@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "390e8b5a0a66a7f0b0bd4552e54d2fd876f55a477b394847701fa14a099b01d8"
+STAMP = "7bf4409400c391ba2cde5d391e930a17d7567afcca93dd60538b6e71d05d6e2c"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

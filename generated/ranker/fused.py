@@ -14,7 +14,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "390e8b5a0a66a7f0b0bd4552e54d2fd876f55a477b394847701fa14a099b01d8"
+STAMP = "7bf4409400c391ba2cde5d391e930a17d7567afcca93dd60538b6e71d05d6e2c"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -28,7 +28,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "390e8b5a0a66a7f0b0bd4552e54d2fd876f55a477b394847701fa14a099b01d8"
+STAMP = "7bf4409400c391ba2cde5d391e930a17d7567afcca93dd60538b6e71d05d6e2c"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "390e8b5a0a66a7f0b0bd4552e54d2fd876f55a477b394847701fa14a099b01d8"
+STAMP = "7bf4409400c391ba2cde5d391e930a17d7567afcca93dd60538b6e71d05d6e2c"
 
 
 class EmbedDense(dispatch.Bound):
@@ -99,9 +99,7 @@ class Layers(dispatch.Bound):
         )
         view = fmb_6.view(-1, 8, 32)
         # from norm
-        return kernels.concat_norm_2_residual_layer_norm_32(
-            view, matmul_2, x_passed, self.norm.weight, self.norm.bias
-        )
+        return kernels.concat_norm_2_residual_layer_norm_32(view, matmul_2, x_passed, self.norm.weight, self.norm.bias)
 
 
 class LayersFrozen(dispatch.Bound):
@@ -153,9 +151,7 @@ class LayersFrozen(dispatch.Bound):
         )
         view = fmb_6.view(-1, 8, 32)
         # from norm
-        return kernels.concat_norm_2_residual_layer_norm_32(
-            view, matmul_2, x_passed, self.norm.weight, self.norm.bias
-        )
+        return kernels.concat_norm_2_residual_layer_norm_32(view, matmul_2, x_passed, self.norm.weight, self.norm.bias)
 
 
 class Head(dispatch.Bound):
