@@ -28,7 +28,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "7bf4409400c391ba2cde5d391e930a17d7567afcca93dd60538b6e71d05d6e2c"
+STAMP = "69d4faadffd3e6664ee7a86dbcc488a96f4c8c36658f6c11275c2b87d1d76d42"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive

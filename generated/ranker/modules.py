@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "7bf4409400c391ba2cde5d391e930a17d7567afcca93dd60538b6e71d05d6e2c"
+STAMP = "69d4faadffd3e6664ee7a86dbcc488a96f4c8c36658f6c11275c2b87d1d76d42"
 
 
 class EmbedDense(dispatch.Bound):

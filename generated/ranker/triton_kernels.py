@@ -13,7 +13,25 @@ from torch import Tensor
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "7bf4409400c391ba2cde5d391e930a17d7567afcca93dd60538b6e71d05d6e2c"
+STAMP = "69d4faadffd3e6664ee7a86dbcc488a96f4c8c36658f6c11275c2b87d1d76d42"
+
+
+@triton.jit
+def silu(z):
+    return z * tl.sigmoid(z)
+
+
+@triton.jit
+def silu_gradient(grad, z):
+    s = tl.sigmoid(z)
+    return grad * s * (1.0 + z * (1.0 - s))
+
+
+@triton.jit
+def e4m3_scale(amax):
+    """The smallest power of two that is not below amax / 448, and its reciprocal; 448 is 1.75 * 2**8."""
+    bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
+    return bits.to(tl.float32, bitcast=True), (0x7F000000 - bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -32,11 +50,9 @@ def _add_backward_e4m3_256(grad_ptr, values_ptr, scale_ptr, largest_ptr, dadd_pt
         # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(grad) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(grad), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, grad * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = grad * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -78,11 +94,9 @@ def _add_backward_e4m3_32(grad_ptr, values_ptr, scale_ptr, largest_ptr, dadd_ptr
         # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(grad) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(grad), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, grad * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = grad * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -128,7 +142,7 @@ def _add_layer_norm_silu_256(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, mean
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         tl.store(mean_ptr + row, mean, mask=valid)
         tl.store(rstd_ptr + row, rstd, mask=valid)
-        y = y * tl.sigmoid(y)
+        y = silu(y)
         tl.store(out_ptr + offsets, y, mask=valid[:, None])
 
 
@@ -170,7 +184,7 @@ def _add_layer_norm_silu_256_unsaved(x_ptr, add_ptr, weight_ptr, bias_ptr, out_p
         x = x - mean[:, None]
         rstd = tl.rsqrt(tl.sum(x * x, 1) / 256 + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        y = y * tl.sigmoid(y)
+        y = silu(y)
         tl.store(out_ptr + offsets, y, mask=valid[:, None])
 
 
@@ -212,7 +226,7 @@ def _add_layer_norm_silu_64(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, mean_
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         tl.store(mean_ptr + row, mean, mask=valid)
         tl.store(rstd_ptr + row, rstd, mask=valid)
-        y = y * tl.sigmoid(y)
+        y = silu(y)
         tl.store(out_ptr + offsets, y, mask=valid[:, None])
 
 
@@ -254,7 +268,7 @@ def _add_layer_norm_silu_64_unsaved(x_ptr, add_ptr, weight_ptr, bias_ptr, out_pt
         x = x - mean[:, None]
         rstd = tl.rsqrt(tl.sum(x * x, 1) / 64 + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        y = y * tl.sigmoid(y)
+        y = silu(y)
         tl.store(out_ptr + offsets, y, mask=valid[:, None])
 
 
@@ -312,8 +326,7 @@ def _add_layer_norm_silu_backward_64(
         rstd = tl.load(rstd_ptr + row, mask=valid, other=0.0)
         n = (x - mean[:, None]) * rstd[:, None]
         z = n * weight[None, :] + bias[None, :]
-        s = tl.sigmoid(z)
-        dz = grad * s * (1.0 + z * (1.0 - s))
+        dz = silu_gradient(grad, z)
         dweight += dz * n
         dbias += dz
         dn = dz * weight[None, :]
@@ -403,8 +416,7 @@ def _add_layer_norm_silu_backward_e4m3_256(
         rstd = tl.load(rstd_ptr + row, mask=valid, other=0.0)
         n = (x - mean[:, None]) * rstd[:, None]
         z = n * weight[None, :] + bias[None, :]
-        s = tl.sigmoid(z)
-        dz = grad * s * (1.0 + z * (1.0 - s))
+        dz = silu_gradient(grad, z)
         dweight += dz * n
         dbias += dz
         dn = dz * weight[None, :]
@@ -415,11 +427,9 @@ def _add_layer_norm_silu_backward_e4m3_256(
         # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(dx) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(dx), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, dx * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = dx * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -493,15 +503,13 @@ def _add_layer_norm_silu_e4m3_256(
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         tl.store(mean_ptr + row, mean, mask=valid)
         tl.store(rstd_ptr + row, rstd, mask=valid)
-        y = y * tl.sigmoid(y)
+        y = silu(y)
         # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(y) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, y * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = y * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -563,15 +571,13 @@ def _add_layer_norm_silu_e4m3_256_unsaved(
         x = x - mean[:, None]
         rstd = tl.rsqrt(tl.sum(x * x, 1) / 256 + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        y = y * tl.sigmoid(y)
+        y = silu(y)
         # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(y) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, y * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = y * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -949,11 +955,9 @@ def _layer_norm_e4m3_128(
         # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(y) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, y * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = y * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -1000,11 +1004,9 @@ def _layer_norm_e4m3_128_unsaved(x_ptr, weight_ptr, bias_ptr, values_ptr, scale_
         # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(y) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, y * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = y * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -1043,11 +1045,9 @@ def _quantise_e4m3_128(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
         # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(x) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, x * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = x * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -1084,11 +1084,9 @@ def _quantise_e4m3_256(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
         # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(x) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, x * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = x * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -1123,11 +1121,9 @@ def _quantise_e4m3_512(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
         # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(x) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 0), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, x * reciprocal, float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = x * reciprocal
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv))
         tl.store(scale_ptr + row, scale)
         largest = tl.maximum(largest, scale)
@@ -1164,11 +1160,9 @@ def _quantise_e4m3_64(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
         # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(x) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, x * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = x * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
