@@ -70,7 +70,7 @@ def text_of(documented: object) -> str:
     parts = []
     for block in inspect.getdoc(documented).split("\n\n"):  # type: ignore[union-attr]
         lines = block.split("\n")
-        heading = re.fullmatch(r"(Args|Raises|Attributes):", lines[0])
+        heading = re.fullmatch(r"(Args|Raises|Warns|Attributes):", lines[0])
         if heading:
             parts.append("\n".join([f"{heading[1]}:", "", *_items(lines[1:])]))
         elif all(line.startswith("    ") for line in lines):

@@ -17,8 +17,14 @@ from loka.bench.speed.timing import Timing
 POLICY = """\
 version: 1
 name: {name}
-model: {{factory: "{factory}", inputs: "ablation_model:inputs", batch_size: 16}}
-train: {{batches: "ablation_model:batches", test: "ablation_model:held_out", loss: "ablation_model:loss"}}
+model:
+  factory: {factory}
+  inputs: tests.support.models.ablation_model:inputs
+  batch_size: 16
+train:
+  batches: tests.support.models.ablation_model:batches
+  test: tests.support.models.ablation_model:held_out
+  loss: tests.support.models.ablation_model:loss
 defaults: {{compute: {compute}, fuse: {fuse}, scaling: rowwise, power_of_two: true, requantize_transpose: true}}
 rules:
   - {{match: "head", compute: keep}}
@@ -27,7 +33,11 @@ FOREVER = float("inf")
 
 
 def unit(
-    column: Column, factory: str = "ablation_model:build", compute: str = "keep", fuse: str = "always", name: str = ""
+    column: Column,
+    factory: str = "tests.support.models.ablation_model:build",
+    compute: str = "keep",
+    fuse: str = "always",
+    name: str = "",
 ) -> Unit:
     package = f"ablated_{name or column.value.replace('-', '_')}"
     return Unit(column, (), package, POLICY.format(name=package, factory=factory, compute=compute, fuse=fuse))
@@ -39,7 +49,7 @@ COMPILED, OURS, FP8 = unit(Column.COMPILED), unit(Column.OURS), unit(Column.FP8,
 @pytest.fixture(autouse=True)
 def models_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The models of these tests are found from the current directory, in other processes too."""
-    monkeypatch.chdir(Path(__file__).parent)
+    monkeypatch.chdir(Path(__file__).parents[2])
 
 
 def measured(units: Sequence[Unit], wanted: Wanted, jobs: int = 1, seconds: float = FOREVER) -> list[UnitOutcome]:
@@ -75,7 +85,7 @@ def test_only_the_wanted_modes_run_and_nothing_is_trained_unasked() -> None:
 
 
 def test_what_fails_is_told_and_loses_nothing_else() -> None:
-    missing = unit(Column.OURS, "ablation_model:nothing")
+    missing = unit(Column.OURS, "tests.support.models.ablation_model:nothing")
     fused_away = unit(Column.OURS, fuse="never", name="nothing_replaced")
     kept = unit(Column.FP8, name="kept")
     outcomes = measured((missing, fused_away, kept, COMPILED), Wanted(("infer",), 0, "cpu"))
@@ -87,7 +97,10 @@ def test_what_fails_is_told_and_loses_nothing_else() -> None:
 
 
 def test_a_mode_that_fails_leaves_the_other() -> None:
-    outcome = measured((unit(Column.COMPILED, "ablation_model:untrainable"),), Wanted(("train", "infer"), 2, "cpu"))[0]
+    outcome = measured(
+        (unit(Column.COMPILED, "tests.support.models.ablation_model:untrainable"),),
+        Wanted(("train", "infer"), 2, "cpu"),
+    )[0]
     assert list(outcome.modes) == ["infer"]
     assert set(outcome.failures) == {"train", "loss"}
     assert "untrainable" in outcome.failures["train"]
@@ -95,12 +108,14 @@ def test_a_mode_that_fails_leaves_the_other() -> None:
 
 
 def test_results_that_are_not_finite_are_no_measurement() -> None:
-    outcome = measured((unit(Column.COMPILED, "ablation_model:broken"),), Wanted(("infer",), 0, "cpu"))[0]
+    outcome = measured(
+        (unit(Column.COMPILED, "tests.support.models.ablation_model:broken"),), Wanted(("infer",), 0, "cpu")
+    )[0]
     assert "not finite" in outcome.failures["infer"]
 
 
 def test_side_by_side_a_process_that_dies_takes_its_unit_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    dying = unit(Column.COMPILED, "ablation_model:dying", name="dying")
+    dying = unit(Column.COMPILED, "tests.support.models.ablation_model:dying", name="dying")
     outcomes = measured((COMPILED, dying), Wanted(("infer",), 0, "cpu"), jobs=2)
     assert outcomes[0].failures == {}
     assert outcomes[0].modes["infer"].timing.median_us > 0
@@ -111,7 +126,7 @@ def test_side_by_side_a_process_that_dies_takes_its_unit_alone(capfd: pytest.Cap
 
 
 def test_a_process_that_takes_too_long_is_ended() -> None:
-    slow = unit(Column.COMPILED, "ablation_model:sleeping", name="slow")
+    slow = unit(Column.COMPILED, "tests.support.models.ablation_model:sleeping", name="slow")
     (outcome,) = measured((slow,), Wanted(("infer",), 0, "cpu"), jobs=2, seconds=1.0)
     assert "--seconds" in outcome.failures[""]
 

@@ -12,30 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from loka.bench.machine import HOPPER
 from loka.bench.record.check_numbers import Check
-from loka.bench.record.clock import GraphClock, Span
+from loka.bench.record.clock import Span
 from loka.bench.record.compiled_kernels import PACKAGE, CompiledKernels
-from loka.bench.record.gemm_parts import Gemms
 from loka.bench.record.grid import grid
 from loka.bench.record.interaction_grid import interaction_parts
 from loka.bench.record.interaction_parts import InteractionParts, specs_of
-from loka.bench.record.producer_parts import Producers
-from loka.bench.record.record import AllParts, in_order, measure
+from loka.bench.record.record import in_order, measure
 from loka.errors import InputError
-from loka.kernels.measurements.interaction_forms import BACKWARDS, Crossing, Form, Joining, Mixing, parts_of
+from loka.kernels.measurements.interaction_forms import BACKWARDS, Joining, Mixing, parts_of
 from loka.kernels.measurements.parts import COMPILED, RENDERED, Part, PartKind
+from tests.support.plan.interaction_parts import FORMS
 
-FORMS: tuple[tuple[Form, int], ...] = (
-    (Mixing(16, 8, 6, passing=True), 32),
-    (Mixing(16, 8, 0), 32),
-    (Joining((6, 10), True, "layer_norm", True, True), 32),
-    (Joining((5, 3, 1), False, "rms_norm", False, False), 24),
-    (Joining((7,), True, "rms_norm", True, True), 24),
-    (Crossing(True, True, True), 48),
-    (Crossing(True, False), 48),
-    (Crossing(False, False, True), 48),
-)
 PARTS = tuple(part for form, columns in FORMS for part in parts_of(form, 40, columns, RENDERED))
 COMPILED_PARTS = tuple(replace(part, kernel=COMPILED) for part in PARTS)
 
@@ -136,20 +124,3 @@ def test_the_grid_holds_the_interactions_of_the_shipped_policies() -> None:
     assert {part for pair in wanted for part in pair} <= known
     assert all(specs_of(part) for part in known)
     assert {part.work for part in grid(("mix", "mix-backward"))} == {PartKind.MIX, PartKind.MIX_BACKWARD}
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != HOPPER, reason="needs a Hopper GPU"
-)
-def test_interactions_are_measured_on_a_gpu(tmp_path: Path) -> None:
-    forms = (FORMS[0], FORMS[2], FORMS[5])
-    parts = [part for form, d in forms for kernel in (RENDERED, COMPILED) for part in parts_of(form, 4096, d, kernel)]
-    kernels = CompiledKernels(parts, tmp_path)
-    kernels.compile(2, print)
-    bench = AllParts(Gemms(), Producers(kernels.module), InteractionParts(kernels.module))
-    clock = GraphClock()
-    for part in in_order(parts):
-        span, check = measure(part, bench, clock)
-        assert check.wrong == "", part
-        assert 0.5 < span.us < 2000, part

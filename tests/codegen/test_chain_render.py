@@ -15,10 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-import chain_plans as chains
-import codegen_plans as plans
 import pytest
-import sum_models as sums
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -29,6 +26,9 @@ from loka.codegen.package.check_package import check_package
 from loka.errors import InputError
 from loka.numerics.enums import Format, Range, Scaling
 from loka.plan.plan import Plan
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
+from tests.support.models import sum_models as sums
 
 ROOT = Path(__file__).parents[2]
 RUFF = shutil.which("ruff") or str(Path(sys.executable).with_name("ruff"))
@@ -157,7 +157,7 @@ def test_operators_of_another_generation_do_not_import(tmp_path: Path) -> None:
 
 def test_same_bytes_under_any_hash_seed() -> None:
     script = (
-        "import sys, hashlib; sys.path.insert(0, sys.argv[1]); import torch, chain_plans as c\n"
+        "import hashlib, torch; from tests.support.codegen import chain_plans as c\n"
         "from loka.codegen import render_package\n"
         "torch.manual_seed(0)\n"
         "for name, text in sorted(render_package(c.chain_plan(c.Tower())).items()):\n"
@@ -165,7 +165,7 @@ def test_same_bytes_under_any_hash_seed() -> None:
     )
     outputs = {
         subprocess.run(
-            [sys.executable, "-c", script, str(Path(__file__).parent)],
+            [sys.executable, "-c", script],
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 
-import chain_plans as chains
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from modded_models import Workplace, equal_but_for_rounding
 
 from loka.codegen import render_package
 from loka.errors import InputError
 from loka.plan.serialize import from_json, to_json
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen.modded_models import Workplace, equal_but_for_rounding
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-import codegen_plans as plans
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from loka.numerics.enums import OPERANDS, Format, Gemm, Operand, Range, Scaling
 from loka.numerics.quantize import dequantize, quantize
 from loka.plan.plan import SitePlan
 from loka.policy.cascade.settings import OperandRecipe
+from tests.support.codegen import codegen_plans as plans
 
 
 @pytest.fixture(scope="module")

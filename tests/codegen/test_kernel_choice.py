@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import chain_plans as chains
-import codegen_plans as plans
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,6 +20,8 @@ from loka.kernels import call_counters
 from loka.numerics.enums import Gemm
 from loka.plan.plan import Plan
 from loka.plan.serialize import from_json, to_json
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
 
 FBGEMM, MSLK, TORCH = "fbgemm.rowwise", "mslk.rowwise", "torch.scaled_mm"
 MIXED = {Gemm.FPROP: FBGEMM, Gemm.DGRAD: TORCH, Gemm.WGRAD: MSLK}

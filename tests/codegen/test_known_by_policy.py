@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-import codegen_plans as plans
 import pytest
 import torch
 from torch import nn
@@ -18,6 +17,7 @@ from loka.errors import InputError
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.zoo import ranker, ranker_inputs
+from tests.support.codegen import codegen_plans as plans
 
 STATIC = (
     "fprop: {input: {range: static, amax: 64.0}}, dgrad: {grad_output: {range: static, amax: 1.0}}, "

@@ -12,10 +12,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-import chain_plans as chains
-import codegen_plans as plans
 import pytest
-import sum_models as sums
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -27,6 +24,9 @@ from loka.mods.mod_modules import BlockNorm
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize, static_scale
 from loka.plan.plan import Plan
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
+from tests.support.models import sum_models as sums
 
 X, DY = 8.0, 16.0
 Package = Callable[[Plan], ModuleType]

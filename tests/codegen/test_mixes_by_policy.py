@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-import codegen_plans as plans
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.plan.serialize import from_json, to_json
 from loka.zoo.wukong import Wukong, WukongSizes
+from tests.support.codegen import codegen_plans as plans
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
@@ -39,13 +39,11 @@ def inputs(batch: int) -> tuple[Tensor, ...]:
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """The plan under these defaults, the files of its package, and the package."""
     monkeypatch.chdir(tmp_path)
-    here = Path(__file__)
-    monkeypatch.syspath_prepend(str(here.parent))
     names: list[str] = []
 
     def one(name: str, defaults: str, mods: str = "{use: fuse_interaction}") -> tuple[Plan, dict[str, str], ModuleType]:
         (tmp_path / "policy.yaml").write_text(
-            f'version: 1\nname: mixed\nmodel: {{factory: "{here.stem}:build", inputs: "{here.stem}:inputs", '
+            f'version: 1\nname: mixed\nmodel: {{factory: "{__name__}:build", inputs: "{__name__}:inputs", '
             f"batch_size: 32}}\ndefaults: {{{defaults}}}\nmods: [{mods}]\nrules:\n"
             "  - {match: {max_n: 8}, compute: keep}\n  - {match: {max_k: 16}, compute: keep, optional: true}\n"
         )

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-import codegen_plans as plans
 import pytest
 import torch
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from loka.numerics.requantize_transpose import requantize_transpose
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.policy.cascade.settings import OperandRecipe
+from tests.support.codegen import codegen_plans as plans
 
 SHORTEST = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true"
 # what `defaults` says, and the operands that it transposes, of a site whose input needs a gradient

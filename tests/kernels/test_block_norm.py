@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from rendered_cases import BLOCK_PARTS, arguments_of, exact_forward, exact_gradients, norm_specs, random_inputs
-from rendered_cases import write_package as write
-
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.mods.mod_modules import BlockNorm
 from loka.numerics.quantize import Quantized, dequantize
+from tests.support.kernels.rendered_cases import (
+    BLOCK_PARTS,
+    arguments_of,
+    exact_forward,
+    exact_gradients,
+    norm_specs,
+    random_inputs,
+)
+from tests.support.kernels.rendered_cases import write_package as write
 
 WIDTHS = (256, 768, 2048)
 SPECS = {width: norm_specs(width, BLOCK_PARTS) for width in WIDTHS}

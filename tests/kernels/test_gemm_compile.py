@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from gemm_cases import EPILOGUES, FAST, NORM, PRECISE, ROWS, blocked, write_products
-
 from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, Epilogue, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
 from loka.kernels.fused.triton_gemm.gemm_tiling import SHARED, SPLIT_POINTERS, Tiling, candidates, is_aligned
+from tests.support.kernels.gemm_cases import EPILOGUES, FAST, NORM, PRECISE, ROWS, blocked, write_products
+from tests.support.kernels.sm90 import compile_for_sm90, spilled
 
-triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
+pytestmark = pytest.mark.usefixtures("own_triton_cache")
 
-CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
 TYPES = {"e4m3": "fp8e4nv", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 SPECS: list[GemmSpec] = [
     *[TiledGemm(1024, 1024, accumulation=accumulation) for accumulation in (FAST, PRECISE)],
@@ -42,11 +37,6 @@ SPECS: list[GemmSpec] = [
     GroupedGemm(((64, 512), (24, 479))),
 ]
 CASES = [(spec, index) for spec in SPECS for index in range(len(candidates(spec)))]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def argument_type(spec: GemmSpec, name: str, tiling: Tiling) -> str:
@@ -74,22 +64,9 @@ def kernels_of(package, spec: GemmSpec, tiling: Tiling):
         own = SPLIT_POINTERS if name.endswith("_pointers") else tiling
         kernel = getattr(package.triton_kernels, name)
         types = {argument: argument_type(spec, argument, own) for argument in kernel.arg_names}
-        attributes = {
-            (i,): [["tt.divisibility", 16]] for i, n in enumerate(kernel.arg_names) if types[n].startswith("*")
-        }
-        source = ASTSource(fn=kernel, signature=types, constexprs={}, attrs=attributes)
+        aligned = [index for index, argument in enumerate(kernel.arg_names) if types[argument].startswith("*")]
         launched = {key: int(value) for key, value in re.findall(r"(num_\w+)=(\d+)", options)}
-        yield name, triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launched), own
-
-
-def spilled(binary, folder: Path) -> int:
-    """How many registers of a thread are kept in local memory."""
-    if not CUOBJDUMP.is_file():
-        pytest.skip("this Triton brings no cuobjdump, which tells what a kernel spills")
-    file = folder / "kernel.cubin"
-    file.write_bytes(binary.asm["cubin"])
-    said = subprocess.run([CUOBJDUMP, "-res-usage", file], capture_output=True, text=True, check=True).stdout
-    return int(re.search(r"STACK:(\d+)", said).group(1)) // 4
+        yield name, compile_for_sm90(kernel, types, aligned, **launched), own
 
 
 def reads_by_descriptor(spec: GemmSpec, name: str) -> bool:

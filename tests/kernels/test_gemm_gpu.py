@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parent))
-from gemm_cases import EPILOGUES, FAST, NORM, PRECISE, ROWS, Case, blocked, case, exact_epilogue, write_products
 
 from loka.kernels.call_counters import new_counters
 from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, Epilogue, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
@@ -18,13 +12,21 @@ from loka.kernels.fused.triton_gemm.gemm_tiling import candidates
 from loka.kernels.gemm.scaled_mm import scaled_mm
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize
+from tests.support.gpu import ON_HOPPER
+from tests.support.kernels.gemm_cases import (
+    EPILOGUES,
+    FAST,
+    NORM,
+    PRECISE,
+    ROWS,
+    Case,
+    blocked,
+    case,
+    exact_epilogue,
+    write_products,
+)
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("poisoned_memory")]
 
 OUT = Epilogue(out="float32")
 SPECS: list[GemmSpec] = [
@@ -52,19 +54,6 @@ SPECS: list[GemmSpec] = [
 ]
 CASES = [(spec, index) for spec in SPECS for index in range(len(candidates(spec)))]
 M = (1, 17, 4093, 4096)
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch):
-    """New memory is full of NaN, so that what a kernel leaves unwritten shows."""
-    new_empty = Tensor.new_empty
-
-    def make(like: Tensor, *arguments, **keywords) -> Tensor:
-        made = new_empty(like, *arguments, **keywords)
-        made.view(torch.uint8).fill_(0x7F) if made.element_size() == 1 else made.fill_(torch.nan)
-        return made
-
-    monkeypatch.setattr(Tensor, "new_empty", make)
 
 
 def share_of(spec: GemmSpec, m: int, heavy: bool) -> float:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parent))
-from gemm_cases import EPILOGUES, FAST, blocked, case, exact_epilogue, write_products
 
 from loka.errors import InputError
 from loka.kernels.fused.triton_gemm import gemm_launch
@@ -18,6 +12,7 @@ from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, GroupedGemm, S
 from loka.kernels.fused.triton_gemm.gemm_tiling import most_parts, tiling
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize
+from tests.support.kernels.gemm_cases import EPILOGUES, FAST, blocked, case, exact_epilogue, write_products
 
 EPILOGUED = [
     *[TiledGemm(48, k, operands, epilogue=e) for e in EPILOGUES for k, operands in ((13, "e4m3"), (64, "bfloat16"))],

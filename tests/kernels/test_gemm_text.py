@@ -11,9 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from gemm_cases import EPILOGUES, FAST, NORM, PRECISE, blocked
-
 from loka.errors import InputError
 from loka.kernels.fused.rendering import render, render_files
 from loka.kernels.fused.triton_gemm import gemm_launch
@@ -21,6 +18,7 @@ from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, Epilogue, Grou
 from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling, candidates
 from loka.numerics.enums import Scaling
 from loka.templating.templates import load_templates
+from tests.support.kernels.gemm_cases import EPILOGUES, FAST, NORM, PRECISE, blocked
 
 ROOT = Path(__file__).parents[2]
 SHAPES = [(512, 512), (479, 512), (512, 479), (24, 13), (1, 13), (256, 3456)]

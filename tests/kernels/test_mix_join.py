@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from mix_join_cases import (
+from loka.errors import InputError
+from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormForward
+from loka.kernels.fused.interaction.fm_spec import FmSizes, unsupported_reason
+from tests.support.kernels.mix_join_cases import (
     JOINS,
     LARGE,
     SIZES,
@@ -24,11 +22,8 @@ from mix_join_cases import (
     mix_specs,
     summed,
 )
-from rendered_cases import write_package
-
-from loka.errors import InputError
-from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormForward
-from loka.kernels.fused.interaction.fm_spec import FmSizes, unsupported_reason
+from tests.support.kernels.rendered_cases import write_package
+from tests.support.processes.launch import run_interpreted
 
 
 @pytest.fixture(scope="module")
@@ -134,8 +129,6 @@ def test_joins_without_a_kernel_are_refused(fields, said):
 
 def test_kernels_read_and_write_what_they_should(tmp_path):
     pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
-    program = Path(__file__).parent / "mix_join_interpreted.py"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, program, tmp_path], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == sum(2 + 3 * (sizes.made > 0) + (sizes.made == 0) for sizes in SIZES) + len(JOINS)
+    assert run_interpreted("mix_join_interpreted", tmp_path) == sum(
+        2 + 3 * (sizes.made > 0) + (sizes.made == 0) for sizes in SIZES
+    ) + len(JOINS)

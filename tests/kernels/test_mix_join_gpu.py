@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from mix_join_cases import (
+from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
+from tests.support.gpu import ON_HOPPER
+from tests.support.kernels.mix_join_cases import (
     JOINS,
     LARGE,
     SIZES,
@@ -22,16 +20,9 @@ from mix_join_cases import (
     mix_specs,
     summed,
 )
-from rendered_cases import write_package
+from tests.support.kernels.rendered_cases import write_package
 
-from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("poisoned_memory")]
 SAMPLES = (1, 17, 1031)
 
 
@@ -40,13 +31,6 @@ def package(tmp_path_factory):
     specs = [spec for sizes in (*SIZES, LARGE) for spec in mix_specs(sizes)]
     specs += [spec for join in JOINS for spec in join_specs(join)]
     return write_package(tmp_path_factory.mktemp("mix_join_gpu") / "mix_join_gpu_package", [*specs, Reduce(2)])
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch):
-    """New memory is full of NaN, so that what a kernel leaves unwritten shows."""
-    new_empty = Tensor.new_empty
-    monkeypatch.setattr(Tensor, "new_empty", lambda like, *a, **k: new_empty(like, *a, **k).fill_(torch.nan))
 
 
 def check(got: dict[str, Tensor], exact: dict[str, Tensor], limit: float) -> None:

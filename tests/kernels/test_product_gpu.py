@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from product_cases import (
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from tests.support.gpu import ON_HOPPER
+from tests.support.kernels.product_cases import (
     arguments,
     backwards,
     every,
@@ -21,17 +19,9 @@ from product_cases import (
     product_inputs,
     products,
 )
-from rendered_cases import write_package
-from rendered_interpreted import poisoned
+from tests.support.kernels.rendered_cases import write_package
 
-from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("poisoned_memory")]
 
 WIDTHS = (13, 512, 1100, 3456)
 ROWS = (1, 17, 4093)
@@ -42,12 +32,6 @@ NOISE = 1e-4  # of a row's largest element
 def package(tmp_path_factory):
     specs = [spec for width in WIDTHS for spec in every(width)]
     return write_package(tmp_path_factory.mktemp("gpu") / "products_gpu", specs)
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch):
-    """New memory is full of NaN, so that what a kernel leaves unwritten shows."""
-    monkeypatch.setattr(Tensor, "new_empty", poisoned(Tensor.new_empty))
 
 
 def near_rows(found: Tensor, exact: Tensor, relative: float, extra: Tensor | float = 0.0) -> bool:

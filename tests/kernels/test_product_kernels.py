@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from product_cases import (
+from loka.errors import InputError
+from loka.kernels.fused.cast_transpose.matrix_spec import Products
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.kernels.fused.rendering import render, render_files
+from loka.templating.templates import load_templates
+from tests.support.kernels.product_cases import (
     arguments,
     backwards,
     every,
@@ -22,13 +25,8 @@ from product_cases import (
     product_inputs,
     products,
 )
-from rendered_cases import Package, write_package
-
-from loka.errors import InputError
-from loka.kernels.fused.cast_transpose.matrix_spec import Products
-from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from loka.kernels.fused.rendering import render, render_files
-from loka.templating.templates import load_templates
+from tests.support.kernels.rendered_cases import Package, write_package
+from tests.support.processes.launch import run_interpreted
 
 ROOT = Path(__file__).parents[2]
 WIDTHS = (13, 48, 512)
@@ -145,8 +143,4 @@ def test_a_spec_that_cannot_be_is_refused(make, message: str) -> None:
 
 def test_interpreted(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
-    program = Path(__file__).parent / "product_interpreted.py"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, program, tmp_path], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 100  # results that were compared
+    assert run_interpreted("product_interpreted", tmp_path) > 100  # results that were compared

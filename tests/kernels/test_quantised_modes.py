@@ -11,11 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from drawn_inputs import KINDS, check_mode, drawn_inputs, exact_result, last_arguments
-from quantised_cases import modes, plain, specs, table
-from rendered_cases import arguments_of, random_inputs, write_package
-
 from loka.errors import InputError
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
@@ -25,6 +20,9 @@ from loka.numerics.enums import Format, Scaling
 from loka.numerics.formats import FORMATS
 from loka.numerics.quantize import quantize
 from loka.templating.templates import load_templates
+from tests.support.kernels.drawn_inputs import KINDS, check_mode, drawn_inputs, exact_result, last_arguments
+from tests.support.kernels.quantised_cases import modes, plain, specs, table
+from tests.support.kernels.rendered_cases import arguments_of, random_inputs, write_package
 
 ROOT = Path(__file__).parents[2]
 REFUSALS = ("does not quantise", "copy its input", "neither weight nor bias", "saves no statistics")

@@ -9,17 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from drawn_inputs import check_mode, last_arguments
-from product_cases import arguments, exact, inputs_of
-from quantised_cases import modes
-from rendered_cases import write_package
-
 from loka.errors import InputError
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.quantisation import Quantisation
 from loka.kernels.fused.rendering import render, render_files
 from loka.templating.templates import load_templates
+from tests.support.kernels.drawn_inputs import check_mode, last_arguments
+from tests.support.kernels.product_cases import arguments, exact, inputs_of
+from tests.support.kernels.quantised_cases import modes
+from tests.support.kernels.rendered_cases import write_package
 
 ROOT = Path(__file__).parents[2]
 # norm, weight, bias, activation, add, times, residual

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,22 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from ptx_registers import unset_halves
-from quantised_cases import CAST_TRANSPOSES as UNRECORDED
-from recorded_cases import (
-    CAST_TRANSPOSES,
-    HOWS,
-    TRANSPOSES,
-    fused_cast_transposes,
-    largest_of,
-    new_record,
-    recorded,
-    scale_of,
-    unrecorded,
-)
-from rendered_cases import arguments_of, random_inputs, write_package
 
 from loka.errors import InputError
 from loka.kernels.fused.cast_transpose.fused_cast_transpose import FusedCastTranspose
@@ -36,6 +19,21 @@ from loka.kernels.fused.quantisation import Quantisation
 from loka.kernels.fused.rendering import render, render_files
 from loka.numerics.enums import Format
 from loka.templating.templates import load_templates
+from tests.support.kernels.ptx_registers import unset_halves
+from tests.support.kernels.quantised_cases import CAST_TRANSPOSES as UNRECORDED
+from tests.support.kernels.recorded_cases import (
+    CAST_TRANSPOSES,
+    HOWS,
+    TRANSPOSES,
+    fused_cast_transposes,
+    largest_of,
+    new_record,
+    recorded,
+    scale_of,
+    unrecorded,
+)
+from tests.support.kernels.rendered_cases import arguments_of, random_inputs, write_package
+from tests.support.processes.launch import run_interpreted
 
 ROOT = Path(__file__).parents[2]
 WIDTHS = (13, 512)
@@ -179,11 +177,7 @@ def test_transposed_copies_are_copies(package, shape):
 
 def test_in_the_interpreter(tmp_path):
     pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
-    program = Path(__file__).parent / "recorded_interpreted.py"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, program, tmp_path], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 80  # kernels that were compared
+    assert run_interpreted("recorded_interpreted", tmp_path) > 80  # kernels that were compared
 
 
 COMPILED = [
@@ -197,23 +191,18 @@ COMPILED += [spec for spec in fused_cast_transposes(2048)[1::2] if spec.spec.how
 
 
 @pytest.mark.parametrize("spec", COMPILED, ids=lambda spec: spec.function)
-def test_it_compiles_for_hopper(spec, tmp_path, monkeypatch):
-    triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
-    from test_rendered_compile import SHARED, spilled
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+@pytest.mark.usefixtures("own_triton_cache")
+def test_it_compiles_for_hopper(spec, tmp_path):
+    from tests.support.kernels.sm90 import SHARED, compile_for_sm90, spilled, warps_of
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     package = write_package(tmp_path / f"compiled_{spec.function}", [spec])
     kernel = getattr(package.triton_kernels, f"_{spec.function}")
     known = {"values": "*fp8e4nv", "transposed": "*fp8e4nv", "record": "*i64"}
     known |= dict.fromkeys(("x", "grad", "weight", "bias", "add"), "*bf16")
     kinds = {name: re.sub(r"_\d", "", name).removesuffix("_ptr") for name in kernel.arg_names}
     types = {name: known.get(kind, "*fp32") if name.endswith("_ptr") else "i32" for name, kind in kinds.items()}
-    aligned = {(index,): [["tt.divisibility", 16]] for index in range(len(types))}
-    warps = int(re.search(r"num_warps=(\d+)", package.kernels[spec.function].text).group(1))
-    source = ASTSource(fn=kernel, signature=types, constexprs={}, attrs=aligned)
-    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    warps = warps_of(package.kernels[spec.function])
+    binary = compile_for_sm90(kernel, types, range(len(types)), num_warps=warps)
     ptx = binary.asm["ptx"]
     assert not unset_halves(ptx)
     assert binary.metadata.shared <= SHARED

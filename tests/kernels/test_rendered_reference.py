@@ -11,8 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from rendered_cases import (
+from loka.errors import InputError
+from loka.kernels.fused import operators
+from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
+from loka.kernels.fused.norm import norm_reference
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.numerics.enums import Format, Scaling
+from loka.numerics.quantize import Quantized, dequantize, quantize
+from loka.numerics.requantize_transpose import requantize_transpose
+from tests.support.kernels.rendered_cases import (
     PARTS,
     Inputs,
     arguments_of,
@@ -23,15 +30,6 @@ from rendered_cases import (
     random_inputs,
     write_package,
 )
-
-from loka.errors import InputError
-from loka.kernels.fused import operators
-from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
-from loka.kernels.fused.norm import norm_reference
-from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from loka.numerics.enums import Format, Scaling
-from loka.numerics.quantize import Quantized, dequantize, quantize
-from loka.numerics.requantize_transpose import requantize_transpose
 
 SHAPES = [(1, 13), (17, 479), (64, 512), (0, 24), (5, 1)]
 WIDTHS = sorted({width for _, width in SHAPES})

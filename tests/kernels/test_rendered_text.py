@@ -11,15 +11,13 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from rendered_cases import BLOCK_PARTS, PARTS, norm_specs
-
 from loka.errors import InputError
 from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm.norm_launch import Configuration, configuration, padded_width
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NORMS, NormBackward, NormForward
 from loka.kernels.fused.rendering import render, render_files
 from loka.templating.templates import load_templates
+from tests.support.kernels.rendered_cases import BLOCK_PARTS, PARTS, norm_specs
 
 ROOT = Path(__file__).parents[2]
 COUNTED = [*map(RequantizeTranspose, (1, 2, 3)), *map(Reduce, range(1, 7))]

@@ -20,13 +20,9 @@ from loka.kernels.gemm.scaled_mm import scaled_mm
 from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
 from loka.numerics.formats import FORMATS
 from loka.numerics.quantize import quantize
+from tests.support.gpu import ON_HOPPER
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = ON_HOPPER
 
 SIZES = [*itertools.product((1, 3, 17), (1, 24), (13, 479)), (130, 272, 384), (256, 128, 1024), (4093, 256, 512)]
 TOLERANCE = {Accumulation.PRECISE: 5e-4, Accumulation.FAST: 2e-3}  # of |a| @ |b|.T

@@ -6,7 +6,6 @@ import copy
 import pickle
 from dataclasses import replace
 
-import adapted_models as models
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from loka.mods.adapt import AdaptError, ConvertError, adapt, convert, is_adapted
 from loka.mods.adaptation import Adaptation
 from loka.mods.mod_modules import BlockNorm
 from loka.mods.registry import module_mod
+from tests.support.models import adapted_models as models
 
 MODS = ("no_bias", "block_norm", "hard_swish", "norm_first")
 X = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))

@@ -27,8 +27,10 @@ from loka.plan.planner import make_plan
 from loka.plan.report.mod_plans import changed_words, touches
 from loka.policy.problems import PolicyError
 from loka.policy.schema.policy_schema import json_schema
+from tests.support import added_mods
+from tests.support.importing import import_folder
 
-FOLDERS = Path(__file__).with_name("added_mods")  # one a mod, as in loka/mods
+FOLDERS = Path(added_mods.__file__).parent  # one a mod, as in loka/mods
 LINES = {"six_relu": ModKind.MODULES, "late_bias": ModKind.SITES, "tanh_sigmoid": ModKind.OWNERS}
 PROTOCOLS = {
     ModKind.MODULES: ModuleModPlanning,
@@ -90,8 +92,7 @@ def make(added: None) -> Callable[[str], Made]:
         Path("added").mkdir()
         for file, text in render_package(plan).items():
             Path("added", file).write_text(text)
-        importlib.invalidate_caches()
-        return plan, importlib.import_module("added")
+        return plan, import_folder(Path("added").resolve())
 
     return one
 

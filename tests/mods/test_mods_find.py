@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import adapted_models as models
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +11,7 @@ from torch.nn.utils import parametrizations
 from loka.mods.mod_planning import ModMatch
 from loka.mods.norm_changes import block_of
 from loka.mods.registry import ModKind, module_planning, names_of
+from tests.support.models import adapted_models as models
 
 
 def names(found: ModMatch) -> list[str]:

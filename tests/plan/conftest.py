@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -26,8 +24,6 @@ from loka.probe.profile.profile import (
 )
 from loka.probe.stats.bins import LOWEST, MAGNITUDE_BINS, HistogramView
 from loka.sites.site import GemmKind, RowCount, Site
-
-sys.path.insert(0, str(Path(__file__).parent))  # the made-up costs that these tests share
 
 MakeSite = Callable[..., Site]
 MakeSettings = Callable[..., SiteSettings]

@@ -9,7 +9,6 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_costs import CHAIN, SCALED_MM, AnyGemm, MadeUp
 
 from loka.kernels.measurements.parts import Part
 from loka.numerics.enums import Accumulation, Compute, Fuse, Gemm
@@ -22,6 +21,7 @@ from loka.plan.select.workload import SiteSizes, Surroundings, Traced, gemm_part
 from loka.policy.cascade.settings import Budget, GemmSettings, OperandRecipe, SiteSettings
 from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
 from loka.sites.site import GemmKind, RowCount, Site
+from tests.support.plan.plan_costs import CHAIN, SCALED_MM, AnyGemm, MadeUp
 
 OTHERS = (AnyGemm("a.first"), AnyGemm("b.second"))
 KERNELS = (*OTHERS, AnyGemm(SCALED_MM))

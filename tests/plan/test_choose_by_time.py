@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from plan_costs import CHAIN, SCALED_MM, AnyGemm, MadeUp
 
 from loka.codegen.modules.linear_recipes import site_recipe
 from loka.kernels.gemm.catalogue import GEMM_KERNELS as KERNELS_OF_CATALOGUE
@@ -21,6 +20,7 @@ from loka.plan.select.workload import Surroundings, Traced
 from loka.policy.cascade.settings import Budget, GemmSettings, SiteSettings
 from loka.probe.profile.profile import Estimate, Interval
 from loka.sites.site import RowCount
+from tests.support.plan.plan_costs import CHAIN, SCALED_MM, AnyGemm, MadeUp
 
 NAME = "layers.0.fmb.0"
 OTHER = AnyGemm("zz.other")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from plan_costs import CHAIN, ROWS, TRANSPOSED, MadeUp
 
 from loka.kernels.measurements.parts import Part, PartKind, TimeSource
 from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
@@ -18,6 +17,7 @@ from loka.plan.select.workload import (
     workload_of,
 )
 from loka.policy.cascade.settings import OperandRecipe
+from tests.support.plan.plan_costs import CHAIN, ROWS, TRANSPOSED, MadeUp
 
 SIZES = SiteSizes(4096, 512, 1024)
 AROUND = Surroundings("layer_norm", "layer_norm silu")

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from plan_costs import HOPPER, MadeUp
 
 from loka.bench.record.policy_parts import parts_of_policy
 from loka.cli.verbs.diff import show as show_diff
@@ -30,6 +29,7 @@ from loka.plan.report.plan_rows import group_interactions, group_sites, total_ti
 from loka.plan.select.interaction_times import interaction_plans
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.serialize import from_json, to_json
+from tests.support.plan.plan_costs import HOPPER, MadeUp
 
 BATCH = 4096
 FORMS: tuple[Form, ...] = (

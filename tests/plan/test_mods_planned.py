@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from plan_costs import MadeUp
 
 from loka.errors import InputError
 from loka.kernels.measurements.parts import TimeSource
@@ -24,6 +23,7 @@ from loka.plan.report.plan_diff import diff
 from loka.plan.select.mod_gains import gain_of
 from loka.plan.serialize import from_json, to_json
 from loka.policy.problems import PolicyError
+from tests.support.plan.plan_costs import MadeUp
 
 MODELS = """
 from torch import nn

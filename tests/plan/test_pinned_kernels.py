@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from plan_costs import MadeUp
 
 from loka.errors import InputError
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, SCALED_MM, kernel_named
@@ -16,6 +15,7 @@ from loka.plan.resolve import Situation, resolve
 from loka.plan.select.kernel_overrides import accepted_operands, candidates
 from loka.policy.cascade.settings import Assignment, GemmSettings, OperandRecipe, SiteSettings
 from loka.sites.site import Site
+from tests.support.plan.plan_costs import MadeUp
 
 HOPPER = Situation(PlanTarget.H100, 4096, {"p.yaml": "policies/p.yaml"})
 TENSORWISE = OperandRecipe(scaling=Scaling.TENSORWISE)

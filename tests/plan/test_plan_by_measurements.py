@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from plan_costs import CHAIN, SCALED_MM, MadeUp, Remembering
 
 from loka.codegen.package.render_package import render_package
 from loka.kernels.measurements.parts import Part, PartKind
@@ -31,6 +30,7 @@ from loka.plan.select.workload import SiteSizes, native_part
 from loka.plan.serialize import from_json, to_json
 from loka.policy.cascade.settings import Budget, GemmSettings
 from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
+from tests.support.plan.plan_costs import CHAIN, SCALED_MM, MadeUp, Remembering
 
 MODEL = """
 import torch

@@ -10,7 +10,6 @@ import sys
 from dataclasses import replace
 
 import pytest
-from plan_costs import CHAIN, ROWS, MadeUp
 
 from loka.errors import InputError
 from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, Statement
@@ -20,6 +19,7 @@ from loka.plan.plan import BindingKind, PlannedBinding, PlanTarget, Skipped
 from loka.plan.resolve import Situation, resolve
 from loka.plan.serialize import from_json, to_json
 from loka.policy.cascade.settings import OperandRecipe
+from tests.support.plan.plan_costs import CHAIN, ROWS, MadeUp
 
 
 @pytest.fixture
