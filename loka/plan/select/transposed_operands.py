@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from loka.numerics.enums import OPERANDS, Gemm, Range, Scaling
 from loka.plan.plan import GemmPlan
-from loka.plan.report.format import recipe_words
+from loka.plan.report.format import format_recipe
 from loka.policy.cascade.settings import TRANSPOSED_FROM, OperandRecipe
 
 
@@ -35,7 +35,7 @@ def unsupported_transpose(
         if not _has_rows_of_powers_of_two(found):
             instead = ", or say nothing of requantize_transpose: under one scale, a copy made anew has the same values"
             return (
-                f"{start} is {recipe_words(found)}; give {source_gemm} scaling: rowwise, range: dynamic and "
+                f"{start} is {format_recipe(found)}; give {source_gemm} scaling: rowwise, range: dynamic and "
                 f"power_of_two: true{instead if found.scaling is Scaling.TENSORWISE else ''}"
             )
     return None
