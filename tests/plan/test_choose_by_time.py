@@ -15,7 +15,7 @@ from loka.kernels.measurements.parts import Part, PartKind, TimeSource
 from loka.numerics.enums import Accumulation, Compute, Fuse, Gemm, Scaling
 from loka.plan.evidence import ProfiledSites
 from loka.plan.plan import NATIVE, GemmPlan, SitePlan
-from loka.plan.report.format import decision_words
+from loka.plan.report.format import format_decision
 from loka.plan.resolve import Situation, resolve
 from loka.plan.select.workload import Surroundings, Traced
 from loka.policy.cascade.settings import Budget, GemmSettings, SiteSettings
@@ -214,7 +214,7 @@ def test_batches_of_other_sizes_have_the_kernel_that_is_fastest_there(decide, wa
     for gemm in plan.gemms:
         assert gemm.kernel == SCALED_MM
         assert gemm.m_buckets == ((1024, OTHER.name), (32768, SCALED_MM))
-        assert decision_words(plan, gemm.gemm).endswith(" by zz.other up to M 1024, torch.scaled_mm above")
+        assert format_decision(plan, gemm.gemm).endswith(" by zz.other up to M 1024, torch.scaled_mm above")
     noisy = decide(wanted(Compute.FP8), MadeUp(KERNELS, factor, spread=0.3), k=2048, n=1024)
     assert {gemm.m_buckets for gemm in noisy.gemms} == {()}
     same = decide(wanted(Compute.FP8), MadeUp(KERNELS), k=2048, n=1024)
