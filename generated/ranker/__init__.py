@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "22797007a935a5843e7c0eb9f1d53ed90647c595d3a677ea98fd8685ba9b7ea5"
+STAMP = "69d4faadffd3e6664ee7a86dbcc488a96f4c8c36658f6c11275c2b87d1d76d42"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

@@ -14,7 +14,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "22797007a935a5843e7c0eb9f1d53ed90647c595d3a677ea98fd8685ba9b7ea5"
+STAMP = "69d4faadffd3e6664ee7a86dbcc488a96f4c8c36658f6c11275c2b87d1d76d42"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -38,7 +38,7 @@ def _add_backward_e4m3_256_shapes(grad: Tensor) -> tuple[Tensor, Tensor, Tensor,
 # Gradient of addition -> e4m3 with one power-of-two scale a row.
 # grad (M, 256) -> values (M, 256), scale (M, 1), largest (P,), dadd (P, 256).
 add_backward_e4m3_256 = operators.operator(
-    "add_backward_e4m3_256_91905b7e",
+    "add_backward_e4m3_256_6e1077d4",
     operators.deferred(__package__, "add_backward_e4m3_256"),
     _add_backward_e4m3_256_reference,
     _add_backward_e4m3_256_shapes,
@@ -66,7 +66,7 @@ def _add_backward_e4m3_32_shapes(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, 
 # Gradient of addition -> e4m3 with one power-of-two scale a row.
 # grad (M, 32) -> values (M, 32), scale (M, 1), largest (P,), dadd (P, 32).
 add_backward_e4m3_32 = operators.operator(
-    "add_backward_e4m3_32_977fb6c4",
+    "add_backward_e4m3_32_1f676ed7",
     operators.deferred(__package__, "add_backward_e4m3_32"),
     _add_backward_e4m3_32_reference,
     _add_backward_e4m3_32_shapes,
@@ -97,7 +97,7 @@ def _add_layer_norm_silu_256_shapes(
 # Addition -> LayerNorm (eps 1e-05) -> SiLU.
 # x (M, 256), add (256,), weight (256,), bias (256,) -> out (M, 256), mean (M,), rstd (M,).
 add_layer_norm_silu_256 = operators.operator(
-    "add_layer_norm_silu_256_901e48ed",
+    "add_layer_norm_silu_256_ed45103f",
     operators.deferred(__package__, "add_layer_norm_silu_256"),
     _add_layer_norm_silu_256_reference,
     _add_layer_norm_silu_256_shapes,
@@ -126,7 +126,7 @@ def _add_layer_norm_silu_256_unsaved_shapes(
 # Addition -> LayerNorm (eps 1e-05) -> SiLU.
 # x (M, 256), add (256,), weight (256,), bias (256,) -> out (M, 256).
 add_layer_norm_silu_256_unsaved = operators.operator(
-    "add_layer_norm_silu_256_unsaved_dc62f97e",
+    "add_layer_norm_silu_256_unsaved_2afda4da",
     operators.deferred(__package__, "add_layer_norm_silu_256_unsaved"),
     _add_layer_norm_silu_256_unsaved_reference,
     _add_layer_norm_silu_256_unsaved_shapes,
@@ -157,7 +157,7 @@ def _add_layer_norm_silu_64_shapes(
 # Addition -> LayerNorm (eps 1e-05) -> SiLU.
 # x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64), mean (M,), rstd (M,).
 add_layer_norm_silu_64 = operators.operator(
-    "add_layer_norm_silu_64_2b0564f8",
+    "add_layer_norm_silu_64_908a7b99",
     operators.deferred(__package__, "add_layer_norm_silu_64"),
     _add_layer_norm_silu_64_reference,
     _add_layer_norm_silu_64_shapes,
@@ -186,7 +186,7 @@ def _add_layer_norm_silu_64_unsaved_shapes(
 # Addition -> LayerNorm (eps 1e-05) -> SiLU.
 # x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64).
 add_layer_norm_silu_64_unsaved = operators.operator(
-    "add_layer_norm_silu_64_unsaved_39fd5850",
+    "add_layer_norm_silu_64_unsaved_9a166137",
     operators.deferred(__package__, "add_layer_norm_silu_64_unsaved"),
     _add_layer_norm_silu_64_unsaved_reference,
     _add_layer_norm_silu_64_unsaved_shapes,
@@ -222,7 +222,7 @@ def _add_layer_norm_silu_backward_64_shapes(
 # grad (M, 64), x (M, 64), add (64,), weight (64,), bias (64,), mean (M,), rstd (M,) -> dx (M, 64), dweight (P, 64),
 # dbias (P, 64), dadd (P, 64).
 add_layer_norm_silu_backward_64 = operators.operator(
-    "add_layer_norm_silu_backward_64_7e9d4286",
+    "add_layer_norm_silu_backward_64_f1270d2b",
     operators.deferred(__package__, "add_layer_norm_silu_backward_64"),
     _add_layer_norm_silu_backward_64_reference,
     _add_layer_norm_silu_backward_64_shapes,
@@ -261,7 +261,7 @@ def _add_layer_norm_silu_backward_e4m3_256_shapes(
 # grad (M, 256), x (M, 256), add (256,), weight (256,), bias (256,), mean (M,), rstd (M,) -> values (M, 256), scale
 # (M, 1), largest (P,), dweight (P, 256), dbias (P, 256), dadd (P, 256).
 add_layer_norm_silu_backward_e4m3_256 = operators.operator(
-    "add_layer_norm_silu_backward_e4m3_256_dc34e8b7",
+    "add_layer_norm_silu_backward_e4m3_256_5cee0f97",
     operators.deferred(__package__, "add_layer_norm_silu_backward_e4m3_256"),
     _add_layer_norm_silu_backward_e4m3_256_reference,
     _add_layer_norm_silu_backward_e4m3_256_shapes,
@@ -297,7 +297,7 @@ def _add_layer_norm_silu_e4m3_256_shapes(
 # x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), largest (P,), mean (M,), rstd
 # (M,).
 add_layer_norm_silu_e4m3_256 = operators.operator(
-    "add_layer_norm_silu_e4m3_256_418a1c04",
+    "add_layer_norm_silu_e4m3_256_212d0b49",
     operators.deferred(__package__, "add_layer_norm_silu_e4m3_256"),
     _add_layer_norm_silu_e4m3_256_reference,
     _add_layer_norm_silu_e4m3_256_shapes,
@@ -330,7 +330,7 @@ def _add_layer_norm_silu_e4m3_256_unsaved_shapes(
 # Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row.
 # x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), largest (P,).
 add_layer_norm_silu_e4m3_256_unsaved = operators.operator(
-    "add_layer_norm_silu_e4m3_256_unsaved_83ff098b",
+    "add_layer_norm_silu_e4m3_256_unsaved_09f91c95",
     operators.deferred(__package__, "add_layer_norm_silu_e4m3_256_unsaved"),
     _add_layer_norm_silu_e4m3_256_unsaved_reference,
     _add_layer_norm_silu_e4m3_256_unsaved_shapes,
@@ -515,7 +515,7 @@ def _layer_norm_e4m3_128_shapes(
 # LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
 # x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), largest (P,), mean (M,), rstd (M,).
 layer_norm_e4m3_128 = operators.operator(
-    "layer_norm_e4m3_128_bca89bc6",
+    "layer_norm_e4m3_128_bc1bf43f",
     operators.deferred(__package__, "layer_norm_e4m3_128"),
     _layer_norm_e4m3_128_reference,
     _layer_norm_e4m3_128_shapes,
@@ -542,7 +542,7 @@ def _layer_norm_e4m3_128_unsaved_shapes(x: Tensor, weight: Tensor, bias: Tensor)
 # LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
 # x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), largest (P,).
 layer_norm_e4m3_128_unsaved = operators.operator(
-    "layer_norm_e4m3_128_unsaved_01f46a51",
+    "layer_norm_e4m3_128_unsaved_00b41f8b",
     operators.deferred(__package__, "layer_norm_e4m3_128_unsaved"),
     _layer_norm_e4m3_128_unsaved_reference,
     _layer_norm_e4m3_128_unsaved_shapes,
@@ -569,7 +569,7 @@ def _quantise_e4m3_128_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 # To e4m3 with one power-of-two scale a row.
 # x (M, 128) -> values (M, 128), scale (M, 1), largest (P,).
 quantise_e4m3_128 = operators.operator(
-    "quantise_e4m3_128_db59d1f3",
+    "quantise_e4m3_128_662fa1f2",
     operators.deferred(__package__, "quantise_e4m3_128"),
     _quantise_e4m3_128_reference,
     _quantise_e4m3_128_shapes,
@@ -596,7 +596,7 @@ def _quantise_e4m3_256_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 # To e4m3 with one power-of-two scale a row.
 # x (M, 256) -> values (M, 256), scale (M, 1), largest (P,).
 quantise_e4m3_256 = operators.operator(
-    "quantise_e4m3_256_07a40faf",
+    "quantise_e4m3_256_fdbbd68a",
     operators.deferred(__package__, "quantise_e4m3_256"),
     _quantise_e4m3_256_reference,
     _quantise_e4m3_256_shapes,
@@ -623,7 +623,7 @@ def _quantise_e4m3_512_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 # To e4m3 with one power-of-two scale a row.
 # x (M, 512) -> values (M, 512), scale (M, 1), largest (P,).
 quantise_e4m3_512 = operators.operator(
-    "quantise_e4m3_512_21d8c578",
+    "quantise_e4m3_512_92ddf143",
     operators.deferred(__package__, "quantise_e4m3_512"),
     _quantise_e4m3_512_reference,
     _quantise_e4m3_512_shapes,
@@ -650,7 +650,7 @@ def _quantise_e4m3_64_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 # To e4m3 with one power-of-two scale a row.
 # x (M, 64) -> values (M, 64), scale (M, 1), largest (P,).
 quantise_e4m3_64 = operators.operator(
-    "quantise_e4m3_64_f7250f6f",
+    "quantise_e4m3_64_5cf2519e",
     operators.deferred(__package__, "quantise_e4m3_64"),
     _quantise_e4m3_64_reference,
     _quantise_e4m3_64_shapes,
@@ -694,7 +694,7 @@ def _reduce_2_shapes(
 # partial_0 (P_0, N_0), dtype_0 of total_0, partial_1 (P_1, N_1), dtype_1 of total_1 -> total_0 (N_0,), total_1
 # (N_1,).
 reduce_2 = operators.operator(
-    "reduce_2_274813e3", operators.deferred(__package__, "reduce_2"), _reduce_2_reference, _reduce_2_shapes
+    "reduce_2_cc405246", operators.deferred(__package__, "reduce_2"), _reduce_2_reference, _reduce_2_shapes
 )
 
 
@@ -730,7 +730,7 @@ def _reduce_3_shapes(
 # partial_0 (P_0, N_0), dtype_0 of total_0, partial_1 (P_1, N_1), dtype_1 of total_1, partial_2 (P_2, N_2), dtype_2 of
 # total_2 -> total_0 (N_0,), total_1 (N_1,), total_2 (N_2,).
 reduce_3 = operators.operator(
-    "reduce_3_e42a9b1c", operators.deferred(__package__, "reduce_3"), _reduce_3_reference, _reduce_3_shapes
+    "reduce_3_46b421ea", operators.deferred(__package__, "reduce_3"), _reduce_3_reference, _reduce_3_shapes
 )
 
 
@@ -786,7 +786,7 @@ def _reduce_6_shapes(
 # dtype_5 of total_5 -> total_0 (N_0,), total_1 (N_1,), total_2 (N_2,), total_3 (N_3,), total_4 (N_4,), total_5
 # (N_5,).
 reduce_6 = operators.operator(
-    "reduce_6_325a56dd", operators.deferred(__package__, "reduce_6"), _reduce_6_reference, _reduce_6_shapes
+    "reduce_6_0d7e9679", operators.deferred(__package__, "reduce_6"), _reduce_6_reference, _reduce_6_shapes
 )
 
 
@@ -814,7 +814,7 @@ def _requantize_transpose_2_shapes(
 # values_0 (R_0, C_0) e4m3, scale_0 (R_0, 1), scale_max_0 (P_0,), values_1 (R_1, C_1) e4m3, scale_1 (R_1, 1),
 # scale_max_1 (P_1,) -> transposed_0 (C_0, R_0), scale_t_0 (C_0, 1), transposed_1 (C_1, R_1), scale_t_1 (C_1, 1).
 requantize_transpose_2 = operators.operator(
-    "requantize_transpose_2_9271d109",
+    "requantize_transpose_2_96097af8",
     operators.deferred(__package__, "requantize_transpose_2"),
     _requantize_transpose_2_reference,
     _requantize_transpose_2_shapes,
@@ -866,7 +866,7 @@ def _requantize_transpose_3_shapes(
 # scale_max_1 (P_1,), values_2 (R_2, C_2) e4m3, scale_2 (R_2, 1), scale_max_2 (P_2,) -> transposed_0 (C_0, R_0),
 # scale_t_0 (C_0, 1), transposed_1 (C_1, R_1), scale_t_1 (C_1, 1), transposed_2 (C_2, R_2), scale_t_2 (C_2, 1).
 requantize_transpose_3 = operators.operator(
-    "requantize_transpose_3_84a0ddb3",
+    "requantize_transpose_3_d431618b",
     operators.deferred(__package__, "requantize_transpose_3"),
     _requantize_transpose_3_reference,
     _requantize_transpose_3_shapes,

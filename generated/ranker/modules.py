@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "22797007a935a5843e7c0eb9f1d53ed90647c595d3a677ea98fd8685ba9b7ea5"
+STAMP = "69d4faadffd3e6664ee7a86dbcc488a96f4c8c36658f6c11275c2b87d1d76d42"
 
 
 class EmbedDense(dispatch.Bound):
@@ -99,9 +99,7 @@ class Layers(dispatch.Bound):
         )
         view = fmb_6.view(-1, 8, 32)
         # from norm
-        return kernels.concat_norm_2_residual_layer_norm_32(
-            view, matmul_2, x_passed, self.norm.weight, self.norm.bias
-        )
+        return kernels.concat_norm_2_residual_layer_norm_32(view, matmul_2, x_passed, self.norm.weight, self.norm.bias)
 
 
 class LayersFrozen(dispatch.Bound):
@@ -153,9 +151,7 @@ class LayersFrozen(dispatch.Bound):
         )
         view = fmb_6.view(-1, 8, 32)
         # from norm
-        return kernels.concat_norm_2_residual_layer_norm_32(
-            view, matmul_2, x_passed, self.norm.weight, self.norm.bias
-        )
+        return kernels.concat_norm_2_residual_layer_norm_32(view, matmul_2, x_passed, self.norm.weight, self.norm.bias)
 
 
 class Head(dispatch.Bound):

@@ -13,7 +13,25 @@ from torch import Tensor
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "22797007a935a5843e7c0eb9f1d53ed90647c595d3a677ea98fd8685ba9b7ea5"
+STAMP = "69d4faadffd3e6664ee7a86dbcc488a96f4c8c36658f6c11275c2b87d1d76d42"
+
+
+@triton.jit
+def silu(z):
+    return z * tl.sigmoid(z)
+
+
+@triton.jit
+def silu_gradient(grad, z):
+    s = tl.sigmoid(z)
+    return grad * s * (1.0 + z * (1.0 - s))
+
+
+@triton.jit
+def e4m3_scale(amax):
+    """The smallest power of two that is not below amax / 448, and its reciprocal; 448 is 1.75 * 2**8."""
+    bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
+    return bits.to(tl.float32, bitcast=True), (0x7F000000 - bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -29,14 +47,12 @@ def _add_backward_e4m3_256(grad_ptr, values_ptr, scale_ptr, largest_ptr, dadd_pt
         grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
         grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         dadd += grad
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(grad) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(grad), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, grad * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = grad * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -75,14 +91,12 @@ def _add_backward_e4m3_32(grad_ptr, values_ptr, scale_ptr, largest_ptr, dadd_ptr
         grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
         grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         dadd += grad
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(grad) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(grad), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, grad * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = grad * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -128,7 +142,7 @@ def _add_layer_norm_silu_256(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, mean
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         tl.store(mean_ptr + row, mean, mask=valid)
         tl.store(rstd_ptr + row, rstd, mask=valid)
-        y = y * tl.sigmoid(y)
+        y = silu(y)
         tl.store(out_ptr + offsets, y, mask=valid[:, None])
 
 
@@ -170,7 +184,7 @@ def _add_layer_norm_silu_256_unsaved(x_ptr, add_ptr, weight_ptr, bias_ptr, out_p
         x = x - mean[:, None]
         rstd = tl.rsqrt(tl.sum(x * x, 1) / 256 + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        y = y * tl.sigmoid(y)
+        y = silu(y)
         tl.store(out_ptr + offsets, y, mask=valid[:, None])
 
 
@@ -212,7 +226,7 @@ def _add_layer_norm_silu_64(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, mean_
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         tl.store(mean_ptr + row, mean, mask=valid)
         tl.store(rstd_ptr + row, rstd, mask=valid)
-        y = y * tl.sigmoid(y)
+        y = silu(y)
         tl.store(out_ptr + offsets, y, mask=valid[:, None])
 
 
@@ -254,7 +268,7 @@ def _add_layer_norm_silu_64_unsaved(x_ptr, add_ptr, weight_ptr, bias_ptr, out_pt
         x = x - mean[:, None]
         rstd = tl.rsqrt(tl.sum(x * x, 1) / 64 + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        y = y * tl.sigmoid(y)
+        y = silu(y)
         tl.store(out_ptr + offsets, y, mask=valid[:, None])
 
 
@@ -312,8 +326,7 @@ def _add_layer_norm_silu_backward_64(
         rstd = tl.load(rstd_ptr + row, mask=valid, other=0.0)
         n = (x - mean[:, None]) * rstd[:, None]
         z = n * weight[None, :] + bias[None, :]
-        s = tl.sigmoid(z)
-        dz = grad * s * (1.0 + z * (1.0 - s))
+        dz = silu_gradient(grad, z)
         dweight += dz * n
         dbias += dz
         dn = dz * weight[None, :]
@@ -403,8 +416,7 @@ def _add_layer_norm_silu_backward_e4m3_256(
         rstd = tl.load(rstd_ptr + row, mask=valid, other=0.0)
         n = (x - mean[:, None]) * rstd[:, None]
         z = n * weight[None, :] + bias[None, :]
-        s = tl.sigmoid(z)
-        dz = grad * s * (1.0 + z * (1.0 - s))
+        dz = silu_gradient(grad, z)
         dweight += dz * n
         dbias += dz
         dn = dz * weight[None, :]
@@ -412,14 +424,12 @@ def _add_layer_norm_silu_backward_e4m3_256(
         mean_dn_n = tl.sum(dn * n, 1) / 256
         dx = (dn - mean_dn[:, None] - n * mean_dn_n[:, None]) * rstd[:, None]
         dadd += dx
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(dx) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(dx), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, dx * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = dx * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -493,15 +503,13 @@ def _add_layer_norm_silu_e4m3_256(
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         tl.store(mean_ptr + row, mean, mask=valid)
         tl.store(rstd_ptr + row, rstd, mask=valid)
-        y = y * tl.sigmoid(y)
-        # Non-finite values have no say in the scale, and become NaN.
+        y = silu(y)
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(y) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, y * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = y * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -563,15 +571,13 @@ def _add_layer_norm_silu_e4m3_256_unsaved(
         x = x - mean[:, None]
         rstd = tl.rsqrt(tl.sum(x * x, 1) / 256 + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        y = y * tl.sigmoid(y)
-        # Non-finite values have no say in the scale, and become NaN.
+        y = silu(y)
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(y) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, y * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = y * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -946,14 +952,12 @@ def _layer_norm_e4m3_128(
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         tl.store(mean_ptr + row, mean, mask=valid)
         tl.store(rstd_ptr + row, rstd, mask=valid)
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(y) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, y * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = y * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -997,14 +1001,12 @@ def _layer_norm_e4m3_128_unsaved(x_ptr, weight_ptr, bias_ptr, values_ptr, scale_
         x = x - mean[:, None]
         rstd = tl.rsqrt(tl.sum(x * x, 1) / 128 + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(y) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, y * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = y * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -1040,14 +1042,12 @@ def _quantise_e4m3_128(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
         offsets = row[:, None].to(tl.int64) * 128 + columns[None, :]
         x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
         x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(x) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, x * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = x * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -1081,14 +1081,12 @@ def _quantise_e4m3_256(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
         offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
         x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
         x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(x) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, x * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = x * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -1120,14 +1118,12 @@ def _quantise_e4m3_512(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
         offsets = tl.cast(row, tl.int64) * 512 + columns
         x_offsets = tl.cast(row, tl.int64) * x_stride + columns
         x = tl.load(x_ptr + x_offsets).to(tl.float32)
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(x) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 0), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, x * reciprocal, float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = x * reciprocal
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv))
         tl.store(scale_ptr + row, scale)
         largest = tl.maximum(largest, scale)
@@ -1161,14 +1157,12 @@ def _quantise_e4m3_64(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
         offsets = row[:, None].to(tl.int64) * 64 + columns[None, :]
         x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
         x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(x) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, x * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = x * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
         largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
@@ -1252,8 +1246,8 @@ def reduce_2(partial_0: Tensor, dtype_0: torch.dtype, partial_1: Tensor, dtype_1
     (N_1,).
     """
     total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
-    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
     blocks_0 = triton.cdiv(partial_0.shape[1], 16)
+    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
     blocks_1 = triton.cdiv(partial_1.shape[1], 16)
     _reduce_2[(blocks_0 + blocks_1,)](
         partial_0.contiguous(),
@@ -1322,10 +1316,10 @@ def reduce_3(
     total_2 -> total_0 (N_0,), total_1 (N_1,), total_2 (N_2,).
     """
     total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
-    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
-    total_2 = partial_2.new_empty((partial_2.shape[1],), dtype=dtype_2)
     blocks_0 = triton.cdiv(partial_0.shape[1], 16)
+    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
     blocks_1 = triton.cdiv(partial_1.shape[1], 16)
+    total_2 = partial_2.new_empty((partial_2.shape[1],), dtype=dtype_2)
     blocks_2 = triton.cdiv(partial_2.shape[1], 16)
     _reduce_3[(blocks_0 + blocks_1 + blocks_2,)](
         partial_0.contiguous(),
@@ -1429,16 +1423,16 @@ def reduce_6(
     (N_5,).
     """
     total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
-    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
-    total_2 = partial_2.new_empty((partial_2.shape[1],), dtype=dtype_2)
-    total_3 = partial_3.new_empty((partial_3.shape[1],), dtype=dtype_3)
-    total_4 = partial_4.new_empty((partial_4.shape[1],), dtype=dtype_4)
-    total_5 = partial_5.new_empty((partial_5.shape[1],), dtype=dtype_5)
     blocks_0 = triton.cdiv(partial_0.shape[1], 16)
+    total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
     blocks_1 = triton.cdiv(partial_1.shape[1], 16)
+    total_2 = partial_2.new_empty((partial_2.shape[1],), dtype=dtype_2)
     blocks_2 = triton.cdiv(partial_2.shape[1], 16)
+    total_3 = partial_3.new_empty((partial_3.shape[1],), dtype=dtype_3)
     blocks_3 = triton.cdiv(partial_3.shape[1], 16)
+    total_4 = partial_4.new_empty((partial_4.shape[1],), dtype=dtype_4)
     blocks_4 = triton.cdiv(partial_4.shape[1], 16)
+    total_5 = partial_5.new_empty((partial_5.shape[1],), dtype=dtype_5)
     blocks_5 = triton.cdiv(partial_5.shape[1], 16)
     _reduce_6[(blocks_0 + blocks_1 + blocks_2 + blocks_3 + blocks_4 + blocks_5,)](
         partial_0.contiguous(),
@@ -1543,10 +1537,10 @@ def requantize_transpose_2(
     m_0, n_0 = values_0.shape
     transposed_0 = values_0.new_empty((n_0, m_0))
     scale_t_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
+    tiles_0 = max(triton.cdiv(m_0, 128), 1) * max(triton.cdiv(n_0, 128), 1)
     m_1, n_1 = values_1.shape
     transposed_1 = values_1.new_empty((n_1, m_1))
     scale_t_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
-    tiles_0 = max(triton.cdiv(m_0, 128), 1) * max(triton.cdiv(n_0, 128), 1)
     tiles_1 = max(triton.cdiv(m_1, 128), 1) * max(triton.cdiv(n_1, 128), 1)
     _requantize_transpose_2[(tiles_0 + tiles_1,)](
         values_0.contiguous(),
@@ -1675,14 +1669,14 @@ def requantize_transpose_3(
     m_0, n_0 = values_0.shape
     transposed_0 = values_0.new_empty((n_0, m_0))
     scale_t_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
+    tiles_0 = max(triton.cdiv(m_0, 128), 1) * max(triton.cdiv(n_0, 128), 1)
     m_1, n_1 = values_1.shape
     transposed_1 = values_1.new_empty((n_1, m_1))
     scale_t_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
+    tiles_1 = max(triton.cdiv(m_1, 128), 1) * max(triton.cdiv(n_1, 128), 1)
     m_2, n_2 = values_2.shape
     transposed_2 = values_2.new_empty((n_2, m_2))
     scale_t_2 = values_2.new_empty((n_2, 1), dtype=torch.float32)
-    tiles_0 = max(triton.cdiv(m_0, 128), 1) * max(triton.cdiv(n_0, 128), 1)
-    tiles_1 = max(triton.cdiv(m_1, 128), 1) * max(triton.cdiv(n_1, 128), 1)
     tiles_2 = max(triton.cdiv(m_2, 128), 1) * max(triton.cdiv(n_2, 128), 1)
     _requantize_transpose_3[(tiles_0 + tiles_1 + tiles_2,)](
         values_0.contiguous(),

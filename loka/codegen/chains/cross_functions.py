@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loka.codegen.chains.chain_names import INDENT, assigned
-from loka.codegen.chains.fm_functions import FunctionView, M, backward_header, body, called, header, returned
+from loka.codegen.chains.fm_functions import (
+    INDENT,
+    FunctionView,
+    M,
+    assigned,
+    backward_header,
+    body,
+    called,
+    header,
+    returned,
+)
 from loka.codegen.text.comments import wrapped
 from loka.codegen.text.layout import Code, call
 from loka.kernels.fused.cross.cross_kernel import CrossBackward, cross_forward

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loka.codegen.chains.chain_names import INDENT, assigned, unpacked
 from loka.codegen.text.comments import wrapped
 from loka.codegen.text.layout import Code, call, lay_out
 from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormForward, backward_of, part_names
 from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward, FmSizes
 from loka.templating.wrap import WIDTH
 
+INDENT = 8
 M = " " * INDENT
 
 
@@ -147,3 +147,22 @@ def body(function: str, arguments: Sequence[str]) -> tuple[str, ...]:
     """A wrapper's body: the autograd function is applied."""
     applied = lay_out("y: Any = ", call(f"{function}.apply", map(Code, arguments)), "", 4)
     return (*applied.split("\n"), "    return y")
+
+
+def assigned(targets: Sequence[str], value: Code, indent: int) -> list[str]:
+    """`a, b = value`; where that would open the targets instead of the call, the value gets a name first."""
+    before = ", ".join(targets)
+    if indent + len(before) + len(" = ") + len(value.text) <= WIDTH:
+        return lay_out(f"{before} = ", value, "", indent).split("\n")
+    return [*lay_out("results = ", value, "", indent).split("\n"), *unpacked(targets, "results", indent)]
+
+
+def unpacked(targets: Sequence[str], source: str, indent: int) -> list[str]:
+    """`a, b = source`, one target a line where they are many."""
+    margin = " " * indent
+    if len(targets) == 1:
+        return [f"{margin}({targets[0]},) = {source}"]
+    line = f"{margin}{', '.join(targets)} = {source}"
+    if len(line) <= WIDTH:
+        return [line]
+    return [f"{margin}(", *(f"{margin}    {target}," for target in targets), f"{margin}) = {source}"]

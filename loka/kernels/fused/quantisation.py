@@ -43,6 +43,13 @@ _DESCRIPTIONS = {
     "known": "under a known {}scale",
     "tensorwise": "with one {}scale",
 }
+_REFERENCES = {
+    "rowwise": "quantise_rows",
+    "blockwise": "quantise_blocks",
+    "known": "quantise_static",
+    "tensorwise": "quantise_tensor",
+    "maximum": "largest_magnitude",
+}
 _SHORT = {"rowwise": "rows", "blockwise": "blocks", "known": "known", "tensorwise": "tensorwise"}
 
 
@@ -120,14 +127,9 @@ class Quantisation:
         return FORMATS[self.format].max
 
     @property
-    def steps(self) -> str:
-        """What the power of two at or above amax / limit has less in its bits than that at or above amax / 1.75."""
-        return f"0x{(8 if self.format is Format.E4M3 else 15) << 23:08X}"  # 448 is 1.75 * 2**8, 57344 1.75 * 2**15
-
-    @property
-    def limit_factors(self) -> str:
-        """The limit as a power of two, for a comment."""
-        return "448 is 1.75 * 2**8" if self.format is Format.E4M3 else "57344 is 1.75 * 2**15"
+    def reference(self) -> str:
+        """The name of the function in `norm_reference` that quantises so."""
+        return "quantise_static_counted" if self.record else _REFERENCES[self.scaling]
 
     @property
     def triton_type(self) -> str:

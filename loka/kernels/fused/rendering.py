@@ -36,6 +36,7 @@ from loka.kernels.fused.cross.cross_kernel import (
     cross_backward_values,
     cross_configuration,
 )
+from loka.kernels.fused.device_functions import device_functions, used_functions
 from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormBackward, ConcatNormForward
 from loka.kernels.fused.interaction.concat_norm_values import (
     ConcatNormConfiguration,
@@ -92,7 +93,7 @@ class Rendered:
     name: str  # of the operator: the function's with a digest of the text
     text: str  # the Triton kernel and its host function; no imports
     operator: str  # reference, shapes and registration of the operator; no imports
-    digest: str  # sha256 of `text`
+    digest: str  # sha256 of `text` and of the device functions that it calls
     parameters: tuple[str, ...]  # of the operator, in order; a plain forward and `Reduce` take dtypes as well
     results: tuple[str, ...]  # of the operator, in order; one is no tuple
 
@@ -106,10 +107,11 @@ def render(
     """A kernel for `spec` on a device. `launched`, of the spec's own kind, overrides how it is launched there."""
     values = _values(spec, launched, device)
     template, context = KERNELS + values.family + _SUFFIX, values.context()
-    text = templates.render(template, {**context, "layout": _KERNEL_LAYOUT})
-    digest = hashlib.sha256(text.encode()).hexdigest()
+    text = templates.render(template, {**context, "layout": _KERNEL_LAYOUT, "on_gpu": True})
+    called = used_functions([text], device_functions(templates))
+    digest = hashlib.sha256("".join((*called, text)).encode()).hexdigest()
     name = f"{spec.function}_{digest[:8]}"
-    operator = templates.render(template, {**context, "layout": _OPERATOR_LAYOUT, "name": name})
+    operator = templates.render(template, {**context, "layout": _OPERATOR_LAYOUT, "on_gpu": False, "name": name})
     return Rendered(spec.function, name, text, operator, digest, spec.parameters, spec.results)
 
 
@@ -162,7 +164,11 @@ def render_files(kernels: Sequence[Rendered], templates: Templates, subject: str
         if by_function[kernel.function] != kernel:
             raise InputError(f"two different kernels are called {kernel.function}; render them in one configuration")
     ordered = [by_function[function] for function in sorted(by_function)]
-    texts = {KERNELS_FILE: [k.text for k in ordered], OPERATORS_FILE: [k.operator for k in ordered]}
+    called = used_functions([kernel.text for kernel in ordered], device_functions(templates))
+    texts = {
+        KERNELS_FILE: [*called, *(kernel.text for kernel in ordered)],
+        OPERATORS_FILE: [kernel.operator for kernel in ordered],
+    }
     return {
         file: templates.render(
             f"{KERNELS}{file}.j2",

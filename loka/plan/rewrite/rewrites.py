@@ -180,7 +180,7 @@ def rewrite_request_of(
 def _may_be_fused_as_it_is(plan: SitePlan, wanted: SiteSettings) -> bool:
     """Whether the policy itself keeps all of a site's GEMMs, or their times do, and the site could be patched."""
     site = plan.site
-    keeps = all(asked.compute is Compute.KEEP for asked in wanted.gemms.values())
+    keeps = all(requested.compute is Compute.KEEP for requested in wanted.gemms.values())
     by_time = plan.timing is not None and plan.timing.kept
     return (keeps or by_time) and not site.blocked and (site.kind is GemmKind.LINEAR or weight_of(site) is not None)
 

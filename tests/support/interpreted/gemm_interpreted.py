@@ -57,7 +57,7 @@ def compare(package, spec: GemmSpec, made: Case) -> int:
     launched = getattr(package.triton_kernels, spec.function)(*made.arguments)
     got = dict(zip(spec.results, launched if isinstance(launched, tuple) else (launched,), strict=True))
     for name, expected in package.run(spec, *made.arguments).items():
-        if name == "largest":
+        if name == "scale_max":
             assert got[name].shape == (PROGRAMS,)
             assert got[name].max() == expected.max(), spec
         elif name in ROUNDED:

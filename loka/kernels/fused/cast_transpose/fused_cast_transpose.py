@@ -92,6 +92,11 @@ def tile_of(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT) -> T
 def fused_cast_transpose_values(both: FusedCastTranspose, tile: TransposeTile) -> KernelValues:
     """Values of a producer that writes both copies."""
     shapes = {**norm_shapes(both.spec), "transposed": f"({both.width}, M)"}
-    numbers = {"producer": both.spec, "across": -(-both.width // tile.columns), "most_programs": _MOST}
+    numbers = {
+        "producer": both.spec,
+        "across": -(-both.width // tile.columns),
+        "least_rows": tile.rows,
+        "most_programs": _MOST,
+    }
     title = f"{norm_title(both.spec)}, and transposed"
     return KernelValues("cast_transpose/fused_cast_transpose", both, tile, title, shapes, numbers)

@@ -174,6 +174,11 @@ class NormBackward:
         return self.activation in GATES
 
     @property
+    def columns(self) -> int:
+        """Of the values."""
+        return self.width
+
+    @property
     def reads_x(self) -> bool:
         """Whether the gradient depends on x."""
         return self.norm is not None or self.activation is not None

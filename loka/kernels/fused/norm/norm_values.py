@@ -28,24 +28,32 @@ _SUMS = ("dweight", "dbias", "dadd")
 
 def norm_values(spec: NormForward | NormBackward, launch: Configuration) -> KernelValues:
     """Values of a norm's forward or backward, of rows that a program holds whole."""
-    numbers: dict[str, object] = {"maxima_chunk": REQUANTIZE_PARTS}
-    if isinstance(spec, NormForward):
-        numbers |= {"padded": padded_width(spec.columns)}
-        return KernelValues("norm/forward", spec, launch, norm_title(spec), norm_shapes(spec), numbers)
-    numbers |= {"padded": padded_width(spec.width), "least_rows": _least_rows(spec, launch.rows)}
-    return KernelValues("norm/backward", spec, launch, norm_title(spec), norm_shapes(spec), numbers)
+    family = "norm/forward" if isinstance(spec, NormForward) else "norm/backward"
+    summed = isinstance(spec, NormBackward) and any(name in spec.results for name in _SUMS)
+    numbers = {
+        "producer": spec,
+        "padded": padded_width(spec.columns),
+        "maxima_chunk": REQUANTIZE_PARTS,
+        "least_rows": launch.rows * (LEAST_SUMMED if summed else 1),
+        "most_programs": launch.programs,
+    }
+    return KernelValues(family, spec, launch, norm_title(spec), norm_shapes(spec), numbers)
 
 
 def wide_norm_values(spec: NormForward | NormBackward, launch: WideConfiguration) -> KernelValues:
     """Values of a norm's forward or backward, of rows that programs take in chunks."""
-    if isinstance(spec, NormForward):
-        numbers: dict[str, object] = {"maxima_chunk": REQUANTIZE_PARTS}
-        return KernelValues("norm/wide_forward", spec, launch, norm_title(spec), norm_shapes(spec), numbers)
-    numbers = {
-        "across": -(-spec.width // launch.chunk),
-        "least_rows": launch.rows * LEAST_SUMMED,
-        "passes": wide_norm_passes(spec),
+    numbers: dict[str, object] = {
+        "producer": spec,
         "maxima_chunk": REQUANTIZE_PARTS,
+        "least_rows": 1,
+        "most_programs": launch.programs,
+    }
+    if isinstance(spec, NormForward):
+        return KernelValues("norm/wide_forward", spec, launch, norm_title(spec), norm_shapes(spec), numbers)
+    numbers |= {
+        "least_rows": launch.rows * LEAST_SUMMED,
+        "across": -(-spec.width // launch.chunk),
+        "passes": wide_norm_passes(spec),
     }
     return KernelValues("norm/wide_backward", spec, launch, norm_title(spec), norm_shapes(spec), numbers)
 
@@ -77,11 +85,6 @@ def norm_shapes(spec: NormForward | NormBackward) -> dict[str, str]:
     if isinstance(spec, NormForward):
         shapes["values"] = f"(M, {spec.columns})"
     return shapes
-
-
-def _least_rows(spec: NormBackward, rows: int) -> int:
-    summed = any(name in _SUMS for name in spec.results)
-    return rows * (LEAST_SUMMED if summed else 1)
 
 
 def _title(spec: NormForward | NormBackward, steps: list[str], quantised: str) -> str:
