@@ -1,4 +1,4 @@
-"""Decisions in a few words, for tables and reasons: the same words everywhere."""
+"""Decisions, recipes and figures as short text, the same in all tables and reasons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from loka.plan.plan import NATIVE, NOTHING_AROUND, Evidence, GemmPlan, SitePlan
 from loka.policy.cascade.settings import Assignment, Budget, OperandRecipe
 from loka.probe.profile.profile import Interval
 
-USUAL = PREFERRED[0].name  # the kernel that goes without saying
+USUAL = PREFERRED[0].name  # the default kernel
 
 
 def format_recipe(recipe: OperandRecipe) -> str:
@@ -46,7 +46,7 @@ def format_decision(plan: SitePlan, gemm: Gemm) -> str:
 
 
 def _format_kernels(decision: GemmPlan) -> str:
-    """The kernels that do not go without saying: ` by fbgemm.rowwise`, ` by fbgemm.rowwise up to M 1024, ...`."""
+    """The kernels other than the default one: ` by fbgemm.rowwise`, ` by fbgemm.rowwise up to M 1024, ...`."""
     if decision.by_rows:
         *below, (_, above) = decision.by_rows
         return " by " + ", ".join([*(f"{kernel} up to M {rows}" for rows, kernel in below), f"{above} above"])

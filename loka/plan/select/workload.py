@@ -198,16 +198,16 @@ def _is_e4m3(recipe: OperandRecipe, scaling: Scaling, range_: Range) -> bool:
 
 
 def workload_of(
-    sizes: SiteSizes, pairs: Pairs, around: Surroundings, taken: bool, joined: bool, unfused: bool = False
+    sizes: SiteSizes, pairs: Pairs, around: Surroundings, fused: bool, joined: bool, unfused: bool = False
 ) -> Workload:
     """The parts beside the GEMMs.
 
-    `taken` says whether kernels of a chain take the neighbours along, and `joined` whether the site before is in the
+    `fused` says whether kernels of a chain take the neighbours along, and `joined` whether the site before is in the
     same chain, so that its last kernel makes this one's input; `unfused`, whether norms and activations are left to the
     compiler that other options of this site have rendered.
     """
     if sizes.fits and has_form_of_chain(pairs):
-        workload = _chained(sizes, pairs, around, taken, joined)
+        workload = _chained(sizes, pairs, around, fused, joined)
         return _under_static_scales(workload, around) if has_static_scales(pairs) else workload
     workload = _plain(sizes, pairs, around)
     return Workload(_left(workload.forward), _left(workload.backward)) if unfused else workload
@@ -227,19 +227,19 @@ def _left(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     return tuple(replace(part, kernel=COMPILED) if part.around else part for part in parts)
 
 
-def _chained(sizes: SiteSizes, pairs: Pairs, around: Surroundings, taken: bool, joined: bool) -> Workload:
+def _chained(sizes: SiteSizes, pairs: Pairs, around: Surroundings, fused: bool, joined: bool) -> Workload:
     m, k, n = sizes.m, sizes.k, sizes.n
     forward, backward = [], []
     rows = "e4m3 rowwise"  # a static scale is written in one pass as well
     weight = "e4m3 tensorwise" if has_static_scales(pairs) else rows
-    if taken and around.before and (joined or around.takes_before):
+    if fused and around.before and (joined or around.takes_before):
         forward.append(_part(PartKind.FORWARD, m, k, rows, around.before))
     else:
         forward += _before(sizes, around)
         forward.append(_part(PartKind.QUANTISE, m, k, rows))
     forward.append(_part(PartKind.QUANTISE, n, k, weight))
     forward += _last(sizes, around)
-    if taken and around.after and around.takes_after:
+    if fused and around.after and around.takes_after:
         backward.append(_part(PartKind.BACKWARD, m, n, rows, around.after))
     else:
         backward += _after(sizes, around)

@@ -100,11 +100,11 @@ def estimate_of(summary: SiteProfile, gemm: Gemm, operands: tuple[OperandRecipe,
     A static range without `amax` takes what was seen, as planning does.
     """
     mine = [each for each in summary.estimates if each.gemm is gemm]
-    wanted = (operands, with_seen_ranges(summary, gemm, operands))
+    wanted = (operands, with_observed_ranges(summary, gemm, operands))
     return next((each for pair in wanted for each in mine if each.operands == pair), None)
 
 
-def with_seen_ranges(
+def with_observed_ranges(
     summary: SiteProfile, gemm: Gemm, operands: tuple[OperandRecipe, OperandRecipe]
 ) -> tuple[OperandRecipe, OperandRecipe] | None:
     """The recipes with the largest |x| seen for each static range that has no `amax`.
