@@ -48,7 +48,7 @@ def candidates(sizes: SiteSizes, kernels: Sequence[str], how: Accumulation) -> d
     found: dict[str, tuple[Part, ...]] = {}
     for fp8 in SETS:
         recipe = Recipe.of({gemm: PAIRS[gemm] if gemm in fp8 else None for gemm in Gemm})
-        workload = workload_of(sizes, recipe, AROUND, taken=True, joined=False)
+        workload = workload_of(sizes, recipe, AROUND, fused=True, joined=False)
         options = [_options(gemm, gemm in fp8, kernels) for gemm in Gemm]
         for chosen in product(*options):
             gemms = [

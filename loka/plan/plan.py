@@ -83,7 +83,7 @@ class SiteTiming:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way of running all GEMMs of a site together, and why it is the chosen one, or is not."""
+    """One execution option of all GEMMs of a site, and why it is the chosen one, or is not."""
 
     kernels: tuple[str, ...]  # of each GEMM, in the order of `SitePlan.gemms`
     time: StepTime
@@ -132,7 +132,7 @@ class SitePlan:
     region: tuple[str, ...] = ()  # the operations of the region that is replaced around it, if one is
     region_note: str = ""  # why its region is not replaced although the policy asks, or ""
     timing: SiteTiming | None = None  # None where no measurement decided
-    candidates: tuple[Candidate, ...] = ()  # the ways that were compared
+    candidates: tuple[Candidate, ...] = ()  # the execution options that were compared
     gains_by_fusing: bool = False  # `fuse: auto`, and the measurements say that it is faster with its neighbours
 
     @property

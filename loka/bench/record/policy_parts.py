@@ -34,7 +34,7 @@ class RequestedParts:
 
 
 def parts_of_policy(path: str | os.PathLike[str]) -> tuple[Part, ...]:
-    """The parts of every way of running the sites of a policy, at its batch size, whatever a profile says of them.
+    """The parts of every execution option of the sites of a policy, at its batch size, whatever a profile says of them.
 
     Raises InputError as planning does.
     """

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from loka.probe.profile.profile import OperandSummary, Quantiles
 
 
-def show_seen(seen: ProfileView) -> None:
+def show_profile_view(seen: ProfileView) -> None:
     """The operands with their distributions, the recipes with their errors, and the findings."""
     print(f"evidence: {seen.profile}, {seen.samples} samples in {seen.steps} steps, made {seen.created}")
     if seen.note:

@@ -32,7 +32,7 @@ def show_inside(inside: Inside) -> None:
 
 
 def show_timing(timing: ExplainedTiming) -> None:
-    """The times of one call, and a line for each way of running the site's GEMMs."""
+    """The times of one call, and a line for each execution option of the site's GEMMs."""
     from loka.plan.report.format import format_figure, format_speedup, format_us
 
     chosen, as_is = timing.chosen, timing.as_is

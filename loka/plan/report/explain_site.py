@@ -54,7 +54,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedTiming:
-    """What the site takes in one call, by which measurements, and the ways that were compared."""
+    """What the site takes in one call, by which measurements, and the execution options that were compared."""
 
     measurements: str
     chosen: StepTime
@@ -169,7 +169,7 @@ def explain(plan: Plan, name: str, known: ProfiledSites | None = None) -> Explan
             for gemm in found.gemms
         ),
         fields=_fields(plan, found, dict(plan.rule_notes)),
-        evidence=_seen(found, known) if known is not None else None,
+        evidence=_profile_view(found, known) if known is not None else None,
         timing=_timing(plan, found),
         members=site.members,
         untimed=_untimed(plan, found),
@@ -189,9 +189,9 @@ def _inside(plan: Plan, name: str) -> Inside | None:
 def _untimed(plan: Plan, found: SitePlan) -> str:
     if plan.measurements is None or found.timing is not None:
         return ""
-    taken = interaction_by_site(plan).get(found.site.name)
-    if taken is not None:
-        return f"it is {place_in_interaction(taken)}"
+    inside = interaction_by_site(plan).get(found.site.name)
+    if inside is not None:
+        return f"it is {place_in_interaction(inside)}"
     if found.site.blocked is not None:
         return "it cannot be patched"
     return (
@@ -214,7 +214,7 @@ def _timing(plan: Plan, found: SitePlan) -> ExplainedTiming | None:
     )
 
 
-def _seen(found: SitePlan, known: ProfiledSites) -> ProfileView:
+def _profile_view(found: SitePlan, known: ProfiledSites) -> ProfileView:
     running = {gemm.gemm: format_gemm(gemm) for gemm in found.gemms}
     budget = budget_of(found.history)
     return profile_view(known, found.site.name, budget, running, describe_speed(found, budget))

@@ -1,4 +1,4 @@
-"""Decisions in a few words, for tables and reasons: the same words everywhere."""
+"""Decisions, recipes and figures as short text, the same in all tables and reasons."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from loka.plan.plan import NATIVE, NOTHING_AROUND, Evidence, GemmPlan, SitePlan
 from loka.policy.cascade.settings import Assignment, Budget
 from loka.probe.profile.profile import Interval
 
-USUAL = PREFERRED[0].name  # the kernel that goes without saying
+USUAL = PREFERRED[0].name  # the default kernel
 
 
 def format_recipe(recipe: OperandRecipe) -> str:

@@ -98,10 +98,10 @@ def describe_unchanged(unchanged: Sequence[Unchanged]) -> list[str]:
     return [f"{name}{f' ({count})' if count > 1 else ''}: {reason}" for name, reason, count in groups]
 
 
-def _alike(told: Iterable[tuple[str, str]]) -> list[tuple[str, str, int]]:
+def _alike(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str, int]]:
     """What is told of names that differ in numbers alone, once, with the pattern of the names and their number."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for name, text in told:
+    for name, text in pairs:
         groups.setdefault((pattern_of(name), text), []).append(name)
     return [(common_pattern(names) or "the model itself", text, len(names)) for (_, text), names in groups.items()]
 

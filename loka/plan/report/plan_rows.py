@@ -52,7 +52,7 @@ class PlanRow:
 def group_sites(plan: Plan, alike: bool) -> tuple[PlanRow, ...]:
     """The rows of a plan in model order; `alike`: sites that differ only in the numbers of their names share one."""
     groups: dict[tuple[object, ...], list[SitePlan]] = {}
-    taken = {name: place_in_interaction(each) for name, each in interaction_by_site(plan).items()}
+    in_interactions = {name: place_in_interaction(each) for name, each in interaction_by_site(plan).items()}
     for number, found in enumerate(plan.sites):
         site = found.site
         key: tuple[object, ...] = (number,)
@@ -61,9 +61,9 @@ def group_sites(plan: Plan, alike: bool) -> tuple[PlanRow, ...]:
             # With a profile each site has its own evidence: then it is what was decided that counts.
             decided = id(found.gemms) if plan.profile is None else tuple(map(_decided, found.gemms))
             key = (pattern_of(site.name), site.kind, site.rows, site.k, site.n, site.calls, decided)
-            key = (*key, found.region, found.region_note, found.timing, site.name in taken)
+            key = (*key, found.region, found.region_note, found.timing, site.name in in_interactions)
         groups.setdefault(key, []).append(found)
-    return tuple(_row(plan, group, taken) for group in groups.values())
+    return tuple(_row(plan, group, in_interactions) for group in groups.values())
 
 
 def pattern_of(name: str) -> str:
@@ -94,9 +94,9 @@ def _plain(pair: OperandPair) -> OperandPair:
     return first.without_amax, second.without_amax
 
 
-def _row(plan: Plan, group: list[SitePlan], taken: Mapping[str, str]) -> PlanRow:
+def _row(plan: Plan, group: list[SitePlan], in_interactions: Mapping[str, str]) -> PlanRow:
     first = _worst(group)
-    inside = list(dict.fromkeys(taken[each.site.name] for each in group if each.site.name in taken))
+    inside = list(dict.fromkeys(in_interactions[each.site.name] for each in group if each.site.name in in_interactions))
     site = first.site
     m = site.rows.at(plan.batch_size)
     evidence = [(gemm.gemm, gemm.evidence) for each in group for gemm in each.gemms if gemm.evidence is not None]

@@ -34,11 +34,11 @@ def interaction_plans(
         if each.form is None:
             continue
         forward, backward = parts_of(each.form, _samples(each, sites, batch_size), each.columns, RENDERED)
-        taken = each.sites
+        fused_sites = each.sites
         if forward.work is PartKind.FM_INTERACTION:
             products = (site.name for site in sites.values() if _multiplies(site, each, forward.rows, batch_size))
-            taken += tuple(name for name in products if name not in claimed)[:1]
-            claimed.update(taken)
+            fused_sites += tuple(name for name in products if name not in claimed)[:1]
+            claimed.update(fused_sites)
         beside = sites.get(each.beside)
         found.append(
             InteractionPlan(
@@ -49,7 +49,7 @@ def interaction_plans(
                 samples=forward.rows,
                 columns=each.columns,
                 calls=beside.calls if beside is not None else 1,
-                sites=taken,
+                sites=fused_sites,
                 chosen=_time(each.form, forward.rows, each.columns, RENDERED, perf_model),
                 as_is=_time(each.form, forward.rows, each.columns, COMPILED, perf_model),
             )
@@ -59,10 +59,10 @@ def interaction_plans(
 
 def without_fused_sites(plans: Sequence[SitePlan], interactions: Sequence[InteractionPlan]) -> tuple[SitePlan, ...]:
     """The sites, those that interactions take along without times: they are no GEMMs of their own any more."""
-    taken = {name for each in interactions for name in each.takes}
-    if not taken:
+    fused_sites = {name for each in interactions for name in each.takes}
+    if not fused_sites:
         return tuple(plans)
-    return tuple(replace(plan, timing=None, candidates=()) if plan.site.name in taken else plan for plan in plans)
+    return tuple(replace(plan, timing=None, candidates=()) if plan.site.name in fused_sites else plan for plan in plans)
 
 
 def interaction_by_site(plan: Plan) -> Mapping[str, InteractionPlan]:

@@ -144,16 +144,16 @@ def native_part(gemm: Gemm, sizes: SiteSizes) -> Part:
 
 
 def workload_of(
-    sizes: SiteSizes, recipe: Recipe, around: Surroundings, taken: bool, joined: bool, unfused: bool = False
+    sizes: SiteSizes, recipe: Recipe, around: Surroundings, fused: bool, joined: bool, unfused: bool = False
 ) -> Workload:
     """The parts beside the GEMMs.
 
-    `taken` says whether kernels of a chain take the neighbours along, and `joined` whether the site before is in the
+    `fused` says whether kernels of a chain take the neighbours along, and `joined` whether the site before is in the
     same chain, so that its last kernel makes this one's input; `unfused`, whether norms and activations are left to the
     compiler that other options of this site have rendered.
     """
     if sizes.fits and recipe.is_chain:
-        workload = _chained(sizes, recipe, around, taken, joined)
+        workload = _chained(sizes, recipe, around, fused, joined)
         return _under_static_scales(workload, around) if recipe.is_static else workload
     workload = _plain(sizes, recipe, around)
     return Workload(_left(workload.forward), _left(workload.backward)) if unfused else workload
@@ -173,19 +173,19 @@ def _left(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     return tuple(replace(part, kernel=COMPILED) if part.around else part for part in parts)
 
 
-def _chained(sizes: SiteSizes, recipe: Recipe, around: Surroundings, taken: bool, joined: bool) -> Workload:
+def _chained(sizes: SiteSizes, recipe: Recipe, around: Surroundings, fused: bool, joined: bool) -> Workload:
     m, k, n = sizes.m, sizes.k, sizes.n
     forward, backward = [], []
     rows = "e4m3 rowwise"  # a static scale is written in one pass as well
     weight = "e4m3 tensorwise" if recipe.is_static else rows
-    if taken and around.before and (joined or around.takes_before):
+    if fused and around.before and (joined or around.takes_before):
         forward.append(_part(PartKind.FORWARD, m, k, rows, around.before))
     else:
         forward += _before(sizes, around)
         forward.append(_part(PartKind.QUANTISE, m, k, rows))
     forward.append(_part(PartKind.QUANTISE, n, k, weight))
     forward += _last(sizes, around)
-    if taken and around.after and around.takes_after:
+    if fused and around.after and around.takes_after:
         backward.append(_part(PartKind.BACKWARD, m, n, rows, around.after))
     else:
         backward += _after(sizes, around)
