@@ -14,7 +14,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "69d4faadffd3e6664ee7a86dbcc488a96f4c8c36658f6c11275c2b87d1d76d42"
+STAMP = "d2b52942f26477c90a44330418eaa16710d042f395110a0d3424ca182f082727"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -130,102 +130,6 @@ add_layer_norm_silu_256_unsaved = operators.operator(
     operators.deferred(__package__, "add_layer_norm_silu_256_unsaved"),
     _add_layer_norm_silu_256_unsaved_reference,
     _add_layer_norm_silu_256_unsaved_shapes,
-)
-
-
-def _add_layer_norm_silu_64_reference(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_rows(x, 64)
-    forward = norm_reference.norm_forward(
-        x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
-    )
-    return forward.y.to(x.dtype if dtype is None else dtype), forward.mean, forward.rstd
-
-
-def _add_layer_norm_silu_64_shapes(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_rows(x, 64)
-    m = x.shape[0]
-    out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
-    mean = x.new_empty((m,), dtype=torch.float32)
-    rstd = x.new_empty((m,), dtype=torch.float32)
-    return out, mean, rstd
-
-
-# Addition -> LayerNorm (eps 1e-05) -> SiLU.
-# x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64), mean (M,), rstd (M,).
-add_layer_norm_silu_64 = operators.operator(
-    "add_layer_norm_silu_64_908a7b99",
-    operators.deferred(__package__, "add_layer_norm_silu_64"),
-    _add_layer_norm_silu_64_reference,
-    _add_layer_norm_silu_64_shapes,
-)
-
-
-def _add_layer_norm_silu_64_unsaved_reference(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
-) -> Tensor:
-    operators.check_rows(x, 64)
-    forward = norm_reference.norm_forward(
-        x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
-    )
-    return forward.y.to(x.dtype if dtype is None else dtype)
-
-
-def _add_layer_norm_silu_64_unsaved_shapes(
-    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
-) -> Tensor:
-    operators.check_rows(x, 64)
-    m = x.shape[0]
-    out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
-    return out
-
-
-# Addition -> LayerNorm (eps 1e-05) -> SiLU.
-# x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64).
-add_layer_norm_silu_64_unsaved = operators.operator(
-    "add_layer_norm_silu_64_unsaved_9a166137",
-    operators.deferred(__package__, "add_layer_norm_silu_64_unsaved"),
-    _add_layer_norm_silu_64_unsaved_reference,
-    _add_layer_norm_silu_64_unsaved_shapes,
-)
-
-
-def _add_layer_norm_silu_backward_64_reference(
-    grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    operators.check_rows(grad, 64)
-    operators.check_rows(x, 64)
-    backward = norm_reference.norm_backward(
-        grad, x=x, add=add, weight=weight, bias=bias, mean=mean, rstd=rstd, norm="layer_norm", activation="silu"
-    )
-    return backward.x.to(grad.dtype), backward.weight, backward.bias, backward.add
-
-
-def _add_layer_norm_silu_backward_64_shapes(
-    grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    operators.check_rows(grad, 64)
-    operators.check_rows(x, 64)
-    m = grad.shape[0]
-    programs = operators.programs(grad, rows=64, per_multiprocessor=8)
-    dx = grad.new_empty((m, 64))
-    dweight = grad.new_empty((programs, 64), dtype=torch.float32)
-    dbias = grad.new_empty((programs, 64), dtype=torch.float32)
-    dadd = grad.new_empty((programs, 64), dtype=torch.float32)
-    return dx, dweight, dbias, dadd
-
-
-# Gradient of addition, LayerNorm, SiLU.
-# grad (M, 64), x (M, 64), add (64,), weight (64,), bias (64,), mean (M,), rstd (M,) -> dx (M, 64), dweight (P, 64),
-# dbias (P, 64), dadd (P, 64).
-add_layer_norm_silu_backward_64 = operators.operator(
-    "add_layer_norm_silu_backward_64_f1270d2b",
-    operators.deferred(__package__, "add_layer_norm_silu_backward_64"),
-    _add_layer_norm_silu_backward_64_reference,
-    _add_layer_norm_silu_backward_64_shapes,
 )
 
 
@@ -694,7 +598,7 @@ def _reduce_2_shapes(
 # partial_0 (P_0, N_0), dtype_0 of total_0, partial_1 (P_1, N_1), dtype_1 of total_1 -> total_0 (N_0,), total_1
 # (N_1,).
 reduce_2 = operators.operator(
-    "reduce_2_cc405246", operators.deferred(__package__, "reduce_2"), _reduce_2_reference, _reduce_2_shapes
+    "reduce_2_274813e3", operators.deferred(__package__, "reduce_2"), _reduce_2_reference, _reduce_2_shapes
 )
 
 
@@ -730,7 +634,7 @@ def _reduce_3_shapes(
 # partial_0 (P_0, N_0), dtype_0 of total_0, partial_1 (P_1, N_1), dtype_1 of total_1, partial_2 (P_2, N_2), dtype_2 of
 # total_2 -> total_0 (N_0,), total_1 (N_1,), total_2 (N_2,).
 reduce_3 = operators.operator(
-    "reduce_3_46b421ea", operators.deferred(__package__, "reduce_3"), _reduce_3_reference, _reduce_3_shapes
+    "reduce_3_e42a9b1c", operators.deferred(__package__, "reduce_3"), _reduce_3_reference, _reduce_3_shapes
 )
 
 
@@ -786,7 +690,7 @@ def _reduce_6_shapes(
 # dtype_5 of total_5 -> total_0 (N_0,), total_1 (N_1,), total_2 (N_2,), total_3 (N_3,), total_4 (N_4,), total_5
 # (N_5,).
 reduce_6 = operators.operator(
-    "reduce_6_0d7e9679", operators.deferred(__package__, "reduce_6"), _reduce_6_reference, _reduce_6_shapes
+    "reduce_6_325a56dd", operators.deferred(__package__, "reduce_6"), _reduce_6_reference, _reduce_6_shapes
 )
 
 
@@ -814,7 +718,7 @@ def _requantize_transpose_2_shapes(
 # values_0 (R_0, C_0) e4m3, scale_0 (R_0, 1), scale_max_0 (P_0,), values_1 (R_1, C_1) e4m3, scale_1 (R_1, 1),
 # scale_max_1 (P_1,) -> transposed_0 (C_0, R_0), scale_t_0 (C_0, 1), transposed_1 (C_1, R_1), scale_t_1 (C_1, 1).
 requantize_transpose_2 = operators.operator(
-    "requantize_transpose_2_96097af8",
+    "requantize_transpose_2_9271d109",
     operators.deferred(__package__, "requantize_transpose_2"),
     _requantize_transpose_2_reference,
     _requantize_transpose_2_shapes,
@@ -866,7 +770,7 @@ def _requantize_transpose_3_shapes(
 # scale_max_1 (P_1,), values_2 (R_2, C_2) e4m3, scale_2 (R_2, 1), scale_max_2 (P_2,) -> transposed_0 (C_0, R_0),
 # scale_t_0 (C_0, 1), transposed_1 (C_1, R_1), scale_t_1 (C_1, 1), transposed_2 (C_2, R_2), scale_t_2 (C_2, 1).
 requantize_transpose_3 = operators.operator(
-    "requantize_transpose_3_d431618b",
+    "requantize_transpose_3_84a0ddb3",
     operators.deferred(__package__, "requantize_transpose_3"),
     _requantize_transpose_3_reference,
     _requantize_transpose_3_shapes,
