@@ -60,21 +60,30 @@ class WideLaunch:
 
 
 @dataclass(frozen=True, slots=True)
-class TileLaunch:
-    """How kernels of square tiles, partial sums and products of rows are launched."""
+class SquareLaunch:
+    """How transpositions, and casts with a transposition, are launched: a square tile a program."""
 
-    requantize_tile: int  # rows and columns that a program of `requantize_transpose` takes
-    requantize_warps: int
-    quantise_tile: int  # of a program of `cast_transpose`
-    quantise_warps: int
-    parts: int  # of partial maxima read at a step
-    reduce_columns: int  # of a program
-    reduce_rows: int  # read at a step, so that every thread has 8 reads on their way
-    reduce_warps: int
-    products_columns: int  # of a program of `products`, at most; it takes one row
-    cast_columns: int  # of a fused cast and transpose, at least: whole blocks
-    cast_elements: int  # of its tile
-    cast_warps: int
+    tile: int  # rows and columns
+    warps: int  # of a program
+    chunk: int  # partial maxima read at a step
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceLaunch:
+    """How column sums are launched: a block of columns a program."""
+
+    columns: int
+    rows: int  # read at a step
+    warps: int  # of a program
+
+
+@dataclass(frozen=True, slots=True)
+class FusedCastLaunch:
+    """How a producer that writes both copies is launched: a tile of whole blocks a program."""
+
+    columns: int  # of a tile, at least
+    elements: int  # of a tile
+    warps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +157,12 @@ class LaunchTables:
 
     rows: RowLaunches
     wide: WideLaunch
-    tiles: TileLaunch
+    transpose: SquareLaunch
+    cast_transpose: SquareLaunch
+    fused_cast_transpose: FusedCastLaunch
+    reduce: ReduceLaunch
+    products_columns: int  # of a program of `products`, at most; it takes one row
+    maxima_chunk: int  # partial maxima that a kernel of rows reads at a step
     fm_interaction: FmInteractionLaunch
     concat_norm: ConcatNormLaunch
     cross: CrossLaunch

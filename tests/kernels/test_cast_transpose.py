@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from loka.devices.targets import DEFAULT
 from loka.errors import InputError
 from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
-from loka.kernels.fused.norm import norm_launch, norm_reference
+from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.quantisation import Quantisation
 from loka.kernels.fused.rendering import render, render_files
 from loka.numerics.enums import Format, Scaling
@@ -88,7 +89,7 @@ def test_it_compiles_for_hopper(package, spec, element, tmp_path):
     fp8 = "*fp8e4nv" if spec.how.format is Format.E4M3 else "*fp8e5"
     known = {"x_ptr": f"*{element}", "values_ptr": fp8, "transposed_ptr": fp8, "overflow_ptr": "*i32"}
     types = {name: known.get(name, "*fp32") if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
-    binary = compile_for_sm90(kernel, types, range(len(types)), num_warps=norm_launch.QUANTISE_WARPS)
+    binary = compile_for_sm90(kernel, types, range(len(types)), num_warps=DEFAULT.launches.cast_transpose.warps)
     ptx = binary.asm["ptx"]
     assert not unset_halves(ptx)
     assert binary.metadata.shared <= SHARED

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from loka.devices.launches import RowLaunch
 from loka.errors import InputError
 from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
-from loka.kernels.fused.norm.norm_launch import Configuration, configuration, padded_width
+from loka.kernels.fused.norm.norm_launch import configuration, padded_width
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NORMS, NormBackward, NormForward
 from loka.kernels.fused.rendering import render, render_files
 from loka.templating.templates import load_templates
@@ -92,7 +93,7 @@ def test_the_width_is_written_out(templates):
 def test_a_configuration_changes_text_and_name(templates):
     spec = NormForward(2048, "layer_norm", True, True, 1e-5, "silu", False, True, True)
     assert spec.function == "layer_norm_silu_e4m3_2048"
-    usual, other = render(spec, templates), render(spec, templates, Configuration(rows=1, warps=8, programs=3))
+    usual, other = render(spec, templates), render(spec, templates, RowLaunch(rows=1, warps=8, programs=3))
     assert usual == render(spec, templates, configuration(spec))
     assert usual.name != other.name
     assert "num_warps=8" in other.text

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loka.devices.launches import Tiling
+from loka.devices.launches import RowLaunch, Tiling
 from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT
 from loka.errors import InputError
@@ -46,7 +46,7 @@ from loka.kernels.fused.interaction.concat_norm_values import (
 from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward
 from loka.kernels.fused.interaction.fm_values import FmConfiguration, fm_configuration, fm_values
 from loka.kernels.fused.kernel_values import KernelValues
-from loka.kernels.fused.norm.norm_launch import Configuration, configuration
+from loka.kernels.fused.norm.norm_launch import configuration
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec
 from loka.kernels.fused.norm.norm_values import norm_values, wide_norm_values
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
@@ -71,7 +71,7 @@ AnySpec = (
     | CrossBackward
 )
 AnyConfiguration = (
-    Configuration
+    RowLaunch
     | WideConfiguration
     | TransposeTile
     | Tiling
@@ -127,20 +127,20 @@ def _values(spec: AnySpec, launched: AnyConfiguration | None, device: DeviceSpec
         case NormForward() | NormBackward():
             if spec.width > LARGEST_HELD:
                 wide = launched if isinstance(launched, WideConfiguration) else wide_configuration(spec, device)
-                return wide_norm_values(spec, wide)
-            chosen = launched if isinstance(launched, Configuration) else configuration(spec, device)
-            return norm_values(spec, chosen)
+                return wide_norm_values(spec, wide, device)
+            chosen = launched if isinstance(launched, RowLaunch) else configuration(spec, device)
+            return norm_values(spec, chosen, device)
         case RequantizeTranspose() | Transpose():
-            return matrix_values.transpose_values(spec)
+            return matrix_values.transpose_values(spec, device)
         case Reduce():
-            return matrix_values.reduce_values(spec)
+            return matrix_values.reduce_values(spec, device)
         case Products():
-            return products_values(spec)
+            return products_values(spec, device)
         case FusedCastTranspose():
             whole = launched if isinstance(launched, TransposeTile) else tile_of(spec.spec, device)
             return fused_cast_transpose_values(spec, whole)
         case CastTranspose():
-            return cast_transpose_values(spec)
+            return cast_transpose_values(spec, device)
         case FmForward() | FmBackward():
             interacting = launched if isinstance(launched, FmConfiguration) else fm_configuration(spec, device)
             return fm_values(spec, interacting)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from loka.kernels.fused.norm.norm_launch import Configuration
+from loka.devices.launches import RowLaunch
 from loka.kernels.fused.norm.norm_spec import GATES, NormBackward, NormForward, Spec
 from loka.kernels.fused.rendering import Rendered, render, render_files
 from loka.templating.templates import load_templates
@@ -79,7 +79,7 @@ class Package:
         return dict(zip(spec.results, results if isinstance(results, tuple | list) else (results,), strict=True))
 
 
-def write_package(folder: Path, specs: Sequence[Spec], launched: Configuration | None = None) -> Package:
+def write_package(folder: Path, specs: Sequence[Spec], launched: RowLaunch | None = None) -> Package:
     """Render `specs` into a package in `folder`, whose last part names it, and import that."""
     templates = load_templates()
     kernels = [

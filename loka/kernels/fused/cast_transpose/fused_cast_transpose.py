@@ -84,9 +84,9 @@ class TransposeTile:
 
 def tile_of(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT) -> TransposeTile:
     """The choice for a spec: whole blocks, and registers for two programs on a multiprocessor; not measured yet."""
-    launch = device.launches.tiles
-    columns = max(launch.cast_columns, spec.block if spec.norm else 0)
-    return TransposeTile(launch.cast_elements // columns, columns, launch.cast_warps)
+    launch = device.launches.fused_cast_transpose
+    columns = max(launch.columns, spec.block if spec.norm else 0)
+    return TransposeTile(launch.elements // columns, columns, launch.warps)
 
 
 def fused_cast_transpose_values(both: FusedCastTranspose, tile: TransposeTile) -> KernelValues:

@@ -14,20 +14,6 @@ from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT
 from loka.kernels.fused.norm.norm_spec import GATES, NormBackward, NormForward
 
-Configuration = RowLaunch
-
-_TILES = DEFAULT.launches.tiles
-REQUANTIZE_TILE = _TILES.requantize_tile
-REQUANTIZE_WARPS = _TILES.requantize_warps
-QUANTISE_TILE = _TILES.quantise_tile
-QUANTISE_WARPS = _TILES.quantise_warps
-REQUANTIZE_PARTS = _TILES.parts
-REDUCE_COLUMNS = _TILES.reduce_columns
-REDUCE_ROWS = _TILES.reduce_rows
-REDUCE_WARPS = _TILES.reduce_warps
-PRODUCTS_COLUMNS = _TILES.products_columns
-LEAST_SUMMED = DEFAULT.launches.rows.least_summed
-
 
 def configuration(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT) -> RowLaunch:
     """The choice for a spec, by its family and the width that it holds: the zeros behind x are in registers too."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from loka.devices.launches import RowLaunch
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEFAULT
 from loka.kernels.fused.kernel_values import KernelValues
-from loka.kernels.fused.norm.norm_launch import LEAST_SUMMED, REQUANTIZE_PARTS, Configuration, padded_width
+from loka.kernels.fused.norm.norm_launch import padded_width
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.wide_norm_launch import WideConfiguration
 from loka.kernels.fused.norm.wide_norm_passes import wide_norm_passes
@@ -26,32 +29,34 @@ _VECTORS = ("add", "weight", "bias")
 _SUMS = ("dweight", "dbias", "dadd")
 
 
-def norm_values(spec: NormForward | NormBackward, launch: Configuration) -> KernelValues:
+def norm_values(spec: NormForward | NormBackward, launch: RowLaunch, device: DeviceSpec = DEFAULT) -> KernelValues:
     """Values of a norm's forward or backward, of rows that a program holds whole."""
     family = "norm/forward" if isinstance(spec, NormForward) else "norm/backward"
     summed = isinstance(spec, NormBackward) and any(name in spec.results for name in _SUMS)
     numbers = {
         "producer": spec,
         "padded": padded_width(spec.columns),
-        "maxima_chunk": REQUANTIZE_PARTS,
-        "least_rows": launch.rows * (LEAST_SUMMED if summed else 1),
+        "maxima_chunk": device.launches.maxima_chunk,
+        "least_rows": launch.rows * (device.launches.rows.least_summed if summed else 1),
         "most_programs": launch.programs,
     }
     return KernelValues(family, spec, launch, norm_title(spec), norm_shapes(spec), numbers)
 
 
-def wide_norm_values(spec: NormForward | NormBackward, launch: WideConfiguration) -> KernelValues:
+def wide_norm_values(
+    spec: NormForward | NormBackward, launch: WideConfiguration, device: DeviceSpec = DEFAULT
+) -> KernelValues:
     """Values of a norm's forward or backward, of rows that programs take in chunks."""
     numbers: dict[str, object] = {
         "producer": spec,
-        "maxima_chunk": REQUANTIZE_PARTS,
+        "maxima_chunk": device.launches.maxima_chunk,
         "least_rows": 1,
         "most_programs": launch.programs,
     }
     if isinstance(spec, NormForward):
         return KernelValues("norm/wide_forward", spec, launch, norm_title(spec), norm_shapes(spec), numbers)
     numbers |= {
-        "least_rows": launch.rows * LEAST_SUMMED,
+        "least_rows": launch.rows * device.launches.rows.least_summed,
         "across": -(-spec.width // launch.chunk),
         "passes": wide_norm_passes(spec),
     }

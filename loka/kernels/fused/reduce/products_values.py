@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEFAULT
 from loka.kernels.fused.cast_transpose.matrix_spec import Products
 from loka.kernels.fused.kernel_values import KernelValues
-from loka.kernels.fused.norm import norm_launch
+from loka.kernels.fused.norm.norm_launch import padded_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +19,9 @@ class ProductsLaunch:
     warps: int  # of a program
 
 
-def products_values(spec: Products) -> KernelValues:
+def products_values(spec: Products, device: DeviceSpec = DEFAULT) -> KernelValues:
     """Values of sums of products."""
-    columns = min(norm_launch.padded_width(spec.width), norm_launch.PRODUCTS_COLUMNS)
+    columns = min(padded_width(spec.width), device.launches.products_columns)
     vectors = [name for name in spec.parameters if name.startswith("add_")]
     matrices = [name for name in spec.parameters if name not in vectors]
     title = "Products and sums" if spec.plain else "Products"
