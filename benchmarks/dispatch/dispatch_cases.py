@@ -23,13 +23,14 @@ from loka.bench.record.gemm_parts import FBGEMM, NATIVE, SCALED_MM
 from loka.bench.record.policy_parts import assumed_safe
 from loka.bench.speed.region_speed import Form, Shape, subject
 from loka.bench.subjects.packages import Workshop
+from loka.devices.targets import TargetDevice
 from loka.kernels.fused.norm.norm_widths import LARGEST_WIDTH
 from loka.kernels.gemm.catalogue import gemm_sizes
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.parts import Part, PartKind, PartTime
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Accumulation, Gemm
-from loka.plan.plan import Plan, PlanTarget, SitePlan
+from loka.plan.plan import Plan, SitePlan
 from loka.plan.planner import Examined, examine, plan_of
 from loka.plan.resolve import Situation, resolve
 
@@ -178,7 +179,7 @@ def examined_region(shape: Shape, workshop: Workshop, accumulations: Accumulatio
 def _decided(examined: Examined, costs: Measurements, kernels: frozenset[str]) -> Decided:
     only, policy = Only(costs, kernels), examined.policy
     known = assumed_safe(examined)
-    situation = Situation(PlanTarget(policy.target), policy.model.batch_size, known=known, costs=only)
+    situation = Situation(TargetDevice(policy.target), policy.model.batch_size, known=known, costs=only)
     return Decided(examined, only, resolve(examined.sites, examined.settings, situation, {}))
 
 

@@ -13,8 +13,8 @@ from benchmarks.regret.regret import RegretProblem
 from loka.bench.record.gemm_parts import NATIVE, SCALED_MM
 from loka.kernels.measurements.parts import Part
 from loka.numerics.enums import Accumulation, Gemm, Scaling
-from loka.plan.select.workload import Pair, SiteSizes, Surroundings, gemm_part, native_part, workload_of
-from loka.policy.cascade.settings import OperandRecipe
+from loka.numerics.recipe import OperandPair, OperandRecipe, Recipe
+from loka.plan.select.workload import SiteSizes, Surroundings, gemm_part, native_part, workload_of
 
 ROWS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 SIDES = (256, 512, 1024, 2048, 4096)
@@ -22,7 +22,7 @@ AROUND = Surroundings("layer_norm", "layer_norm silu")
 _ROWS = OperandRecipe(power_of_two=True)
 _TRANSPOSED = OperandRecipe(power_of_two=True, transposed=True)
 _TRANSPOSED_TENSORWISE = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=True, transposed=True)
-PAIRS: dict[Gemm, Pair] = {
+PAIRS: dict[Gemm, OperandPair] = {
     Gemm.FPROP: (_ROWS, _ROWS),
     Gemm.DGRAD: (_ROWS, _TRANSPOSED),
     Gemm.WGRAD: (_TRANSPOSED_TENSORWISE, _TRANSPOSED_TENSORWISE),
@@ -47,8 +47,8 @@ def candidates(sizes: SiteSizes, kernels: Sequence[str], how: Accumulation) -> d
     """Every way of a site."""
     found: dict[str, tuple[Part, ...]] = {}
     for fp8 in SETS:
-        pairs = {gemm: PAIRS[gemm] if gemm in fp8 else None for gemm in Gemm}
-        workload = workload_of(sizes, pairs, AROUND, fused=True, joined=False)
+        recipe = Recipe.of({gemm: PAIRS[gemm] if gemm in fp8 else None for gemm in Gemm})
+        workload = workload_of(sizes, recipe, AROUND, fused=True, joined=False)
         options = [_options(gemm, gemm in fp8, kernels) for gemm in Gemm]
         for chosen in product(*options):
             gemms = [

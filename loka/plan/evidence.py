@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from loka.errors import InputError
 from loka.mods.adaptation import Adaptation
 from loka.mods.fingerprint import mismatch_reason, mod_fingerprints
-from loka.numerics.enums import OPERANDS, Gemm, Operand, Range
+from loka.numerics.enums import OPERANDS, Gemm, Operand
+from loka.numerics.recipe import OperandPair
 from loka.plan.plan import Evidence, Plan
 from loka.plan.report.format import format_near_budget, format_operands, format_over_budget
 from loka.plan.select.open_measurements import portable_name
-from loka.policy.cascade.settings import Budget, OperandRecipe
+from loka.policy.cascade.settings import Budget
 from loka.policy.policy import Policy
 from loka.probe.profile.profile import Estimate, OperandSummary, Profile, SiteProfile, Verdict
 from loka.sites.site import Site
@@ -24,8 +25,6 @@ from loka.sites.site import Site
 NO_EVIDENCE = "no evidence: run loka probe"
 NEVER_RAN = "never ran while probing"
 _LISTED = 20  # GEMMs over budget, or sites of another shape, that a message names
-
-Pair = tuple[OperandRecipe, OperandRecipe]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ def check_sites(known: ProfiledSites, sites: Sequence[Site], adaptations: Sequen
 
 
 def judge(
-    known: ProfiledSites | None, site: str, gemm: Gemm, requested: Pair, ranged: Pair, budget: Budget
+    known: ProfiledSites | None, site: str, gemm: Gemm, requested: OperandPair, ranged: OperandPair, budget: Budget
 ) -> JudgedGemm:
     """What the evidence says of a GEMM of a site under exactly the recipes that the policy asks for.
 
@@ -145,14 +144,16 @@ def evidence_of(estimate: Estimate, budget: Budget, profile: Profile) -> Evidenc
     )
 
 
-def with_ranges(known: ProfiledSites | None, site: str, gemm: Gemm, requested: Pair) -> tuple[Pair, str | None]:
+def with_ranges(
+    known: ProfiledSites | None, site: str, gemm: Gemm, requested: OperandPair
+) -> tuple[OperandPair, str | None]:
     """The recipes with each static range that has no `amax` filled from the profile, and why one cannot be, or None."""
-    if all(recipe.range is not Range.STATIC or recipe.amax is not None for recipe in requested):
+    if not any(recipe.lacks_amax for recipe in requested):
         return requested, None
     seen = known.sites.get(site) if known is not None else None
     ranged = []
     for operand, recipe in zip(OPERANDS[gemm], requested, strict=True):
-        if recipe.range is Range.STATIC and recipe.amax is None:
+        if recipe.lacks_amax:
             summary = operand_of(seen, operand)
             if summary is None or not summary.amax > 0:
                 what = "never seen" if summary is None else "nothing but zeros"
@@ -201,12 +202,12 @@ def over_budget_message(plan: Plan) -> str:
     return "\n".join([head, *listed, advice])
 
 
-def _estimate(seen: SiteProfile, gemm: Gemm, requested: Pair, ranged: Pair) -> Estimate | None:
+def _estimate(seen: SiteProfile, gemm: Gemm, requested: OperandPair, ranged: OperandPair) -> Estimate | None:
     mine = [each for each in seen.estimates if each.gemm is gemm]
     return next((each for pair in (requested, ranged) for each in mine if each.operands == pair), None)
 
 
-def _lacking(seen: SiteProfile, gemm: Gemm, requested: Pair) -> str:
+def _lacking(seen: SiteProfile, gemm: Gemm, requested: OperandPair) -> str:
     """Why there is no estimate."""
     if not ran(seen):
         return NEVER_RAN

@@ -5,24 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from loka.devices.targets import TargetDevice
 from loka.graph.ir import ForwardIR
 from loka.kernels.measurements.parts import PartKind, TimeSource
 from loka.mods.adaptation import Adaptation, RewriteResult, Setting, Unchanged
 from loka.numerics.enums import Accumulation, Gemm
-from loka.policy.cascade.settings import Assignment, OperandRecipe
+from loka.numerics.recipe import OperandPair, Recipe
+from loka.policy.cascade.settings import Assignment
 from loka.probe.profile.profile import Interval, Verdict
 from loka.sites.site import Site
 
 NATIVE = "as-is"  # the kernel of a GEMM that stays as the model has it
 NOTHING_AROUND = "no norm, activation or residual around it can be taken along"  # a region_note that is no refusal
-
-
-class PlanTarget(StrEnum):
-    """The device that a plan is decided for."""
-
-    H100 = "h100"
-    H200 = "h200"
-    REFERENCE = "reference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +98,18 @@ class GemmPlan:
 
     gemm: Gemm
     kernel: str  # a name of `loka.kernels.gemm.catalogue`, "torch.scaled_mm"; NATIVE where it stays
-    operands: tuple[OperandRecipe, OperandRecipe] | None
+    operands: OperandPair | None
     accumulation: Accumulation | None
     reason: str  # "fp8 by policies/ranker.yaml:14", "kept: no evidence: run loka probe", ...
     rejected: tuple[Rejected, ...] = ()
     evidence: Evidence | None = None  # also of a GEMM that is kept: what FP8 would cost
     times: tuple[KernelTime, ...] = ()  # of every kernel that was measured, NATIVE among them
-    by_rows: tuple[tuple[int, str], ...] = ()  # (largest M, kernel), ascending, where M varies; above all, the last
+    m_buckets: tuple[tuple[int, str], ...] = ()  # (largest M, kernel), ascending, where M varies; above all, the last
 
     @property
     def kernels(self) -> tuple[str, ...]:
         """Every kernel that it may run on, the planned batch size's first."""
-        return tuple(dict.fromkeys((self.kernel, *(kernel for _, kernel in self.by_rows))))
+        return tuple(dict.fromkeys((self.kernel, *(kernel for _, kernel in self.m_buckets))))
 
     @property
     def fp8(self) -> bool:
@@ -146,6 +140,11 @@ class SitePlan:
         """Whether any of its GEMMs runs in FP8."""
         return any(gemm.fp8 for gemm in self.gemms)
 
+    @property
+    def recipe(self) -> Recipe:
+        """What its GEMMs run in."""
+        return Recipe.of({gemm.gemm: gemm.operands for gemm in self.gemms})
+
 
 @dataclass(frozen=True, slots=True)
 class InteractionPlan:
@@ -165,7 +164,7 @@ class InteractionPlan:
     @property
     def takes(self) -> tuple[str, ...]:
         """The sites whose GEMMs it computes."""
-        return self.sites if self.work is PartKind.MIX else ()
+        return self.sites if self.work is PartKind.FM_INTERACTION else ()
 
     @property
     def speedup(self) -> float | None:
@@ -232,7 +231,7 @@ class Plan:
     """Everything that code generation needs. Serialises to the same bytes on every machine (`loka.plan.serialize`)."""
 
     name: str
-    target: PlanTarget
+    target: TargetDevice
     batch_size: int
     policy_files: tuple[tuple[str, str], ...]  # (file as named, sha256), the policy first and then what it extends
     sites: tuple[SitePlan, ...]  # in model order

@@ -9,23 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from loka.devices.targets import DEVICES, TargetDevice
 from loka.errors import InputError
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, PREFERRED, Kernel
 from loka.kernels.measurements.parts import PartCosts
 from loka.numerics.enums import Accumulation, Compute, Fuse, Gemm
+from loka.numerics.recipe import OperandPair, transposed_form, with_scalings
 from loka.plan.evidence import JudgedGemm, ProfiledSites, judge, with_ranges
-from loka.plan.plan import NATIVE, GemmPlan, PlanTarget, Rejected, SitePlan
+from loka.plan.plan import NATIVE, GemmPlan, Rejected, SitePlan
 from loka.plan.report.format import format_place
 from loka.plan.select.enumerate import Offer, SiteOptions, enumerate_options
 from loka.plan.select.kernel_overrides import (
-    Pair,
     accepted_operands,
     candidates,
     impossible_overrides,
-    other_form,
     overridden_operands,
     unknown_kernels,
-    with_scalings,
 )
 from loka.plan.select.latency_selection import SAFE, LatencySelection, problem_of, revise
 from loka.plan.select.perf_model import PerfModel
@@ -36,14 +35,15 @@ from loka.policy.cascade.settings import Assignment, GemmSettings, SiteSettings
 from loka.probe.profile.profile import Verdict
 from loka.sites.site import Site
 
-_Sifted = tuple[dict[str, Pair], tuple[Rejected, ...]]  # the kernels that can, each with the form of operands it takes
+# The kernels that can, each with the form of operands that it takes; and those that cannot.
+_Sifted = tuple[dict[str, OperandPair], tuple[Rejected, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
     """What all sites of a plan are decided against."""
 
-    target: PlanTarget
+    target: TargetDevice
     batch_size: int
     files: Mapping[str, str] = field(default_factory=dict)  # a policy file as the plan calls it -> as the user named it
     kernels: tuple[Kernel, ...] = ()  # FP8, the first preferred; (): PREFERRED, or, with measurements, all
@@ -142,7 +142,8 @@ class _Resolver:
     def __init__(self, situation: Situation) -> None:
         self._situation = situation
         self._sifted: dict[tuple[object, ...], _Sifted] = {}
-        self._perf_model = PerfModel(situation.costs) if situation.costs is not None else None
+        device, costs = DEVICES[situation.target], situation.costs
+        self._perf_model = PerfModel(costs, device) if costs is not None else None
         self._enumerated: dict[tuple[object, ...], SiteOptions | None] = {}
         self._around: dict[tuple[object, ...], Surroundings] = {}
 
@@ -188,7 +189,7 @@ class _Resolver:
             self._sifted[key] = _sift(site, gemm, requested, self._situation, self._perf_model)
         return self._sifted[key]
 
-    def _overridden(self, site: Site, gemm: Gemm, requested: GemmSettings) -> Pair:
+    def _overridden(self, site: Site, gemm: Gemm, requested: GemmSettings) -> OperandPair:
         return overridden_operands(site, gemm, requested, self._situation.batch_size, self._situation.target.value)
 
     def by_time(self, drafts: Sequence[_Draft], traced: Traced) -> list[LatencySelection | None]:
@@ -249,7 +250,7 @@ class _Resolver:
                 offers[plan.gemm] = Offer(able, requested.padding)
         return offers
 
-    def _able(self, draft: _Draft, gemm: Gemm, requested: GemmSettings) -> Iterable[tuple[str, Pair]]:
+    def _able(self, draft: _Draft, gemm: Gemm, requested: GemmSettings) -> Iterable[tuple[str, OperandPair]]:
         """The kernels that can run a GEMM, each with the form of its operands."""
         return self._kernels(draft.site, gemm, draft.wanted, requested)[0].items()
 
@@ -283,7 +284,7 @@ def _sift(
     site: Site, gemm: Gemm, requested: GemmSettings, situation: Situation, perf_model: PerfModel | None
 ) -> _Sifted:
     """The kernels that can run a GEMM, in order, and those that cannot or gave wrong numbers, with why."""
-    able: dict[str, Pair] = {}
+    able: dict[str, OperandPair] = {}
     rejected = []
     sizes, target = SiteSizes(site.rows.at(situation.batch_size), site.k, site.n), situation.target.value
     shape = (sizes.m, sizes.k, sizes.n)
@@ -304,9 +305,9 @@ def _sift(
 
 def _faster_form(
     kernel: Kernel, gemm: Gemm, requested: GemmSettings, sizes: SiteSizes, target: str, perf_model: PerfModel | None
-) -> Pair:
+) -> OperandPair:
     """The operands as asked for, or in their other form where a kernel takes that faster, by more than the noise."""
-    other = other_form(requested.operands)
+    other = transposed_form(requested.operands)
     if perf_model is None or other is None:
         return requested.operands
     here, there = (

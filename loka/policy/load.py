@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from loka.devices.targets import DEFAULT_TARGET
 from loka.errors import RenamedWarning
 from loka.numerics.enums import Autocast
 from loka.policy.cascade.expand import RuleOrigin, built_in, expand, shown_value
@@ -100,7 +101,7 @@ def _policy(
         files=documents.files,
         model=model,
         train=_train(setting.train, model) if setting.train else None,
-        target=(setting.target or policy_schema.TargetDevice.H100).value,
+        target=(setting.target or DEFAULT_TARGET).value,
         rules=(_defaults(setting.defaults, tree), *rules),
         mods=tuple(_mod(mod, uses[type(mod)], tree, index) for index, mod in enumerate(setting.mods or [])),
         profile=setting.profile,

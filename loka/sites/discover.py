@@ -1,8 +1,8 @@
 """Every GEMM of a model, wherever it is written, found from one forward on fake tensors.
 
 The model is copied with fake tensors in place of its own, the batch is kept symbolic, and one forward is watched in
-training and one in evaluation (see docs/architecture.md). Where the forward reads numbers, which fake tensors do not
-have, a copy is run on two and three real samples instead.
+training and one in evaluation. Where the forward reads numbers, which fake tensors do not have, a copy is run on two
+and three real samples instead.
 """
 
 from __future__ import annotations

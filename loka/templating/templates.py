@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -15,8 +16,10 @@ from loka.errors import InputError
 from loka.templating.wrap import wrap
 
 KERNELS = "triton/"  # the templates of kernels, in a folder of their own
+OMIT = "\0"  # `omit` in a template: the line that it is in is left out
 _SUFFIX = ".j2"
 _FIRST = "kernels.py" + _SUFFIX
+_NOTHING = re.compile(r"^ +\n", re.MULTILINE)  # a line whose only expression gave nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +30,13 @@ class Templates:
     environment: jinja2.Environment
 
     def render(self, template: str, values: Mapping[str, object]) -> str:
-        """One template's text, with long lines wrapped; a name that it reads and was not given is an error."""
-        return wrap(self.environment.get_template(template).render(values))
+        """One template's text, with long lines wrapped; a name that it reads and was not given is an error.
+
+        A line of spaces alone is dropped (`    {{ "x = x + add" if spec.add }}` leaves one where nothing is added), and
+        so is one with `omit` in it: `del {{ names | join(", ") or omit }}`.
+        """
+        text = _NOTHING.sub("", self.environment.get_template(template).render(values))
+        return wrap("\n".join(line for line in text.split("\n") if OMIT not in line))
 
     def hashes(self, *, kernels: bool = True) -> dict[str, str]:
         """sha256 of each template, those of kernels only where a package has `kernels`."""
@@ -72,7 +80,7 @@ def _texts(folder: Traversable, prefix: str) -> Iterator[tuple[str, str]]:
 
 def _environment(texts: dict[str, str]) -> jinja2.Environment:
     # What is rendered is Python, not HTML: every value comes from a checked spec or was made safe for its place.
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.DictLoader(texts),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -81,3 +89,31 @@ def _environment(texts: dict[str, str]) -> jinja2.Environment:
         autoescape=False,
         newline_sequence="\n",
     )
+    environment.globals["omit"] = OMIT
+    environment.filters |= {"at": _at, "tuple": _tuple, "targets": _targets, "signature": _signature}
+    return environment
+
+
+def _at(text: str, columns: int) -> str:
+    """What a macro wrote, each of its lines but the first behind so many spaces; blank ones are left out.
+
+    So `        {{ quantise_row(spec) | at(8) }}` stands where its lines will.
+    """
+    return f"\n{' ' * columns}".join(line for line in text.split("\n") if line.strip())
+
+
+def _tuple(items: Iterable[object]) -> str:
+    """A tuple's literal: "(a, b)", "(a,)"; "" for none."""
+    texts = [str(item) for item in items]
+    return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})" if texts else ""
+
+
+def _targets(names: Iterable[str]) -> str:
+    """What a tuple is assigned to: "a, b", "(a,)"; "" for none."""
+    found = list(names)
+    return _tuple(found) if len(found) == 1 else ", ".join(found)
+
+
+def _signature(parameters: Mapping[str, str]) -> str:
+    """Names with their types: "x: Tensor, counter_id: int"."""
+    return ", ".join(f"{name}: {kind}" for name, kind in parameters.items())

@@ -20,7 +20,7 @@ from loka.bench.record.interaction_grid import interaction_parts
 from loka.bench.record.interaction_parts import InteractionParts, specs_of
 from loka.bench.record.record import in_order, measure
 from loka.errors import InputError
-from loka.kernels.measurements.interaction_forms import BACKWARDS, Joining, Mixing, parts_of
+from loka.kernels.measurements.interaction_forms import BACKWARDS, ConcatNormForm, FmForm, parts_of
 from loka.kernels.measurements.parts import COMPILED, RENDERED, Part, PartKind
 from tests.support.plan.interaction_parts import FORMS
 
@@ -60,7 +60,7 @@ def test_wrong_samples_are_found(interactions: InteractionParts, part: Part) -> 
 
 
 def test_wrong_sums_are_found_where_all_samples_are_looked_at(interactions: InteractionParts) -> None:
-    part = next(part for part in PARTS if part.work is PartKind.MIX_BACKWARD)
+    part = next(part for part in PARTS if part.work is PartKind.FM_INTERACTION_BACKWARD)
     prepared = interactions.prepare(part)
     made = prepared.call(*prepared.arguments)
     made[1].mul_(1.5)
@@ -70,8 +70,11 @@ def test_wrong_sums_are_found_where_all_samples_are_looked_at(interactions: Inte
 def test_gradients_are_measured_with_the_reduction_of_their_sums() -> None:
     backwards = {part.around: part for part in PARTS if part.work in BACKWARDS}
     names = {around: [spec.function for spec in specs_of(part)] for around, part in backwards.items()}
-    assert names["16 embeddings, rank 8, 6 sums, passing"] == ["mix_backward_16x32_to_8_6_passed", "reduce_2"]
-    assert names["5 + 3 + 1 rows, rms_norm"] == ["join_3_rms_norm_unweighted_backward_24"]
+    assert names["16 embeddings, rank 8, 6 sums, passing"] == [
+        "fm_interaction_backward_16x32_to_8_6_passed",
+        "reduce_2",
+    ]
+    assert names["5 + 3 + 1 rows, rms_norm"] == ["concat_norm_3_rms_norm_unweighted_backward_24"]
     assert names["bias, itself, passing"] == ["cross_bias_itself_passed_backward_48", "reduce_1"]
 
 
@@ -87,7 +90,7 @@ class StepClock:
 
 
 def test_a_compiled_backward_is_its_step_less_its_forward(interactions: InteractionParts) -> None:
-    part = next(part for part in COMPILED_PARTS if part.work is PartKind.JOIN_BACKWARD)
+    part = next(part for part in COMPILED_PARTS if part.work is PartKind.CONCAT_NORM_BACKWARD)
     clock = StepClock()
     span, check = measure(part, interactions, clock)
     assert (span.us, check) == (7.0, Check())
@@ -114,13 +117,16 @@ def test_another_kernel_is_refused(interactions: InteractionParts) -> None:
 
 
 def test_the_grid_holds_the_interactions_of_the_shipped_policies() -> None:
-    wanted = [parts_of(Mixing(64, 32, 32, True), 16384, 128, kernel) for kernel in (RENDERED, COMPILED)]
-    wanted += [parts_of(Joining((32, 32), True, "rms_norm", False, False), 16384, 128, COMPILED)]
+    wanted = [parts_of(FmForm(64, 32, 32, True), 16384, 128, kernel) for kernel in (RENDERED, COMPILED)]
+    wanted += [parts_of(ConcatNormForm((32, 32), True, "rms_norm", False, False), 16384, 128, COMPILED)]
     wanted += [
-        parts_of(Mixing(12, 8, 6, True), 256, 32, COMPILED),
-        parts_of(Mixing(16, 8, 8, True), 4096, 32, COMPILED),
+        parts_of(FmForm(12, 8, 6, True), 256, 32, COMPILED),
+        parts_of(FmForm(16, 8, 8, True), 4096, 32, COMPILED),
     ]
     known = set(interaction_parts())
     assert {part for pair in wanted for part in pair} <= known
     assert all(specs_of(part) for part in known)
-    assert {part.work for part in grid(("mix", "mix-backward"))} == {PartKind.MIX, PartKind.MIX_BACKWARD}
+    assert {part.work for part in grid(("mix", "mix-backward"))} == {
+        PartKind.FM_INTERACTION,
+        PartKind.FM_INTERACTION_BACKWARD,
+    }

@@ -23,7 +23,7 @@ from benchmarks.dispatch.dispatch_cases import (
 from benchmarks.dispatch.dispatch_run import AS_COMPILED, Line, read_lines, run_dispatch
 from benchmarks.dispatch.dispatch_table import best_words, means, times, to_markdown, variants_of
 from loka.bench.speed.region_speed import Shape
-from loka.bench.speed.roofline import PEAKS
+from loka.bench.speed.roofline import peaks_of
 from loka.bench.speed.steps import MeasuredStep
 from loka.bench.speed.timing import Timing
 from loka.bench.subjects.packages import Workshop
@@ -96,7 +96,7 @@ def test_regions_wider_than_any_kernel_need_the_compiler(workshop: Workshop, mon
 
 
 def test_the_bound_is_bytes_and_the_best_gemms() -> None:
-    peaks = PEAKS["NVIDIA H100 80GB HBM3"]
+    peaks = peaks_of("NVIDIA H100 80GB HBM3")
     fast, slow = (bound_us(SHAPE, known(fp8=share), peaks) for share in (0.1, 0.2))
     gemms = sum(
         part_us(Part(PartKind.GEMM, "as-is", *sizes))

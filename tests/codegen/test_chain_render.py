@@ -135,7 +135,7 @@ def test_manifest_stamps_and_check_know_the_new_files(tmp_path: Path) -> None:
     for name in ("fused.py", "triton_kernels.py", "kernels.py"):
         assert manifest["outputs"][name] == hashlib.sha256(files[name].encode()).hexdigest()
         assert f'STAMP = "{manifest["stamp"]}"' in files[name]
-    assert "template triton/norm_forward.py.j2" in manifest["inputs"]
+    assert "template triton/norm/forward.py.j2" in manifest["inputs"]
     write_package(files, tmp_path / "ranker")
     assert check_package(files, tmp_path / "ranker") == ()
     (tmp_path / "ranker" / "triton_kernels.py").unlink()
@@ -182,8 +182,8 @@ def test_reads_as_a_person_would_write_it() -> None:
     kernels = render_package(PLANS["one"])["kernels.py"]
     for text in (
         "class LinearE4m3X48x32(torch.autograd.Function):",
-        "        x_fp8, x_scale, x_largest = fused.quantise_e4m3_48(x)",
-        "        dy_fp8, dy_scale, dy_largest, bias_sums = fused.add_backward_e4m3_32(grad)",
+        "        x_fp8, x_scale, x_scale_max = fused.quantise_e4m3_48(x)",
+        "        dy_fp8, dy_scale, dy_scale_max, bias_sums = fused.add_backward_e4m3_32(grad)",
         "        dbias = fused.reduce_1(bias_sums, bias.dtype)",
         "def linear_e4m3_48x32(x: Tensor, weight: Tensor, bias: Tensor, counter_id: int) -> Tensor:",
         "def linear_e4m3_48x32_frozen("
@@ -224,7 +224,7 @@ def test_other_recipes_are_written_as_before() -> None:
 
 def recipe_of(**changes: object) -> bool:
     found = {**chains.CHAIN, **changes}
-    return site_recipe(plans.site_plan("a", **found)).transposed  # type: ignore[arg-type]
+    return site_recipe(plans.site_plan("a", **found)).operands.is_chain  # type: ignore[arg-type]
 
 
 def test_which_recipes_are_chains() -> None:

@@ -133,7 +133,7 @@ def test_any_shape_is_the_same_function(workplace: Workplace, shape: dict[str, o
     wukong = shape["kind"] == "wukong"
     normed = "{use: block_norm, optional: true}, " if shape["mods"] else ""
     _, files, package = workplace.make("sized", mods=f"{normed}{{use: fuse_interaction}}", inputs="sized_inputs")
-    for kind in ("mix_", "join_") if wukong else ("cross_",):
+    for kind in ("fm_interaction_", "concat_norm_") if wukong else ("cross_",):
         assert f"kernels.{kind}" in files["modules.py"], kind
     x = workplace.models.sized_inputs(batch)[0]
     model = workplace.models.sized()

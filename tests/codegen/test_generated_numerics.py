@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from loka.codegen import render_package
 from loka.numerics.enums import OPERANDS, Format, Gemm, Operand, Range, Scaling
 from loka.numerics.quantize import dequantize, quantize
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import SitePlan
-from loka.policy.cascade.settings import OperandRecipe
 from tests.support.codegen import codegen_plans as plans
 
 

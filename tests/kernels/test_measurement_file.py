@@ -238,7 +238,7 @@ def test_nor_does_one_that_lacks_a_kind_of_work(tmp_path):
 
 
 def test_a_recording_without_interactions_is_complete(tmp_path):
-    mix = Part(PartKind.MIX, "rendered", 4096, 128, around="64 embeddings, rank 32")
+    mix = Part(PartKind.FM_INTERACTION, "rendered", 4096, 128, around="64 embeddings, rank 32")
     path = record(tmp_path / "m.sqlite", [measurement(gemm(64, 64, 64)), measurement(mix)])
     stamped(path, HOPPER, "2026-01-05T00:00:00Z")
     record(path, [measurement(gemm(64, 64, 64))], LATER)

@@ -6,12 +6,13 @@ import pytest
 
 from loka.errors import InputError
 from loka.numerics.enums import Accumulation, Compute, Format, Gemm, Range, Scaling
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import BindingKind, PlannedBinding
 from loka.plan.report.explain_site import explain
 from loka.plan.report.format import format_gemm
 from loka.plan.report.plan_diff import diff
 from loka.plan.report.plan_rows import group_sites, pattern_of
-from loka.policy.cascade.settings import Assignment, GemmSettings, OperandRecipe, SiteSettings
+from loka.policy.cascade.settings import Assignment, GemmSettings, SiteSettings
 
 
 def test_explain_gives_sizes_flops_and_every_decision(make_plan, make_site):

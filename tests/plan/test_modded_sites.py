@@ -11,9 +11,9 @@ from loka.mods.merge_siblings.merge_siblings_planning import merged_site
 from loka.mods.pad_alignment.pad_alignment import Pad
 from loka.mods.pad_alignment.pad_alignment_planning import padded_site
 from loka.numerics.enums import Gemm, Operand, Scaling
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.evidence import ProfiledSites
 from loka.plan.merged_evidence import with_merged_sites
-from loka.policy.cascade.settings import OperandRecipe
 from loka.probe.profile.profile import Estimate, Interval, OperandSummary, Profile, SiteProfile
 from loka.sites.site import GemmKind, RowCount, Site
 

@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 
 from loka.codegen.package.render_package import render_package
+from loka.devices.targets import TargetDevice
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Compute, Fuse, Gemm
 from loka.plan import planner
 from loka.plan.evidence import ProfiledSites
-from loka.plan.plan import Plan, PlanTarget, SitePlan
+from loka.plan.plan import Plan, SitePlan
 from loka.plan.planner import examine, make_plan, plan_of
 from loka.plan.report.plan_diff import diff
 from loka.plan.report.plan_rows import total_time
@@ -247,8 +248,8 @@ def test_a_thousand_unlike_sites_are_planned_in_two_seconds(make_site, make_sett
     sites = [make_site(f"layers.{i}.up", k=16 * (1 + i % 100), n=64 * (1 + i // 100)) for i in range(1000)]
     gc.disable()  # as a plan is made
     start = time.process_time()
-    plans = resolve(sites, [wanted] * len(sites), Situation(PlanTarget.H100, 4096, costs=MadeUp()), {})
-    text = to_json(Plan("p", PlanTarget.H100, 4096, (), plans, (), measurements=("made-up", "")))
+    plans = resolve(sites, [wanted] * len(sites), Situation(TargetDevice.H100, 4096, costs=MadeUp()), {})
+    text = to_json(Plan("p", TargetDevice.H100, 4096, (), plans, (), measurements=("made-up", "")))
     seconds = time.process_time() - start
     gc.enable()
     assert all(plan.timing is not None for plan in plans)

@@ -8,15 +8,17 @@ from dataclasses import replace
 
 import pytest
 
+from loka.devices.targets import TargetDevice
 from loka.errors import InputError
 from loka.numerics.enums import Compute, Format, Gemm, Operand, Range, Scaling
-from loka.plan.plan import NATIVE, GemmPlan, PlanTarget
+from loka.numerics.recipe import OperandRecipe
+from loka.plan.plan import NATIVE, GemmPlan
 from loka.plan.report.explain_site import explain
 from loka.plan.report.format import format_gemm
 from loka.plan.report.plan_diff import diff
 from loka.plan.resolve import Situation, resolve
 from loka.plan.serialize import from_json, to_json
-from loka.policy.cascade.settings import GemmSettings, OperandRecipe, SiteSettings
+from loka.policy.cascade.settings import GemmSettings, SiteSettings
 from loka.probe.estimate.candidate_recipes import candidates
 from loka.probe.profile.profile import Estimate, Interval
 
@@ -42,7 +44,7 @@ def transposed_settings(make_settings) -> Callable[..., SiteSettings]:
 
 @pytest.fixture
 def decide(make_site) -> Decide:
-    def one(settings: SiteSettings, known=None, target: PlanTarget = PlanTarget.H100, **changes: object) -> dict:
+    def one(settings: SiteSettings, known=None, target: TargetDevice = TargetDevice.H100, **changes: object) -> dict:
         situation = Situation(target, 4096, {"p.yaml": "policies/p.yaml"}, known=known)
         (plan,) = resolve([make_site(**changes)], [settings], situation, {})
         return {gemm.gemm: gemm for gemm in plan.gemms}
@@ -54,8 +56,8 @@ def estimate_of(gemm: Gemm, mere: float = 0.02) -> Estimate:
     return Estimate(gemm, PAIRS[gemm], Interval(mere, 0.9 * mere, 1.1 * mere), Interval(30, 29, 31), 16)
 
 
-@pytest.mark.parametrize("target", list(PlanTarget))
-def test_all_three_run_where_the_sources_do(decide: Decide, transposed_settings, target: PlanTarget) -> None:
+@pytest.mark.parametrize("target", list(TargetDevice))
+def test_all_three_run_where_the_sources_do(decide: Decide, transposed_settings, target: TargetDevice) -> None:
     plan = decide(transposed_settings(), target=target)
     assert {gemm: each.operands for gemm, each in plan.items()} == PAIRS
     assert {each.reason for each in plan.values()} == {"fp8 by p.yaml:14"}

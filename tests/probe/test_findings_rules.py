@@ -12,7 +12,8 @@ from loka.mods.mod_planning import Concern
 from loka.mods.registry import mod_schemas
 from loka.mods.suggestions import Suggestible, Suggestion
 from loka.numerics.enums import Compute, Format, Gemm, Operand, Scaling
-from loka.policy.cascade.settings import Budget, GemmSettings, OperandRecipe, SiteSettings
+from loka.numerics.recipe import OperandRecipe
+from loka.policy.cascade.settings import Budget, GemmSettings, SiteSettings
 from loka.policy.schema.policy_schema import policy_setting
 from loka.probe.diagnostics import findings_model, findings_scale
 from loka.probe.diagnostics.findings import find

@@ -12,8 +12,8 @@ from loka.graph.patterns.linear_chain import LinearChain, StaticOperands
 from loka.graph.patterns.norm import ChainNorm
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, BLOCK, GATES, NORMS, NormBackward, NormForward
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD, LARGEST_WIDTH
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import SitePlan
-from loka.policy.cascade.settings import OperandRecipe
 
 KNOWN = StaticOperands(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
 _NO_EPS = 1e-05  # in the specs of kernels without a norm, so that equal kernels have equal specs
@@ -58,7 +58,7 @@ class StageShape:
     @property
     def keeps_wgrad(self) -> bool:
         """Whether wgrad alone runs in the model's dtype."""
-        return self.recipe.keeps_wgrad
+        return self.recipe.operands.keeps_wgrad
 
     @property
     def x(self) -> OperandRecipe:
@@ -101,7 +101,7 @@ class ChainShape:
     @property
     def known(self) -> bool:
         """Whether inputs and output gradients have known scales, all of them."""
-        return self.stages[0].recipe.known
+        return self.stages[0].recipe.operands.is_static
 
     @property
     def worthwhile(self) -> bool:

@@ -37,11 +37,18 @@ from loka.numerics.formats import FORMATS
 
 SCALINGS = ("rowwise", "blockwise", "known", "tensorwise", "maximum")
 _FOUND = ("rowwise", "blockwise", "tensorwise")
-_WORDS = {
+_DESCRIPTIONS = {
     "rowwise": "with one {}scale a row",
     "blockwise": "with {}scales of 128 elements",
     "known": "under a known {}scale",
     "tensorwise": "with one {}scale",
+}
+_REFERENCES = {
+    "rowwise": "quantise_rows",
+    "blockwise": "quantise_blocks",
+    "known": "quantise_static",
+    "tensorwise": "quantise_tensor",
+    "maximum": "largest_magnitude",
 }
 _SHORT = {"rowwise": "rows", "blockwise": "blocks", "known": "known", "tensorwise": "tensorwise"}
 
@@ -75,15 +82,15 @@ class Quantisation:
         return "_".join([*parts, *([] if self.power_of_two else ["divided"])])
 
     @property
-    def words(self) -> str:
-        """What a kernel makes, in words."""
+    def description(self) -> str:
+        """What a kernel makes."""
         if self.scaling == "maximum":
             return "its largest magnitude"
-        said = _WORDS[self.scaling].format("power-of-two " if self.power_of_two else "")
-        return f"{self.format.value} {said}"
+        scales = _DESCRIPTIONS[self.scaling].format("power-of-two " if self.power_of_two else "")
+        return f"{self.format.value} {scales}"
 
     @property
-    def short(self) -> str:
+    def short_description(self) -> str:
         """The same where little room is left."""
         if self.scaling == "maximum":
             return "maximum"
@@ -120,14 +127,9 @@ class Quantisation:
         return FORMATS[self.format].max
 
     @property
-    def steps(self) -> str:
-        """What the power of two at or above amax / limit has less in its bits than that at or above amax / 1.75."""
-        return f"0x{(8 if self.format is Format.E4M3 else 15) << 23:08X}"  # 448 is 1.75 * 2**8, 57344 1.75 * 2**15
-
-    @property
-    def said_limit(self) -> str:
-        """The limit as a power of two, for a comment."""
-        return "448 is 1.75 * 2**8" if self.format is Format.E4M3 else "57344 is 1.75 * 2**15"
+    def reference(self) -> str:
+        """The name of the function in `norm_reference` that quantises so."""
+        return "quantise_static_counted" if self.record else _REFERENCES[self.scaling]
 
     @property
     def triton_type(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from loka.errors import InputError
-from loka.numerics.enums import OPERANDS, Accumulation, Gemm, Range
+from loka.numerics.enums import OPERANDS, Accumulation, Gemm
 from loka.plan.evidence import ProfiledSites
 from loka.plan.plan import Candidate, KernelTime, Plan, PlannedBinding, SitePlan, StepTime
 from loka.plan.report.format import format_gemm, format_place
@@ -236,7 +236,7 @@ def _given_ranges(plan: Plan, found: SitePlan) -> list[tuple[str, Assignment]]:
             path = f"{gemm.gemm.value}.{operand.value}.amax"
             entries = found.history.get(path)
             written = bool(entries) and entries is not None and entries[-1].line > 0
-            if recipe.range is Range.STATIC and recipe.amax is not None and not written and plan.profile is not None:
+            if recipe.is_static and recipe.amax is not None and not written and plan.profile is not None:
                 source = f"the largest |x| seen in {plan.profile[0]}"
                 given.append((path, Assignment(path, f"{recipe.amax:g}", source, "", 0)))
     return given

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from loka.kernels.gemm.catalogue import PREFERRED
-from loka.numerics.enums import OPERANDS, Accumulation, Gemm, Range
+from loka.numerics.enums import OPERANDS, Accumulation, Gemm
+from loka.numerics.recipe import OperandPair, OperandRecipe
 from loka.plan.plan import NATIVE, NOTHING_AROUND, Evidence, GemmPlan, SitePlan
-from loka.policy.cascade.settings import Assignment, Budget, OperandRecipe
+from loka.policy.cascade.settings import Assignment, Budget
 from loka.probe.profile.profile import Interval
 
 USUAL = PREFERRED[0].name  # the default kernel
@@ -16,7 +17,7 @@ def format_recipe(recipe: OperandRecipe) -> str:
     if recipe.transposed:
         return f"{recipe.format.value} transposed"  # the rest follows from that
     words = [recipe.format.value, recipe.scaling.value]
-    if recipe.range is Range.STATIC:
+    if recipe.is_static:
         words.append("static" if recipe.amax is None else f"static({recipe.amax:g})")
     if recipe.power_of_two:
         words.append("pow2")
@@ -28,7 +29,7 @@ def format_gemm(gemm: GemmPlan) -> str:
     return NATIVE if gemm.operands is None else format_operands(gemm.gemm, gemm.operands)
 
 
-def format_operands(gemm: Gemm, pair: tuple[OperandRecipe, OperandRecipe]) -> str:
+def format_operands(gemm: Gemm, pair: OperandPair) -> str:
     """The recipes of both operands: `e4m3 rowwise` where they are alike, else each with its operand's name."""
     first, second = pair
     if first == second:
@@ -46,9 +47,9 @@ def format_decision(plan: SitePlan, gemm: Gemm) -> str:
 
 
 def _format_kernels(decision: GemmPlan) -> str:
-    """The kernels other than the default one: ` by fbgemm.rowwise`, ` by fbgemm.rowwise up to M 1024, ...`."""
-    if decision.by_rows:
-        *below, (_, above) = decision.by_rows
+    """The kernels that do not go without saying: ` by fbgemm.rowwise`, ` by fbgemm.rowwise up to M 1024, ...`."""
+    if decision.m_buckets:
+        *below, (_, above) = decision.m_buckets
         return " by " + ", ".join([*(f"{kernel} up to M {rows}" for rows, kernel in below), f"{above} above"])
     return "" if decision.kernel in (NATIVE, USUAL) else f" by {decision.kernel}"
 

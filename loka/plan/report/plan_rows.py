@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from loka.kernels.measurements.parts import TimeSource
 from loka.numerics.enums import Gemm
+from loka.numerics.recipe import OperandPair
 from loka.plan.plan import Evidence, GemmPlan, InteractionPlan, Plan, SitePlan
 from loka.plan.report.format import (
     format_decision,
@@ -19,10 +20,7 @@ from loka.plan.report.format import (
     format_us,
 )
 from loka.plan.select.interaction_times import interaction_by_site, place_in_interaction, step_times
-from loka.policy.cascade.settings import OperandRecipe
 from loka.probe.profile.profile import Verdict
-
-Pair = tuple[OperandRecipe, OperandRecipe]
 
 NOT_KNOWN = "-"
 _NUMBER = re.compile(r"(?<![^.#])\d+(?![^.#])")  # a part of a name that is a number: the 3 in "layers.3.fmb"
@@ -87,12 +85,13 @@ def _decided(gemm: GemmPlan) -> tuple[object, ...]:
     return (gemm.gemm, gemm.kernel, _without_amax(gemm), reason, gemm.evidence.verdict)
 
 
-def _without_amax(gemm: GemmPlan) -> Pair | None:
+def _without_amax(gemm: GemmPlan) -> OperandPair | None:
     return _plain(gemm.operands) if gemm.operands is not None else None
 
 
-def _plain(pair: Pair) -> Pair:
-    return replace(pair[0], amax=None), replace(pair[1], amax=None)
+def _plain(pair: OperandPair) -> OperandPair:
+    first, second = pair
+    return first.without_amax, second.without_amax
 
 
 def _row(plan: Plan, group: list[SitePlan], in_interactions: Mapping[str, str]) -> PlanRow:

@@ -20,7 +20,7 @@ from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
 from loka.mods.registry import interaction_planning, owner_planning
 from loka.mods.rewriting.interactions import FusedInteractions, Interacting
 from loka.mods.rewriting.owner_scope import OwnerScope
-from loka.numerics.enums import Compute, Fuse, Gemm, Range, Scaling
+from loka.numerics.enums import Compute, Fuse
 from loka.plan.plan import NOTHING_AROUND, SitePlan, Skipped
 from loka.plan.rewrite.float64 import REASON as FLOAT64
 from loka.plan.rewrite.float64 import float64_modules
@@ -161,7 +161,7 @@ def rewrite_request_of(
             parameters.append(site)
         if always and fuses:
             fused.append(site)
-            if _is_of_a_chain(plan):
+            if plan.recipe.is_chain or plan.recipe.keeps_wgrad:
                 chained.add(site.name)
     return RewriteRequest(
         parameters=tuple(parameters),
@@ -183,21 +183,6 @@ def _may_be_fused_in_native_dtype(plan: SitePlan, wanted: SiteSettings) -> bool:
     keeps = all(requested.compute is Compute.KEEP for requested in wanted.gemms.values())
     by_time = plan.timing is not None and plan.timing.kept
     return (keeps or by_time) and not site.blocked and (site.kind is GemmKind.LINEAR or weight_of(site) is not None)
-
-
-def _is_of_a_chain(plan: SitePlan) -> bool:
-    """Whether a GEMM reads a transposed copy of what another quantised, as every linear of a chain does.
-
-    That is an operand that is transposed, or, under one known scale, any. A site that needs no dgrad and keeps wgrad
-    has none; there fprop must quantise rows as a chain does.
-    """
-    found = {gemm.gemm: gemm.operands for gemm in plan.gemms}
-    operands = [operand for pair in found.values() if pair is not None for operand in pair]
-    if any(each.transposed or (each.range is Range.STATIC and each.scaling is Scaling.TENSORWISE) for each in operands):
-        return True
-    fprop = found.get(Gemm.FPROP)
-    rows = fprop is not None and all(each.scaling is Scaling.ROWWISE and each.power_of_two for each in fprop)
-    return rows and Gemm.DGRAD not in found and found.get(Gemm.WGRAD) is None
 
 
 def rewrite(request: RewriteRequest, model: nn.Module, trace: Trace) -> Rewrites:

@@ -9,17 +9,15 @@ from math import isfinite
 
 from loka.kernels.gemm.catalogue import GEMM_KERNELS
 from loka.numerics.enums import Accumulation, Fuse, Gemm
+from loka.numerics.recipe import OperandPair, Recipe
 from loka.plan.plan import NATIVE, GemmPlan, KernelTime, Rejected, StepTime
 from loka.plan.report.format import format_kernel, format_us
 from loka.plan.select.perf_model import Latency, PerfModel
 from loka.plan.select.transposed_operands import unsupported_transpose
 from loka.plan.select.workload import (
-    Pair,
     SiteSizes,
     Surroundings,
     gemm_part,
-    has_form_of_chain,
-    keeps_wgrad_in_chain,
     native_part,
     workload_of,
 )
@@ -38,7 +36,7 @@ Run = tuple[str, Accumulation]  # a kernel and how it sums
 class Offer:
     """A GEMM that could run in FP8: the kernels that can, each with the form of the recipe that it takes."""
 
-    kernels: Mapping[Run, Pair]
+    kernels: Mapping[Run, OperandPair]
     padding: bool = True  # without it, what runs depends on whether the batch's rows fit
 
 
@@ -84,12 +82,12 @@ class KernelChoice:
 
     kernel: str
     accumulation: Accumulation
-    operands: Pair  # in the form that it takes
+    operands: OperandPair  # in the form that it takes
     latency: Latency
-    error: tuple[float, float] | None  # MERE and SQNR (dB) of the chosen kernel
+    error: tuple[float, float] | None  # MERE and SQNR (dB) of the kernel that is chosen
     times: tuple[KernelTime, ...]  # the model's own last
     rejected: tuple[Rejected, ...]
-    by_rows: tuple[tuple[int, str], ...] = ()  # as in a GemmPlan
+    m_buckets: tuple[tuple[int, str], ...] = ()  # as in a GemmPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,9 +183,9 @@ def _choice(gemm: Gemm, sizes: SiteSizes, offer: Offer, own: Latency, perf_model
         for run in latencies
         if run[1] is chosen[1] and offer.kernels[run] == operands and (run == chosen or run[0] not in _OF_LIBRARIES)
     )
-    by_rows = _by_rows(gemm, sizes, offer, chosen, like, perf_model) if offer.padding else ()
+    m_buckets = _m_buckets(gemm, sizes, offer, chosen, like, perf_model) if offer.padding else ()
     times.append(_kernel_time((NATIVE, None), own, None))
-    return KernelChoice(*chosen, operands, latencies[chosen], errors[chosen], tuple(times), tuple(rejected), by_rows)
+    return KernelChoice(*chosen, operands, latencies[chosen], errors[chosen], tuple(times), tuple(rejected), m_buckets)
 
 
 def _place(run: Run) -> tuple[tuple[bool, int, str], bool]:
@@ -212,7 +210,7 @@ def _less_accurate(run: Run, errors: Mapping[Run, tuple[float, float] | None]) -
     return ""
 
 
-def _by_rows(
+def _m_buckets(
     gemm: Gemm, sizes: SiteSizes, offer: Offer, chosen: Run, kernels: Sequence[str], perf_model: PerfModel
 ) -> tuple[tuple[int, str], ...]:
     """The kernels for batches of other sizes, where another gains enough there; () where none does.
@@ -296,11 +294,11 @@ def _option(
 ) -> ExecutionOption | None:
     """An execution option with its costs; None where something around the GEMMs was never measured."""
     kernels = tuple(choices[gemm].kernel if gemm in fp8 else NATIVE for gemm in gemms)
-    pairs = {gemm: choices[gemm].operands if gemm in fp8 else None for gemm in gemms}
+    recipe = Recipe.of({gemm: choices[gemm].operands if gemm in fp8 else None for gemm in gemms})
     products = {gemm: choices[gemm].latency if gemm in fp8 else own[gemm] for gemm in gemms}
 
     def cost(fused: bool, joined: bool) -> Cost | None:
-        workload = workload_of(sizes, pairs, around, fused, joined, unfused)
+        workload = workload_of(sizes, recipe, around, fused, joined, unfused)
         forward, backward = perf_model.sum(workload.forward), perf_model.sum(workload.backward)
         if forward is None or backward is None:
             return None
@@ -311,9 +309,9 @@ def _option(
                 backward += latency
         return Cost.of(forward, backward)
 
-    form = sizes.fits and has_form_of_chain(pairs)
+    form = sizes.fits and recipe.is_chain
     unfused = bool(fp8) and not form and fuse is Fuse.ALWAYS
-    chained = form or (sizes.fits and keeps_wgrad_in_chain(pairs) and not around.any)
+    chained = form or (sizes.fits and recipe.keeps_wgrad and not around.any)
     fused = form and around.any and fuse is not Fuse.NEVER
     apart = cost(fused, False)
     joined = cost(fused, True) if fused else apart

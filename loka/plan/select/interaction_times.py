@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEFAULT
 from loka.kernels.fused.interaction.interaction_specs import specs_of
-from loka.kernels.measurements.interaction_forms import Crossing, Form, Mixing, form_of, parts_of
+from loka.kernels.measurements.interaction_forms import CrossForm, FmForm, Form, form_of, parts_of
 from loka.kernels.measurements.part_bounds import added_us
 from loka.kernels.measurements.parts import COMPILED, RENDERED, PartCosts, PartKind, TimeSource
 from loka.mods.rewriting.interactions import Fused
@@ -17,11 +19,15 @@ from loka.sites.site import GemmKind, Site
 
 
 def interaction_plans(
-    fused: Sequence[Fused], plans: Sequence[SitePlan], batch_size: int, costs: PartCosts | None
+    fused: Sequence[Fused],
+    plans: Sequence[SitePlan],
+    batch_size: int,
+    costs: PartCosts | None,
+    device: DeviceSpec = DEFAULT,
 ) -> tuple[InteractionPlan, ...]:
     """The interactions that have kernels of their own, with their times where there are `costs`."""
     sites = {plan.site.name: plan.site for plan in plans}
-    perf_model = PerfModel(costs) if costs is not None else None
+    perf_model = PerfModel(costs, device) if costs is not None else None
     claimed: set[str] = set()
     found = []
     for each in fused:
@@ -29,7 +35,7 @@ def interaction_plans(
             continue
         forward, backward = parts_of(each.form, _samples(each, sites, batch_size), each.columns, RENDERED)
         fused_sites = each.sites
-        if forward.work is PartKind.MIX:
+        if forward.work is PartKind.FM_INTERACTION:
             products = (site.name for site in sites.values() if _multiplies(site, each, forward.rows, batch_size))
             fused_sites += tuple(name for name in products if name not in claimed)[:1]
             claimed.update(fused_sites)
@@ -94,7 +100,7 @@ def _samples(fused: Fused, sites: Mapping[str, Site], batch_size: int) -> int:
 def _multiplies(site: Site, fused: Fused, samples: int, batch_size: int) -> bool:
     """Whether a product without a Parameter is the outer one of a mixing layer: x (B, n, d) times x^T @ rank."""
     form = fused.form
-    if site.kind is not GemmKind.BMM or site.owner != fused.owner or not isinstance(form, Mixing):
+    if site.kind is not GemmKind.BMM or site.owner != fused.owner or not isinstance(form, FmForm):
         return False
     return (site.k, site.rows.at(batch_size)) == (fused.columns, samples * form.embeddings) and site.n == form.rank
 
@@ -106,8 +112,8 @@ def _time(form: Form, samples: int, columns: int, kernel: str, perf_model: PerfM
     forward, backward = perf_model.part(first), perf_model.part(second)
     if forward is None or backward is None:
         return None
-    if kernel == RENDERED and isinstance(form, Crossing) and form.passing:
+    if kernel == RENDERED and isinstance(form, CrossForm) and form.passing:
         # Another linear and another cross layer read the sum: their gradients are added in a pass between our kernels,
         # and by torch.compile within others (docs/results/LOG.md, "cross layers in kernels of their own").
-        backward += Latency(added_us(samples, columns, second.dtype), 0.0, TimeSource.ESTIMATED)
+        backward += Latency(added_us(samples, columns, second.dtype, perf_model.device), 0.0, TimeSource.ESTIMATED)
     return Cost.of(forward, backward).rounded()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from loka.errors import InputError
 from loka.kernels.gemm.catalogue import Kernel, kernel_named
-from loka.numerics.enums import Compute, Gemm, Scaling
+from loka.numerics.enums import Compute, Gemm
+from loka.numerics.recipe import OperandPair, transposed_form
 from loka.plan.plan import GemmPlan
-from loka.policy.cascade.settings import ANY_KERNEL, Assignment, GemmSettings, OperandRecipe, SiteSettings
+from loka.policy.cascade.settings import ANY_KERNEL, Assignment, GemmSettings, SiteSettings
 from loka.sites.site import Site
 
-Pair = tuple[OperandRecipe, OperandRecipe]
 Sizes = tuple[int, int, int]
 
 
@@ -21,52 +20,25 @@ def candidates(requested: GemmSettings, usual: Sequence[Kernel]) -> tuple[Kernel
     return tuple(usual) if requested.kernel == ANY_KERNEL else (kernel_named(requested.kernel),)
 
 
-def accepted_operands(kernel: Kernel, gemm: Gemm, requested: GemmSettings, sizes: Sizes, target: str) -> Pair:
+def accepted_operands(kernel: Kernel, gemm: Gemm, requested: GemmSettings, sizes: Sizes, target: str) -> OperandPair:
     """The operands in the form in which a kernel takes them, if it does in any; sizes are M, K and N.
 
     Operands that are both transposed have one scale each, which is there once and for each row: a kernel that takes no
     tensorwise scales takes them rowwise.
     """
 
-    def able(operands: Pair) -> bool:
+    def able(operands: OperandPair) -> bool:
         return (
             kernel.unsupported_reason(gemm, operands, requested.accumulation, requested.padding, *sizes, target) is None
         )
 
-    if able(requested.operands) or not all(
-        each.transposed and each.scaling is Scaling.TENSORWISE for each in requested.operands
-    ):
+    if able(requested.operands) or not all(each.reads_first_scale for each in requested.operands):
         return requested.operands
-    rows = _scaled(requested.operands, Scaling.ROWWISE)
-    return rows if able(rows) else requested.operands
+    rows = transposed_form(requested.operands)
+    return rows if rows is not None and able(rows) else requested.operands
 
 
-def other_form(operands: Pair) -> Pair | None:
-    """Operands that are both transposed with their one scale written for each row instead, or the other way round.
-
-    The products are the same, to the bit; kernels differ in how fast they read the two. None for other operands.
-    """
-    first, second = operands
-    if not (first.transposed and second.transposed) or first.scaling is not second.scaling:
-        return None
-    others = {Scaling.TENSORWISE: Scaling.ROWWISE, Scaling.ROWWISE: Scaling.TENSORWISE}
-    return _scaled(operands, others[first.scaling]) if first.scaling in others else None
-
-
-def _scaled(operands: Pair, scaling: Scaling) -> Pair:
-    first, second = operands
-    return replace(first, scaling=scaling), replace(second, scaling=scaling)
-
-
-def with_scalings(operands: Pair, form: Pair) -> Pair:
-    """The operands with the scalings of a form that `accepted_operands` gave."""
-    first, second = operands
-    if (first.scaling, second.scaling) == (form[0].scaling, form[1].scaling):
-        return operands
-    return replace(first, scaling=form[0].scaling), replace(second, scaling=form[1].scaling)
-
-
-def overridden_operands(site: Site, gemm: Gemm, requested: GemmSettings, batch_size: int, target: str) -> Pair:
+def overridden_operands(site: Site, gemm: Gemm, requested: GemmSettings, batch_size: int, target: str) -> OperandPair:
     """`accepted_operands` of the kernel that the policy names; those of the policy where it names none."""
     if requested.kernel == ANY_KERNEL:
         return requested.operands

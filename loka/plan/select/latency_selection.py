@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from loka.numerics.enums import Compute, Gemm
+from loka.numerics.recipe import with_scalings
 from loka.plan.plan import NATIVE, Candidate, GemmPlan, Rejected, SiteTiming
 from loka.plan.report.format import format_kernel, format_us
 from loka.plan.select.enumerate import ExecutionOption, SiteOptions
-from loka.plan.select.kernel_overrides import with_scalings
 from loka.plan.select.select import Selection, SelectionProblem
 from loka.policy.cascade.settings import SiteSettings
 
@@ -63,7 +63,7 @@ def revise(problem: SelectionProblem, gemms: Sequence[GemmPlan], chosen: Selecti
             rejected = _once((*choice.rejected, *unable))
             operands = with_scalings(plan.operands, choice.operands) if plan.operands is not None else None
             plan = replace(plan, kernel=choice.kernel, operands=operands, accumulation=choice.accumulation)
-            plan = replace(plan, by_rows=choice.by_rows, reason=reason, rejected=rejected)
+            plan = replace(plan, m_buckets=choice.m_buckets, reason=reason, rejected=rejected)
         elif plan.fp8:
             plan = _kept(plan, problem, chosen)
         revised.append(replace(plan, times=site_options.times(plan.gemm)))

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from math import hypot, sqrt
 from typing import Protocol, runtime_checkable
 
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEFAULT
 from loka.kernels.fused.norm.norm_spec import NORMS
 from loka.kernels.measurements.part_bounds import bound_us, interaction_us
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartCosts, PartKind, PartTime, TimeSource
@@ -76,8 +78,9 @@ class PerfModel:
     interaction of which nothing was measured is estimated by its bytes on our kernels, and has no time compiled.
     """
 
-    def __init__(self, costs: PartCosts) -> None:
+    def __init__(self, costs: PartCosts, device: DeviceSpec = DEFAULT) -> None:
         self._costs = costs
+        self.device = device
         self._judges = costs if isinstance(costs, Judges) else None
         self._known: dict[Part, Latency | None] = {}
 
@@ -124,7 +127,7 @@ class PerfModel:
             timed = self._costs.time(other)
             if timed is not None:
                 latency = _latency(timed)
-                scale = bound_us(part) / bound_us(other)
+                scale = bound_us(part, self.device) / bound_us(other, self.device)
                 return Latency(latency.us * scale, latency.noise * scale, TimeSource.ESTIMATED)
         return None
 
@@ -134,7 +137,7 @@ class PerfModel:
             return _latency(timed)
         if part.kernel != RENDERED:
             return None
-        us = interaction_us(part)
+        us = interaction_us(part, self.device)
         return Latency(us, us * BY_BYTES, TimeSource.ESTIMATED)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from loka.policy.cascade.settings import TRANSPOSED_FROM
+from loka.numerics.recipe import TRANSPOSED_FROM
 from loka.policy.problems import Problem, problem
 from loka.policy.schema import policy_schema
 from loka.policy.schema.mod_schema import ModSchemas

@@ -17,9 +17,9 @@ from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
 from loka.numerics.enums import Format, Range, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize
+from loka.numerics.recipe import OperandRecipe
 from loka.numerics.requantize_transpose import requantize_transpose
 from loka.plan.plan import BindingKind, Plan, PlannedBinding, SitePlan
-from loka.policy.cascade.settings import OperandRecipe
 from tests.support.codegen import codegen_plans as plans
 
 ROWS = OperandRecipe(power_of_two=True)

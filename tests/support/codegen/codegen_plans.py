@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+from loka.devices.targets import TargetDevice
 from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, Statement
 from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
-from loka.plan.plan import BindingKind, GemmPlan, Plan, PlannedBinding, PlanTarget, SitePlan
-from loka.policy.cascade.settings import OperandRecipe
+from loka.numerics.recipe import OperandRecipe
+from loka.plan.plan import BindingKind, GemmPlan, Plan, PlannedBinding, SitePlan
 from loka.sites.site import GemmKind, RowCount, Site
 from tests.support.importing import import_folder
 
@@ -80,7 +81,7 @@ def linear_binding(
 def make_plan(sites: Sequence[SitePlan], bindings: Sequence[PlannedBinding], name: str = "ranker") -> Plan:
     return Plan(
         name=name,
-        target=PlanTarget.REFERENCE,
+        target=TargetDevice.REFERENCE,
         batch_size=64,
         policy_files=(("policies/ranker.yaml", "ab" * 32),),
         sites=tuple(sites),
@@ -207,13 +208,15 @@ def mixed_plan() -> Plan:
 
 
 def planned_on(
-    plan: Plan, kernels: Mapping[Gemm, str], by_rows: Mapping[Gemm, tuple[tuple[int, str], ...]] | None = None
+    plan: Plan, kernels: Mapping[Gemm, str], m_buckets: Mapping[Gemm, tuple[tuple[int, str], ...]] | None = None
 ) -> Plan:
     """The plan with its FP8 GEMMs on other kernels."""
     sites = []
     for site in plan.sites:
         gemms = [
-            replace(gemm, kernel=kernels.get(gemm.gemm, "torch.scaled_mm"), by_rows=(by_rows or {}).get(gemm.gemm, ()))
+            replace(
+                gemm, kernel=kernels.get(gemm.gemm, "torch.scaled_mm"), m_buckets=(m_buckets or {}).get(gemm.gemm, ())
+            )
             if gemm.fp8
             else gemm
             for gemm in site.gemms

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from loka.devices.launches import Tiling
 from loka.kernels.fused.rendering import render, render_files
-from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, Epilogue, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
-from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling
+from loka.kernels.fused.triton_gemm.gemm_spec import Epilogue, GemmSpec, GroupedGemm, TiledGemm
 from loka.numerics.enums import Accumulation, Format, Scaling
 from loka.numerics.quantize import quantize
 from loka.templating.templates import load_templates
@@ -21,11 +21,11 @@ from tests.support.importing import import_folder
 from tests.support.kernels.rendered_cases import Package
 
 FAST, PRECISE = Accumulation.FAST, Accumulation.PRECISE
-PLAIN = Epilogue()
+ADDED = Epilogue(add=True)
 NORM = Epilogue(add=True, norm="layer_norm", weight=True, bias=True, activation="sigmoid", keep=True)
 ROWS = Epilogue(norm="layer_norm", weight=True, bias=True, activation="silu", out="e4m3")
 EPILOGUES = [
-    PLAIN,
+    ADDED,
     Epilogue(add=True, activation="relu", keep=True),
     Epilogue(activation="gelu", out="float16"),
     Epilogue(add=True, out="float32"),
@@ -101,7 +101,7 @@ def operand(
     return Operand(values, scale, values.double() * scale.double())
 
 
-def case(spec: GemmSpec, m: int, device: str = "cpu", heavy: bool = False, seed: int = 0, batches: int = 3) -> Case:
+def case(spec: GemmSpec, m: int, device: str = "cpu", heavy: bool = False, seed: int = 0) -> Case:
     """Arguments of a spec for M rows."""
     match spec:
         case TiledGemm():
@@ -115,24 +115,6 @@ def case(spec: GemmSpec, m: int, device: str = "cpu", heavy: bool = False, seed:
             }
             arguments = (*a.arguments, *b.arguments, *vectors.values())
             return Case(arguments, (a.exact @ b.exact.T,), (a.exact.abs() @ b.exact.abs().T,), vectors)
-        case SplitGemm():
-            a = operand(spec.n, m, spec.operands, Scaling.TENSORWISE, device, heavy, seed)
-            b = operand(spec.k, m, spec.operands, Scaling.TENSORWISE, device, heavy, seed + 1)
-            plain = (a.values.t().contiguous(), b.values.t().contiguous())
-            arguments = (*a.arguments, *b.arguments) if spec.operands == "e4m3" else plain
-            return Case(arguments, (a.exact @ b.exact.T,), (a.exact.abs() @ b.exact.abs().T,), {})
-        case BatchedGemm():
-            pairs = [
-                (
-                    operand(m, spec.k, spec.operands, Scaling.ROWWISE, device, heavy, seed + 2 * g),
-                    operand(spec.n, spec.k, spec.operands, Scaling.ROWWISE, device, heavy, seed + 2 * g + 1),
-                )
-                for g in range(batches)
-            ]
-            flat = [(*a.arguments, *b.arguments) for a, b in pairs]
-            arguments = tuple(torch.stack(tensors) for tensors in zip(*flat, strict=True))
-            products = torch.stack([a.exact @ b.exact.T for a, b in pairs])
-            return Case(arguments, (products,), (torch.stack([a.exact.abs() @ b.exact.abs().T for a, b in pairs]),), {})
         case GroupedGemm():
             arguments, products, sizes = [], [], []
             for index, (n, k) in enumerate(spec.shapes):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from loka.kernels.measurements.interaction_forms import Crossing, Form, Joining, Mixing
+from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, FmForm, Form
 
 FORMS: tuple[tuple[Form, int], ...] = (
-    (Mixing(16, 8, 6, passing=True), 32),
-    (Mixing(16, 8, 0), 32),
-    (Joining((6, 10), True, "layer_norm", True, True), 32),
-    (Joining((5, 3, 1), False, "rms_norm", False, False), 24),
-    (Joining((7,), True, "rms_norm", True, True), 24),
-    (Crossing(True, True, True), 48),
-    (Crossing(True, False), 48),
-    (Crossing(False, False, True), 48),
+    (FmForm(16, 8, 6, passing=True), 32),
+    (FmForm(16, 8, 0), 32),
+    (ConcatNormForm((6, 10), True, "layer_norm", True, True), 32),
+    (ConcatNormForm((5, 3, 1), False, "rms_norm", False, False), 24),
+    (ConcatNormForm((7,), True, "rms_norm", True, True), 24),
+    (CrossForm(True, True, True), 48),
+    (CrossForm(True, False), 48),
+    (CrossForm(False, False, True), 48),
 )

@@ -10,8 +10,8 @@ from loka.kernels.measurements.lookup import Measurement, Recording, Versions
 from loka.kernels.measurements.part_bounds import bound_us
 from loka.kernels.measurements.parts import Part, PartKind, PartTime, TimeSource
 from loka.numerics.enums import Gemm, Scaling
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import NATIVE
-from loka.policy.cascade.settings import OperandRecipe
 
 SCALED_MM = "torch.scaled_mm"
 HOPPER = Versions("NVIDIA H100 80GB HBM3", "9.0", "575.57.08", "13.0", "13.0.2", "2.11.0", "3.6.0", "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loka.numerics.enums import Format, Gemm, Operand
-from loka.policy.cascade.settings import OperandRecipe
+from loka.numerics.recipe import OperandRecipe
 from loka.probe.profile.profile import (
     Estimate,
     Finding,

@@ -86,6 +86,11 @@ class NormForward:
         return "_".join(part for part in parts if part)
 
     @property
+    def gated(self) -> bool:
+        """Whether what the norm takes is multiplied by a function of what it gives."""
+        return self.activation in GATES
+
+    @property
     def columns(self) -> int:
         """Of the values."""
         return self.aligned or self.width
@@ -162,6 +167,16 @@ class NormBackward:
         kind = self.how.name if self.quantise else ""
         parts = (*sums, _what(self), "backward", *carries, kind, str(self.width), eps)
         return "_".join(part for part in parts if part)
+
+    @property
+    def gated(self) -> bool:
+        """Whether the forward multiplied what the norm takes by a function of what it gives."""
+        return self.activation in GATES
+
+    @property
+    def columns(self) -> int:
+        """Of the values."""
+        return self.width
 
     @property
     def reads_x(self) -> bool:
