@@ -14,7 +14,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "d2b52942f26477c90a44330418eaa16710d042f395110a0d3424ca182f082727"
+STAMP = "6015bb590809fd38f09847f447e117eaaebd24f1a49c280e6a9630e2d374a797"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -130,6 +130,102 @@ add_layer_norm_silu_256_unsaved = operators.operator(
     operators.deferred(__package__, "add_layer_norm_silu_256_unsaved"),
     _add_layer_norm_silu_256_unsaved_reference,
     _add_layer_norm_silu_256_unsaved_shapes,
+)
+
+
+def _add_layer_norm_silu_64_reference(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 64)
+    forward = norm_reference.norm_forward(
+        x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
+    )
+    return forward.y.to(x.dtype if dtype is None else dtype), forward.mean, forward.rstd
+
+
+def _add_layer_norm_silu_64_shapes(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 64)
+    m = x.shape[0]
+    out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
+    mean = x.new_empty((m,), dtype=torch.float32)
+    rstd = x.new_empty((m,), dtype=torch.float32)
+    return out, mean, rstd
+
+
+# Addition -> LayerNorm (eps 1e-05) -> SiLU.
+# x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64), mean (M,), rstd (M,).
+add_layer_norm_silu_64 = operators.operator(
+    "add_layer_norm_silu_64_908a7b99",
+    operators.deferred(__package__, "add_layer_norm_silu_64"),
+    _add_layer_norm_silu_64_reference,
+    _add_layer_norm_silu_64_shapes,
+)
+
+
+def _add_layer_norm_silu_64_unsaved_reference(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    operators.check_rows(x, 64)
+    forward = norm_reference.norm_forward(
+        x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
+    )
+    return forward.y.to(x.dtype if dtype is None else dtype)
+
+
+def _add_layer_norm_silu_64_unsaved_shapes(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    operators.check_rows(x, 64)
+    m = x.shape[0]
+    out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
+    return out
+
+
+# Addition -> LayerNorm (eps 1e-05) -> SiLU.
+# x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64).
+add_layer_norm_silu_64_unsaved = operators.operator(
+    "add_layer_norm_silu_64_unsaved_9a166137",
+    operators.deferred(__package__, "add_layer_norm_silu_64_unsaved"),
+    _add_layer_norm_silu_64_unsaved_reference,
+    _add_layer_norm_silu_64_unsaved_shapes,
+)
+
+
+def _add_layer_norm_silu_backward_64_reference(
+    grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    operators.check_rows(grad, 64)
+    operators.check_rows(x, 64)
+    backward = norm_reference.norm_backward(
+        grad, x=x, add=add, weight=weight, bias=bias, mean=mean, rstd=rstd, norm="layer_norm", activation="silu"
+    )
+    return backward.x.to(grad.dtype), backward.weight, backward.bias, backward.add
+
+
+def _add_layer_norm_silu_backward_64_shapes(
+    grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    operators.check_rows(grad, 64)
+    operators.check_rows(x, 64)
+    m = grad.shape[0]
+    programs = operators.programs(grad, rows=64, per_multiprocessor=8)
+    dx = grad.new_empty((m, 64))
+    dweight = grad.new_empty((programs, 64), dtype=torch.float32)
+    dbias = grad.new_empty((programs, 64), dtype=torch.float32)
+    dadd = grad.new_empty((programs, 64), dtype=torch.float32)
+    return dx, dweight, dbias, dadd
+
+
+# Gradient of addition, LayerNorm, SiLU.
+# grad (M, 64), x (M, 64), add (64,), weight (64,), bias (64,), mean (M,), rstd (M,) -> dx (M, 64), dweight (P, 64),
+# dbias (P, 64), dadd (P, 64).
+add_layer_norm_silu_backward_64 = operators.operator(
+    "add_layer_norm_silu_backward_64_f1270d2b",
+    operators.deferred(__package__, "add_layer_norm_silu_backward_64"),
+    _add_layer_norm_silu_backward_64_reference,
+    _add_layer_norm_silu_backward_64_shapes,
 )
 
 

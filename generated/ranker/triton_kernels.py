@@ -13,7 +13,7 @@ from torch import Tensor
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "d2b52942f26477c90a44330418eaa16710d042f395110a0d3424ca182f082727"
+STAMP = "6015bb590809fd38f09847f447e117eaaebd24f1a49c280e6a9630e2d374a797"
 
 
 @triton.jit
@@ -204,6 +204,177 @@ def add_layer_norm_silu_256_unsaved(
         x, add.contiguous(), weight.contiguous(), bias.contiguous(), out, x.stride(0), m, num_warps=1
     )
     return out
+
+
+@triton.jit(do_not_specialize=["m"])
+def _add_layer_norm_silu_64(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, mean_ptr, rstd_ptr, x_stride, m):
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, 64)."""
+    columns = tl.arange(0, 64)
+    add = tl.load(add_ptr + columns).to(tl.float32)
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    bias = tl.load(bias_ptr + columns).to(tl.float32)
+    for first in range(tl.program_id(0) * 16, m, tl.num_programs(0) * 16):
+        row = first + tl.arange(0, 16)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * 64 + columns[None, :]
+        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
+        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        x = x + add[None, :]
+        mean = tl.sum(x, 1) / 64
+        x = x - mean[:, None]
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / 64 + 1e-05)
+        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
+        tl.store(mean_ptr + row, mean, mask=valid)
+        tl.store(rstd_ptr + row, rstd, mask=valid)
+        y = silu(y)
+        tl.store(out_ptr + offsets, y, mask=valid[:, None])
+
+
+def add_layer_norm_silu_64(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU.
+
+    x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64), mean (M,), rstd (M,).
+    """
+    operators.check_rows(x, 64)
+    x = operators.whole_rows(x)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=16, per_multiprocessor=16)
+    out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
+    mean = x.new_empty((m,), dtype=torch.float32)
+    rstd = x.new_empty((m,), dtype=torch.float32)
+    _add_layer_norm_silu_64[(programs,)](
+        x, add.contiguous(), weight.contiguous(), bias.contiguous(), out, mean, rstd, x.stride(0), m, num_warps=1
+    )
+    return out, mean, rstd
+
+
+@triton.jit(do_not_specialize=["m"])
+def _add_layer_norm_silu_64_unsaved(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, m):
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, 64)."""
+    columns = tl.arange(0, 64)
+    add = tl.load(add_ptr + columns).to(tl.float32)
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    bias = tl.load(bias_ptr + columns).to(tl.float32)
+    for first in range(tl.program_id(0) * 16, m, tl.num_programs(0) * 16):
+        row = first + tl.arange(0, 16)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * 64 + columns[None, :]
+        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
+        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        x = x + add[None, :]
+        mean = tl.sum(x, 1) / 64
+        x = x - mean[:, None]
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / 64 + 1e-05)
+        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
+        y = silu(y)
+        tl.store(out_ptr + offsets, y, mask=valid[:, None])
+
+
+def add_layer_norm_silu_64_unsaved(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU.
+
+    x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64).
+    """
+    operators.check_rows(x, 64)
+    x = operators.whole_rows(x)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=16, per_multiprocessor=16)
+    out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
+    _add_layer_norm_silu_64_unsaved[(programs,)](
+        x, add.contiguous(), weight.contiguous(), bias.contiguous(), out, x.stride(0), m, num_warps=1
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["m"])
+def _add_layer_norm_silu_backward_64(
+    grad_ptr,
+    x_ptr,
+    add_ptr,
+    weight_ptr,
+    bias_ptr,
+    mean_ptr,
+    rstd_ptr,
+    dx_ptr,
+    dweight_ptr,
+    dbias_ptr,
+    dadd_ptr,
+    grad_stride,
+    m,
+):
+    """Gradient of addition, LayerNorm, SiLU for grad (m, 64)."""
+    columns = tl.arange(0, 64)
+    add = tl.load(add_ptr + columns).to(tl.float32)
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    bias = tl.load(bias_ptr + columns).to(tl.float32)
+    dweight = tl.zeros([16, 64], tl.float32)
+    dbias = tl.zeros([16, 64], tl.float32)
+    dadd = tl.zeros([16, 64], tl.float32)
+    for first in range(tl.program_id(0) * 16, m, tl.num_programs(0) * 16):
+        row = first + tl.arange(0, 16)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * 64 + columns[None, :]
+        grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
+        grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        x = x + add[None, :]
+        mean = tl.load(mean_ptr + row, mask=valid, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=valid, other=0.0)
+        n = (x - mean[:, None]) * rstd[:, None]
+        z = n * weight[None, :] + bias[None, :]
+        dz = silu_gradient(grad, z)
+        dweight += dz * n
+        dbias += dz
+        dn = dz * weight[None, :]
+        mean_dn = tl.sum(dn, 1) / 64
+        mean_dn_n = tl.sum(dn * n, 1) / 64
+        dx = (dn - mean_dn[:, None] - n * mean_dn_n[:, None]) * rstd[:, None]
+        dadd += dx
+        tl.store(dx_ptr + offsets, dx, mask=valid[:, None])
+    part = tl.program_id(0).to(tl.int64) * 64 + columns
+    tl.store(dweight_ptr + part, tl.sum(dweight, 0))
+    tl.store(dbias_ptr + part, tl.sum(dbias, 0))
+    tl.store(dadd_ptr + part, tl.sum(dadd, 0))
+
+
+def add_layer_norm_silu_backward_64(
+    grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradient of addition, LayerNorm, SiLU.
+
+    grad (M, 64), x (M, 64), add (64,), weight (64,), bias (64,), mean (M,), rstd (M,) -> dx (M, 64), dweight (P, 64),
+    dbias (P, 64), dadd (P, 64).
+    """
+    operators.check_rows(grad, 64)
+    operators.check_rows(x, 64, grad.shape[0])
+    grad = operators.whole_rows(grad)
+    m = grad.shape[0]
+    programs = operators.programs(grad, rows=64, per_multiprocessor=8)
+    dx = grad.new_empty((m, 64))
+    dweight = grad.new_empty((programs, 64), dtype=torch.float32)
+    dbias = grad.new_empty((programs, 64), dtype=torch.float32)
+    dadd = grad.new_empty((programs, 64), dtype=torch.float32)
+    _add_layer_norm_silu_backward_64[(programs,)](
+        grad,
+        x.contiguous(),
+        add.contiguous(),
+        weight.contiguous(),
+        bias.contiguous(),
+        mean,
+        rstd,
+        dx,
+        dweight,
+        dbias,
+        dadd,
+        grad.stride(0),
+        m,
+        num_warps=2,
+    )
+    return dx, dweight, dbias, dadd
 
 
 @triton.jit(do_not_specialize=["m"])
