@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from benchmarks.regret.regret import RegretProblem
-from loka.bench.record.gemm_parts import AS_IS, SCALED_MM
+from loka.bench.record.gemm_parts import NATIVE, SCALED_MM
 from loka.kernels.measurements.parts import Part
 from loka.numerics.enums import Accumulation, Gemm, Scaling
 from loka.numerics.recipe import OperandPair, OperandRecipe, Recipe
@@ -48,19 +48,19 @@ def candidates(sizes: SiteSizes, kernels: Sequence[str], how: Accumulation) -> d
     found: dict[str, tuple[Part, ...]] = {}
     for fp8 in SETS:
         recipe = Recipe.of({gemm: PAIRS[gemm] if gemm in fp8 else None for gemm in Gemm})
-        sheet = workload_of(sizes, recipe, AROUND, taken=True, joined=False)
+        workload = workload_of(sizes, recipe, AROUND, fused=True, joined=False)
         options = [_options(gemm, gemm in fp8, kernels) for gemm in Gemm]
         for chosen in product(*options):
             gemms = [
-                native_part(gemm, sizes) if kernel == AS_IS else gemm_part(gemm, sizes, kernel, PAIRS[gemm], how)
+                native_part(gemm, sizes) if kernel == NATIVE else gemm_part(gemm, sizes, kernel, PAIRS[gemm], how)
                 for gemm, kernel in zip(Gemm, chosen, strict=True)
             ]
             name = ", ".join(f"{gemm.value} {kernel}" for gemm, kernel in zip(Gemm, chosen, strict=True))
-            found[name] = (*sheet.forward, *sheet.backward, *gemms)
+            found[name] = (*workload.forward, *workload.backward, *gemms)
     return found
 
 
 def _options(gemm: Gemm, fp8: bool, kernels: Sequence[str]) -> Sequence[str]:
     if not fp8:
-        return (AS_IS,)
+        return (NATIVE,)
     return (SCALED_MM,) if gemm is Gemm.WGRAD else kernels

@@ -16,47 +16,33 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "648208cc244bb8bdf525de91f8f392535e1d08363f483638f2c679d16f337444"
+STAMP = "d2b52942f26477c90a44330418eaa16710d042f395110a0d3424ca182f082727"
 
 
-class EmbedDense(dispatch.Bound):
-    """embed.dense: torch.nn.modules.container.Sequential.
+class EmbedDense3(dispatch.Bound):
+    """embed.dense.3: torch.nn.modules.linear.Linear.
 
-    With the forward of 0, 1, 2, 3.
-
-    embed.dense.0: M = 4096 (B), K = 13, N = 64; fprop, wgrad in the model's dtype.
-    embed.dense.3: M = 4096 (B), K = 64, N = 32; fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise
-        with power-of-two scales by a transposed copy; wgrad in transposed copies, tensorwise.
+    M = 4096 (B), K = 64, N = 32; fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise with
+        power-of-two scales by a transposed copy; wgrad in transposed copies, tensorwise.
     """
 
-    def forward(self, input: Tensor) -> Tensor:
-        # from 0, 1, 2
-        v_2 = kernels.linear_layer_norm_silu_13x64(input, self[0].weight, self[0].bias, self[1].weight, self[1].bias)
-        # from 3
-        return kernels.linear_e4m3_64x32(v_2, self[3].weight, self[3].bias, self.loka.counter_id(1))
+    def forward(self, x: Tensor) -> Tensor:
+        return kernels.linear_e4m3_64x32(x, self.weight, self.bias, self.loka.counter_id(0))
 
 
-class EmbedDenseFrozen(dispatch.Bound):
-    """embed.dense: torch.nn.modules.container.Sequential, its weights frozen.
+class EmbedDense3Frozen(dispatch.Bound):
+    """embed.dense.3: torch.nn.modules.linear.Linear, its weights frozen.
 
-    With the forward of 0, 1, 2, 3.
-
-    embed.dense.0: M = 4096 (B), K = 13, N = 64; fprop in the model's dtype.
-    embed.dense.3: M = 4096 (B), K = 64, N = 32; fprop in e4m3 rowwise with power-of-two scales.
+    M = 4096 (B), K = 64, N = 32; fprop in e4m3 rowwise with power-of-two scales.
     """
 
     def quantize(self) -> tuple[tuple[Tensor, Tensor] | None, ...]:
         """The FP8 weight and its scales for each site; None where its weight is not frozen."""
-        return (None, kernels.e4m3_rowwise_pow2(self[3].weight))
+        return (kernels.e4m3_rowwise_pow2(self.weight),)
 
-    def forward(self, input: Tensor) -> Tensor:
-        # from 0, 1, 2
-        v_2 = kernels.linear_layer_norm_silu_13x64_frozen(
-            input, self[0].weight, self[0].bias, self[1].weight, self[1].bias
-        )
-        # from 3
+    def forward(self, x: Tensor) -> Tensor:
         return kernels.linear_e4m3_64x32_frozen(
-            v_2, self.loka_weight_1, self.loka_scale_1, self[3].bias, self.loka.counter_id(1)
+            x, self.loka_weight_0, self.loka_scale_0, self.bias, self.loka.counter_id(0)
         )
 
 
@@ -76,7 +62,7 @@ class Layers(dispatch.Bound):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        matmul_1, matmul_2, x_passed = kernels.mix_16x32_to_8_8_passing(x, self.rank, self.compress)
+        matmul_1, matmul_2, x_passed = kernels.fm_interaction_16x32_to_8_8_passing(x, self.rank, self.compress)
         flatten = matmul_1.flatten(1)
         # from fmb_norm, fmb.0, fmb.1, fmb.2, fmb.3, fmb.4, fmb.5, fmb.6
         fmb_6 = kernels.layer_norm_to_linear_3_linears_e4m3_128x256x256x256(
@@ -99,7 +85,7 @@ class Layers(dispatch.Bound):
         )
         view = fmb_6.view(-1, 8, 32)
         # from norm
-        return kernels.join_2_residual_layer_norm_32(view, matmul_2, x_passed, self.norm.weight, self.norm.bias)
+        return kernels.concat_norm_2_residual_layer_norm_32(view, matmul_2, x_passed, self.norm.weight, self.norm.bias)
 
 
 class LayersFrozen(dispatch.Bound):
@@ -125,7 +111,7 @@ class LayersFrozen(dispatch.Bound):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        matmul_1, matmul_2, x_passed = kernels.mix_16x32_to_8_8_passing(x, self.rank, self.compress)
+        matmul_1, matmul_2, x_passed = kernels.fm_interaction_16x32_to_8_8_passing(x, self.rank, self.compress)
         flatten = matmul_1.flatten(1)
         # from fmb_norm, fmb.0, fmb.1, fmb.2, fmb.3, fmb.4, fmb.5, fmb.6
         fmb_6 = kernels.layer_norm_to_linear_3_linears_e4m3_128x256x256x256_frozen(
@@ -151,7 +137,7 @@ class LayersFrozen(dispatch.Bound):
         )
         view = fmb_6.view(-1, 8, 32)
         # from norm
-        return kernels.join_2_residual_layer_norm_32(view, matmul_2, x_passed, self.norm.weight, self.norm.bias)
+        return kernels.concat_norm_2_residual_layer_norm_32(view, matmul_2, x_passed, self.norm.weight, self.norm.bias)
 
 
 class Head(dispatch.Bound):

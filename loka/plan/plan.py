@@ -83,7 +83,7 @@ class SiteTiming:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way of running all GEMMs of a site together, and why it is the chosen one, or is not."""
+    """One execution option of all GEMMs of a site, and why it is the chosen one, or is not."""
 
     kernels: tuple[str, ...]  # of each GEMM, in the order of `SitePlan.gemms`
     time: StepTime
@@ -97,19 +97,19 @@ class GemmPlan:
     """One GEMM's decision. `operands` and `accumulation` are None where it stays as the model has it."""
 
     gemm: Gemm
-    kernel: str  # a name of `loka.kernels.gemm.catalogue`, "torch.scaled_mm"; AS_IS where it stays
+    kernel: str  # a name of `loka.kernels.gemm.catalogue`, "torch.scaled_mm"; NATIVE where it stays
     operands: OperandPair | None
     accumulation: Accumulation | None
     reason: str  # "fp8 by policies/ranker.yaml:14", "kept: no evidence: run loka probe", ...
     rejected: tuple[Rejected, ...] = ()
     evidence: Evidence | None = None  # also of a GEMM that is kept: what FP8 would cost
-    times: tuple[KernelTime, ...] = ()  # of every kernel that was measured, AS_IS among them
-    by_rows: tuple[tuple[int, str], ...] = ()  # (largest M, kernel), ascending, where M varies; above all, the last
+    times: tuple[KernelTime, ...] = ()  # of every kernel that was measured, NATIVE among them
+    m_buckets: tuple[tuple[int, str], ...] = ()  # (largest M, kernel), ascending, where M varies; above all, the last
 
     @property
     def kernels(self) -> tuple[str, ...]:
         """Every kernel that it may run on, the planned batch size's first."""
-        return tuple(dict.fromkeys((self.kernel, *(kernel for _, kernel in self.by_rows))))
+        return tuple(dict.fromkeys((self.kernel, *(kernel for _, kernel in self.m_buckets))))
 
     @property
     def fp8(self) -> bool:
@@ -132,7 +132,7 @@ class SitePlan:
     region: tuple[str, ...] = ()  # the operations of the region that is replaced around it, if one is
     region_note: str = ""  # why its region is not replaced although the policy asks, or ""
     timing: SiteTiming | None = None  # None where no measurement decided
-    candidates: tuple[Candidate, ...] = ()  # the ways that were compared
+    candidates: tuple[Candidate, ...] = ()  # the execution options that were compared
     gains_by_fusing: bool = False  # `fuse: auto`, and the measurements say that it is faster with its neighbours
 
     @property

@@ -33,7 +33,7 @@ from loka.plan.rewrite.owner_mods import OwnerTracer, owner_outcomes, requested_
 from loka.plan.rewrite.plan_bindings import bind
 from loka.plan.rewrite.rewrites import RewriteRequest, Rewrites, rewrite, rewrite_request_of, scopes_of, with_regions
 from loka.plan.rewrite.site_mods import with_site_mods
-from loka.plan.select.interaction_times import interaction_plans, without_taken
+from loka.plan.select.interaction_times import interaction_plans, without_fused_sites
 from loka.plan.select.mod_gains import with_gains
 from loka.plan.select.open_measurements import open_measurements
 from loka.plan.select.workload import Traced
@@ -210,7 +210,7 @@ def plan_of(
     interactions = interaction_plans(
         rewrites.interactions.fused, plans, policy.model.batch_size, costs, DEVICES[situation.target]
     )
-    plans = without_taken(plans, interactions)
+    plans = without_fused_sites(plans, interactions)
     outcomes: dict[str, ForwardOutcome] = {**modded.outcomes}
     outcomes |= interaction_outcomes(policy.mods, model, rewrites.interactions)
     outcomes |= owner_outcomes(trace, rewrites.forwards, rewrites.untraced, model)

@@ -153,8 +153,8 @@ def to_json(plan: Plan) -> str:
         _show_evidence(decision)
         _show_transposed(decision)
         _show_times(decision)
-        if not decision["by_rows"]:
-            del decision["by_rows"]
+        if buckets := decision.pop("m_buckets"):
+            decision["by_rows"] = buckets  # its name in plan files of every version
     for binding in data["bindings"]:
         _show_even(binding)
         if binding["forward"] is not None and not binding["forward"]["rewritten"]:
@@ -189,7 +189,7 @@ def from_json(text: str, name: str = "plan.json") -> Plan:
             "plan again with `loka generate`"
         )
     try:
-        if version < FIRST_WITH_TODAYS_NAMES:
+        if version < FIRST_WITH_TODAYS_NAMES or '"by_rows"' in text:
             text = json.dumps(upgraded(data))
         file = _adapter().validate_json(text)
         _refuse_nonsense(file, name)
@@ -268,7 +268,7 @@ def _version(plan: Plan, decisions: Sequence[GemmPlan]) -> Literal[1, 2, 3, 5]:
         return 5
     if plan.mods:
         return 3
-    return 2 if plan.measurements or any(decision.by_rows for decision in decisions) else 1
+    return 2 if plan.measurements or any(decision.m_buckets for decision in decisions) else 1
 
 
 def _from_file(file: _PlanFile) -> Plan:

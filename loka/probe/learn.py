@@ -10,7 +10,7 @@ from loka.mods.suggestions import Suggestible
 from loka.numerics.enums import OPERANDS, Compute, Gemm, Operand
 from loka.numerics.recipe import OperandPair
 from loka.policy.cascade.settings import SiteSettings
-from loka.probe.diagnostics.finding_evidence import with_seen_ranges
+from loka.probe.diagnostics.finding_evidence import with_observed_ranges
 from loka.probe.diagnostics.findings import find
 from loka.probe.estimate.candidate_recipes import candidates
 from loka.probe.estimate.estimate import estimate_site
@@ -89,7 +89,7 @@ def recipes_of(site: Site, settings: SiteSettings, seen: SiteProfile) -> dict[Ge
     for gemm, wanted in settings.gemms.items():
         if wanted.compute is Compute.KEEP or (gemm is Gemm.DGRAD and not site.input_grad):
             continue
-        own = with_seen_ranges(seen, gemm, wanted.operands)
+        own = with_observed_ranges(seen, gemm, wanted.operands)
         found[gemm] = tuple(dict.fromkeys((*(() if own is None else (own,)), *candidates(gemm))))
     return found
 

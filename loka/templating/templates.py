@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -16,6 +16,7 @@ from loka.errors import InputError
 from loka.templating.wrap import wrap
 
 KERNELS = "triton/"  # the templates of kernels, in a folder of their own
+OMIT = "\0"  # `omit` in a template: the line that it is in is left out
 _SUFFIX = ".j2"
 _FIRST = "kernels.py" + _SUFFIX
 _NOTHING = re.compile(r"^ +\n", re.MULTILINE)  # a line whose only expression gave nothing
@@ -31,9 +32,11 @@ class Templates:
     def render(self, template: str, values: Mapping[str, object]) -> str:
         """One template's text, with long lines wrapped; a name that it reads and was not given is an error.
 
-        A line of spaces alone is dropped: `    {{ "x = x + add" if spec.add }}` leaves one where there is no add.
+        A line of spaces alone is dropped (`    {{ "x = x + add" if spec.add }}` leaves one where nothing is added), and
+        so is one with `omit` in it: `del {{ names | join(", ") or omit }}`.
         """
-        return wrap(_NOTHING.sub("", self.environment.get_template(template).render(values)))
+        text = _NOTHING.sub("", self.environment.get_template(template).render(values))
+        return wrap("\n".join(line for line in text.split("\n") if OMIT not in line))
 
     def hashes(self, *, kernels: bool = True) -> dict[str, str]:
         """sha256 of each template, those of kernels only where a package has `kernels`."""
@@ -86,7 +89,8 @@ def _environment(texts: dict[str, str]) -> jinja2.Environment:
         autoescape=False,
         newline_sequence="\n",
     )
-    environment.filters["at"] = _at
+    environment.globals["omit"] = OMIT
+    environment.filters |= {"at": _at, "tuple": _tuple, "targets": _targets, "signature": _signature}
     return environment
 
 
@@ -96,3 +100,20 @@ def _at(text: str, columns: int) -> str:
     So `        {{ quantise_row(spec) | at(8) }}` stands where its lines will.
     """
     return f"\n{' ' * columns}".join(line for line in text.split("\n") if line.strip())
+
+
+def _tuple(items: Iterable[object]) -> str:
+    """A tuple's literal: "(a, b)", "(a,)"; "" for none."""
+    texts = [str(item) for item in items]
+    return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})" if texts else ""
+
+
+def _targets(names: Iterable[str]) -> str:
+    """What a tuple is assigned to: "a, b", "(a,)"; "" for none."""
+    found = list(names)
+    return _tuple(found) if len(found) == 1 else ", ".join(found)
+
+
+def _signature(parameters: Mapping[str, str]) -> str:
+    """Names with their types: "x: Tensor, counter_id: int"."""
+    return ", ".join(f"{name}: {kind}" for name, kind in parameters.items())

@@ -1,11 +1,13 @@
-"""Lines of generated Python that are too long, opened at a bracket where `ruff format` would open them.
+"""Lines of generated Python that are too long: statements opened where `ruff format` opens them, prose filled.
 
-Templates write one statement a line. No formatter has to run where code is generated.
+Templates write one statement a line, and a docstring's paragraph on one. No formatter has to run where code is
+generated.
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,6 +17,8 @@ _TOKEN = re.compile(r"""[rbfu]*"(?:\\.|[^"\\])*"|[rbfu]*'(?:\\.|[^'\\])*'|[\[({\
 _CALLED = re.compile(r"[\w)\]]$")
 _KEYWORD = re.compile(r"\b(?:return|in|is|not|and|or|if|else|assert|yield|del|await|for)\s*$")
 _TARGETS = re.compile(r"[^=()\[\]{}]+,[^=()\[\]{}]* = ")
+_BARE_TUPLE = re.compile(r"(return|del) ([^()\[\]{}]+,[^()\[\]{}]+)")
+_COMMENT = re.compile(r" *# ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +37,28 @@ class _Group:
 
 
 def wrap(text: str) -> str:
-    """`text`, with each statement that is longer than WIDTH opened; it holds whole lines of Python.
+    """`text`, with each line that is longer than WIDTH broken; it holds whole lines of Python.
 
-    Comments and docstrings stay as they are, and so does a statement without a bracket to open.
+    A statement is opened at a bracket, and stays as it is where it has none; a line of a docstring, and a comment that
+    stands alone, are filled between words.
     """
     lines: list[str] = []
     in_docstring = False
     for line in text.split("\n"):
         quotes = line.count('"""')
-        lines += [line] if in_docstring or quotes or len(line) <= WIDTH else wrap_statement(line)
+        prose = in_docstring or quotes or _COMMENT.match(line) is not None
+        lines += [line] if len(line) <= WIDTH else _filled(line) if prose else wrap_statement(line)
         in_docstring ^= quotes % 2 == 1
     return "\n".join(lines)
+
+
+def _filled(line: str) -> list[str]:
+    """A line of prose in as many as it takes, at its own indentation."""
+    margin = line[: len(line) - len(line.lstrip())]
+    mark = "# " if _COMMENT.match(line) else ""
+    width = WIDTH - len(margin) - len(mark)
+    filled = textwrap.wrap(line.strip().removeprefix(mark), width, break_long_words=False, break_on_hyphens=False)
+    return [margin + mark + part for part in filled]
 
 
 def wrap_statement(line: str) -> list[str]:
@@ -63,10 +78,19 @@ def wrap_statement(line: str) -> list[str]:
         if group.start < WIDTH:
             return _opened(line, group, margin, defines=False)
     if (targets := _TARGETS.match(text)) is not None:
-        names = [name.strip() for name in targets[0].removesuffix(" = ").split(",") if name.strip()]
-        rest = wrap_statement(f"{margin}) = {text[targets.end() :]}")
-        return [f"{margin}(", *(f"{margin}    {name}," for name in names), *rest]
-    return [line]
+        value = f"{margin}    {text[targets.end() :]}"
+        if len(margin) + targets.end() + 1 <= WIDTH and len(value) <= WIDTH:
+            return [f"{margin}{targets[0]}(", value, f"{margin})"]
+        first, *rest = wrap_statement(f"{margin}_ = {text[targets.end() :]}")
+        opened = _one_a_line(targets[0].removesuffix(" = "), margin)
+        return [f"{margin}(", *opened, first.replace("_", ")", 1), *rest]
+    if (names := _BARE_TUPLE.fullmatch(text)) is not None:
+        return [f"{margin}{names[1]} (", *_one_a_line(names[2], margin), f"{margin})"]
+    return _opened(line, some[-1], margin, defines=False) if some else [line]
+
+
+def _one_a_line(names: str, margin: str) -> list[str]:
+    return [f"{margin}    {name.strip()}," for name in names.split(",") if name.strip()]
 
 
 def _opened(line: str, group: _Group, margin: str, *, defines: bool) -> list[str]:

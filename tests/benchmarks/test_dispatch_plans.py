@@ -17,7 +17,7 @@ from benchmarks.dispatch.dispatch_cases import (
     SHAPES,
     SINGLES,
     decisions,
-    gemm_words,
+    format_gemm,
     is_rendered,
 )
 from benchmarks.dispatch.dispatch_run import AS_COMPILED, Line, read_lines, run_dispatch
@@ -58,7 +58,7 @@ def test_plans_follow_the_measurements(workshop: Workshop) -> None:
     assert plans["cublas-precise"].runs == f"{precise}, wgrad torch.scaled_mm tensorwise precise"
     assert plans[DISPATCH].runs == plans["cublas-fast"].runs
     made = plans[DISPATCH].plan()
-    assert gemm_words(made.sites) == plans[DISPATCH].runs
+    assert format_gemm(made.sites) == plans[DISPATCH].runs
     assert is_rendered(made)
 
 

@@ -182,8 +182,8 @@ def test_reads_as_a_person_would_write_it() -> None:
     kernels = render_package(PLANS["one"])["kernels.py"]
     for text in (
         "class LinearE4m3X48x32(torch.autograd.Function):",
-        "        x_fp8, x_scale, x_largest = fused.quantise_e4m3_48(x)",
-        "        dy_fp8, dy_scale, dy_largest, bias_sums = fused.add_backward_e4m3_32(grad)",
+        "        x_fp8, x_scale, x_scale_max = fused.quantise_e4m3_48(x)",
+        "        dy_fp8, dy_scale, dy_scale_max, bias_sums = fused.add_backward_e4m3_32(grad)",
         "        dbias = fused.reduce_1(bias_sums, bias.dtype)",
         "def linear_e4m3_48x32(x: Tensor, weight: Tensor, bias: Tensor, counter_id: int) -> Tensor:",
         "def linear_e4m3_48x32_frozen("

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -113,6 +112,6 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def own_triton_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Triton compiles is of this test alone."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def triton_cache(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Triton compiles is kept in build/, by its text and by Triton's own, for the other tests and the next run."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(pytestconfig.rootpath / "build" / "triton"))

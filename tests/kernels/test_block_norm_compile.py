@@ -8,7 +8,7 @@ from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.rendered_cases import BLOCK_PARTS, norm_specs, reads_sixteen_bytes, write_package
 from tests.support.kernels.sm90 import SHARED, compiled, spilled
 
-pytestmark = pytest.mark.usefixtures("own_triton_cache")
+pytestmark = pytest.mark.usefixtures("triton_cache")
 
 
 SPECS = [spec for width in (256, 768, 2048, 4096, 8192) for spec in norm_specs(width, BLOCK_PARTS[1:3])]

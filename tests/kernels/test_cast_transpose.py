@@ -80,7 +80,7 @@ def test_no_matrix_is_refused(package):
 
 @pytest.mark.parametrize("spec", CAST_TRANSPOSES, ids=lambda spec: spec.function)
 @pytest.mark.parametrize("element", ["bf16", "fp32"])
-@pytest.mark.usefixtures("own_triton_cache")
+@pytest.mark.usefixtures("triton_cache")
 def test_it_compiles_for_hopper(package, spec, element, tmp_path):
     from tests.support.kernels.sm90 import SHARED, compile_for_sm90, spilled
 

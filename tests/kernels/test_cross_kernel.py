@@ -61,7 +61,7 @@ def test_the_kernel_reads_and_writes_what_it_should(tmp_path):
 
 
 @pytest.mark.parametrize("spec", [LARGE, SPECS[0]], ids=lambda spec: spec.function)
-@pytest.mark.usefixtures("own_triton_cache")
+@pytest.mark.usefixtures("triton_cache")
 def test_it_compiles_for_hopper(package, spec):
     from tests.support.kernels.sm90 import compile_for_sm90, warps_of
 

@@ -14,7 +14,7 @@ from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.rendered_cases import reads_sixteen_bytes, write_package
 from tests.support.kernels.sm90 import CUOBJDUMP, SHARED, compile_for_sm90, spilled, warps_of
 
-pytestmark = pytest.mark.usefixtures("own_triton_cache")
+pytestmark = pytest.mark.usefixtures("triton_cache")
 
 
 FLOATS = ("values", "scale", "largest", "mean", "rstd", "dweight", "dbias", "dadd")

@@ -191,7 +191,7 @@ COMPILED += [spec for spec in fused_cast_transposes(2048)[1::2] if spec.spec.how
 
 
 @pytest.mark.parametrize("spec", COMPILED, ids=lambda spec: spec.function)
-@pytest.mark.usefixtures("own_triton_cache")
+@pytest.mark.usefixtures("triton_cache")
 def test_it_compiles_for_hopper(spec, tmp_path):
     from tests.support.kernels.sm90 import SHARED, compile_for_sm90, spilled, warps_of
 

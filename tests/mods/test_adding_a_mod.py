@@ -24,11 +24,13 @@ from loka.mods.registry import MODS, ModKind, mod_schemas, module_mod, planning_
 from loka.plan.mod_proposals import drafted_from
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
-from loka.plan.report.mod_plans import changed_words, touches
+from loka.plan.report.mod_plans import describe_changes, touches
 from loka.policy.problems import PolicyError
 from loka.policy.schema.policy_schema import json_schema
+from tests.support import added_mods
+from tests.support.importing import import_folder
 
-FOLDERS = Path(__file__).with_name("added_mods")  # one a mod, as in loka/mods
+FOLDERS = Path(added_mods.__file__).parent  # one a mod, as in loka/mods
 LINES = {"six_relu": ModKind.MODULES, "late_bias": ModKind.SITES, "tanh_sigmoid": ModKind.OWNERS}
 PROTOCOLS = {
     ModKind.MODULES: ModuleModPlanning,
@@ -90,8 +92,7 @@ def make(added: None) -> Callable[[str], Made]:
         Path("added").mkdir()
         for file, text in render_package(plan).items():
             Path("added", file).write_text(text)
-        importlib.invalidate_caches()
-        return plan, importlib.import_module("added")
+        return plan, import_folder(Path("added").resolve())
 
     return one
 
@@ -111,7 +112,7 @@ def gradients(module: nn.Module, x: Tensor) -> dict[str, Tensor]:
 @pytest.mark.filterwarnings("ignore:.*is on cpu.*:loka.dispatch.dispatch_errors.LokaWarning")
 def test_from_policy_to_live_model(make: Callable[[str], Made]) -> None:
     plan, package = make("{use: six_relu, note: to try}, {use: late_bias}, {use: tanh_sigmoid}")
-    assert {mod.use: (changed_words(mod), mod.exact, mod.note) for mod in plan.mods} == {
+    assert {mod.use: (describe_changes(mod), mod.exact, mod.note) for mod in plan.mods} == {
         "six_relu": ("1 ReLU -> ReLU6", False, "to try"),
         "late_bias": ("a bias of 64 is added later in up, a bias of 32 is added later in out", True, ""),
         "tanh_sigmoid": ("1 sigmoid by way of tanh in the model itself", True, ""),

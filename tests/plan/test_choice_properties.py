@@ -73,7 +73,7 @@ def planned(site: Site, wanted: SiteSettings, costs: MadeUp, kernels=KERNELS) ->
 
 def time_of(site: Site, wanted: SiteSettings, kernels: tuple[str, ...], costs: MadeUp) -> float:
     """The time of any combination of kernels, added up here part by part."""
-    sizes, pricer = SiteSizes(BATCH, site.k, site.n), PerfModel(costs)
+    sizes, perf_model = SiteSizes(BATCH, site.k, site.n), PerfModel(costs)
     gemms = [gemm for gemm in Gemm if gemm is not Gemm.DGRAD or site.input_grad]
     pairs = {
         gemm: None if kernel == NATIVE else wanted.gemms[gemm].operands
@@ -81,16 +81,16 @@ def time_of(site: Site, wanted: SiteSettings, kernels: tuple[str, ...], costs: M
     }
     fused = wanted.fuse is Fuse.ALWAYS
     unfused = fused and any(pairs.values())  # where they are no chain
-    sheet = workload_of(sizes, Recipe.of(pairs), surroundings_of(site), fused, False, unfused)
+    workload = workload_of(sizes, Recipe.of(pairs), surroundings_of(site), fused, False, unfused)
 
     def product_us(gemm: Gemm, kernel: str) -> float:
         """In whichever form of its operands a kernel is faster."""
         pair, how = pairs[gemm], Accumulation.PRECISE if pairs[gemm] else None
         forms = {pair, transposed_form(pair) if pair is not None else None} if kernel != NATIVE else {None}
         parts = (gemm_part(gemm, sizes, kernel, form, how) for form in forms if form is not None or kernel == NATIVE)
-        return min(price.us for part in parts if (price := pricer.part(part)))
+        return min(latency.us for part in parts if (latency := perf_model.part(part)))
 
-    around = sum(price.us for part in (*sheet.forward, *sheet.backward) if (price := pricer.part(part)))
+    around = sum(latency.us for part in (*workload.forward, *workload.backward) if (latency := perf_model.part(part)))
     return around + sum(product_us(gemm, kernel) for gemm, kernel in zip(gemms, kernels, strict=True))
 
 

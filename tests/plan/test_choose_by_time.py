@@ -15,7 +15,7 @@ from loka.kernels.measurements.parts import Part, PartKind, TimeSource
 from loka.numerics.enums import Accumulation, Compute, Fuse, Gemm, Scaling
 from loka.plan.evidence import ProfiledSites
 from loka.plan.plan import NATIVE, GemmPlan, SitePlan
-from loka.plan.report.format import decision_words
+from loka.plan.report.format import format_decision
 from loka.plan.resolve import Situation, resolve
 from loka.plan.select.workload import Surroundings, Traced
 from loka.policy.cascade.settings import Budget, GemmSettings, SiteSettings
@@ -158,7 +158,7 @@ def test_transposed_operands_take_the_form_of_the_fastest_kernel(decide, wanted)
     assert {gemm.kernel for gemm in plan.gemms} == {"fbgemm.rowwise"}
     wgrad = gemm_of(plan, Gemm.WGRAD)
     assert {operand.scaling for operand in wgrad.operands} == {Scaling.ROWWISE}
-    assert wgrad.by_rows == ()
+    assert wgrad.m_buckets == ()
     own = decide(wanted(Compute.FP8), MadeUp({NATIVE: 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 1.5}), kernels=kernels)
     assert gemm_of(own, Gemm.WGRAD).operands == CHAIN[Gemm.WGRAD]
 
@@ -213,12 +213,12 @@ def test_batches_of_other_sizes_have_the_kernel_that_is_fastest_there(decide, wa
     plan = decide(wanted(Compute.FP8), MadeUp(KERNELS, factor), k=2048, n=1024)
     for gemm in plan.gemms:
         assert gemm.kernel == SCALED_MM
-        assert gemm.by_rows == ((1024, OTHER.name), (32768, SCALED_MM))
-        assert decision_words(plan, gemm.gemm).endswith(" by zz.other up to M 1024, torch.scaled_mm above")
+        assert gemm.m_buckets == ((1024, OTHER.name), (32768, SCALED_MM))
+        assert format_decision(plan, gemm.gemm).endswith(" by zz.other up to M 1024, torch.scaled_mm above")
     noisy = decide(wanted(Compute.FP8), MadeUp(KERNELS, factor, spread=0.3), k=2048, n=1024)
-    assert {gemm.by_rows for gemm in noisy.gemms} == {()}
+    assert {gemm.m_buckets for gemm in noisy.gemms} == {()}
     same = decide(wanted(Compute.FP8), MadeUp(KERNELS), k=2048, n=1024)
-    assert {gemm.by_rows for gemm in same.gemms} == {()}
+    assert {gemm.m_buckets for gemm in same.gemms} == {()}
 
 
 def test_other_batches_need_no_library_that_the_planned_one_does_without(decide, wanted) -> None:
@@ -232,8 +232,8 @@ def test_other_batches_need_no_library_that_the_planned_one_does_without(decide,
         plan = decide(wanted(Compute.KEEP, fprop=Compute.FP8), costs, kernels=kernels, k=2048, n=1024)
         return gemm_of(plan, Gemm.FPROP)
 
-    assert (planned(1024).kernel, planned(1024).by_rows) == (SCALED_MM, ())
-    assert (planned(8192).kernel, planned(8192).by_rows) == ("fbgemm.rowwise", ())
+    assert (planned(1024).kernel, planned(1024).m_buckets) == (SCALED_MM, ())
+    assert (planned(8192).kernel, planned(8192).m_buckets) == ("fbgemm.rowwise", ())
 
 
 def test_a_small_batch_has_its_own_kernel_up_to_256_rows(decide, wanted) -> None:
@@ -242,7 +242,7 @@ def test_a_small_batch_has_its_own_kernel_up_to_256_rows(decide, wanted) -> None
         wanted(Compute.FP8, dgrad=Compute.KEEP), costs, k=2048, n=1024, rows=RowCount(0, 200), input_grad=False
     )
     fprop = gemm_of(plan, Gemm.FPROP)
-    assert (fprop.kernel, fprop.by_rows) == (OTHER.name, ((256, OTHER.name), (1024, SCALED_MM)))
+    assert (fprop.kernel, fprop.m_buckets) == (OTHER.name, ((256, OTHER.name), (1024, SCALED_MM)))
 
 
 def test_a_kernel_with_wrong_numbers_is_never_taken(decide, wanted) -> None:

@@ -31,9 +31,9 @@ from loka.plan import planner
 from loka.plan.plan import Gain, InteractionPlan, Plan
 from loka.plan.planner import make_plan, planned
 from loka.plan.report.explain_site import explain
-from loka.plan.report.mod_plans import gained_words
+from loka.plan.report.mod_plans import describe_gain_in
 from loka.plan.report.plan_diff import diff
-from loka.plan.report.plan_rows import group_interactions, group_sites, total_time, total_words
+from loka.plan.report.plan_rows import format_total, group_interactions, group_sites, total_time
 from loka.plan.select.interaction_times import interaction_plans
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.serialize import from_json, to_json
@@ -178,13 +178,13 @@ def test_wrong_numbers_stand_in_for_nothing() -> None:
 
 
 def test_without_measurements_our_kernels_are_estimated_by_bytes_and_the_compiler_is_not() -> None:
-    pricer = PerfModel(measured(Part(PartKind.GEMM, "as-is", 64, 64, 64)))
+    perf_model = PerfModel(measured(Part(PartKind.GEMM, "as-is", 64, 64, 64)))
     forward, _ = parts_of(WUKONG, 16384, 128, RENDERED)
-    price = pricer.part(forward)
-    assert price is not None
-    assert (price.us, price.source) == (interaction_us(forward), TimeSource.ESTIMATED)
-    assert price.us == pytest.approx(169, rel=0.05), "as it was measured: docs/results/LOG.md"
-    assert pricer.part(replace(forward, kernel=COMPILED)) is None
+    latency = perf_model.part(forward)
+    assert latency is not None
+    assert (latency.us, latency.source) == (interaction_us(forward), TimeSource.ESTIMATED)
+    assert latency.us == pytest.approx(169, rel=0.05), "as it was measured: docs/results/LOG.md"
+    assert perf_model.part(replace(forward, kernel=COMPILED)) is None
 
 
 def test_a_plan_holds_its_interactions_with_their_sites(write: Write, plans: dict[str, Plan]) -> None:
@@ -228,7 +228,7 @@ def test_the_total_counts_interactions(write: Write, plans: dict[str, Plan]) -> 
     assert total.us == pytest.approx(bare.us + chosen)
     assert total.as_is_us == pytest.approx(bare.as_is_us + 3 * chosen, rel=1e-4)
     assert total.interactions == ((TimeSource.MEASURED, 6),)
-    assert total_words(total).startswith("GEMMs with their norms and interactions: ")
+    assert format_total(total).startswith("GEMMs with their norms and interactions: ")
 
 
 def test_without_the_compilers_time_they_are_left_out_and_this_is_said(write: Write, plans: dict[str, Plan]) -> None:
@@ -237,10 +237,10 @@ def test_without_the_compilers_time_they_are_left_out_and_this_is_said(write: Wr
     total = total_time(plan)
     assert total == replace(total_time(replace(plan, interactions=())), left_out=6)  # type: ignore[type-var]
     assert total is not None
-    assert "without 6 interactions, never measured by torch.compile" in total_words(total)
+    assert "without 6 interactions, never measured by torch.compile" in format_total(total)
     (mod,) = plan.mods
-    assert gained_words(plan, mod) == "its gain is not known: never measured by torch.compile"
-    assert gained_words(plan, replace(mod, use="no_bias")) == ""
+    assert describe_gain_in(plan, mod) == "its gain is not known: never measured by torch.compile"
+    assert describe_gain_in(plan, replace(mod, use="no_bias")) == ""
     assert {(row.us == "-", row.as_is_us, row.speedup) for row in group_interactions(plan)} == {(False, "-", "-")}
 
 

@@ -160,7 +160,7 @@ def test_the_norms_around_are_counted_once(plan_for: PlanFor) -> None:
     plan = plan_for(costs)
     total = total_time(plan)
     assert total is not None
-    pricer = PerfModel(costs)
+    perf_model = PerfModel(costs)
     around = ((512, "layer_norm"), (512, "layer_norm silu"), (64, "layer_norm silu"), (512, "layer_norm silu"))
     norms = [
         Part(work, "rendered", 8192, width, recipe="bfloat16", around=words)
@@ -170,7 +170,7 @@ def test_the_norms_around_are_counted_once(plan_for: PlanFor) -> None:
     products = [
         native_part(gemm.gemm, SiteSizes(8192, each.site.k, each.site.n)) for each in plan.sites for gemm in each.gemms
     ]
-    expected = pricer.sum((*norms, *products))
+    expected = perf_model.sum((*norms, *products))
     assert expected is not None
     enter = site(plan, "enter")
     assert enter.timing is not None

@@ -13,7 +13,7 @@ from loka.mods.adaptation import Adaptation
 from loka.mods.fingerprint import mod_fingerprints
 from loka.numerics.enums import Compute, Format, Gemm, Operand, Range, Scaling
 from loka.numerics.recipe import OperandRecipe
-from loka.plan.evidence import NEVER_RAN, NO_EVIDENCE, check_sites, over_budget, over_budget_words
+from loka.plan.evidence import NEVER_RAN, NO_EVIDENCE, check_sites, over_budget, over_budget_message
 from loka.plan.plan import NATIVE, GemmPlan
 from loka.plan.resolve import ImpossibleRuleError, Situation, resolve
 from loka.policy.cascade.settings import Budget
@@ -125,14 +125,14 @@ def test_forced_stays_fp8_and_is_marked_where_the_evidence_is_against_it(
     assert found[Gemm.FPROP].reason == f"fp8 by p.yaml:14, over budget: {figures}"
     plan = make_plan(make_site(), known=make_known({NAME: estimates}))
     assert over_budget(plan) == (f"{NAME} fprop: {figures}",)
-    assert over_budget_words(plan).startswith("1 GEMM is over budget by profiles/ranker.safetensors")
-    assert over_budget_words(make_plan(make_site())) == ""
+    assert over_budget_message(plan).startswith("1 GEMM is over budget by profiles/ranker.safetensors")
+    assert over_budget_message(make_plan(make_site())) == ""
 
 
 def test_a_message_over_many_sites_names_some_and_counts_the_rest(make_plan, make_site, make_known, make_estimate):
     sites = [make_site(f"a.{i}") for i in range(50)]
     plan = make_plan(*sites, known=make_known({site.name: (make_estimate(mere=0.3),) for site in sites}))
-    lines = over_budget_words(plan).splitlines()
+    lines = over_budget_message(plan).splitlines()
     assert len(over_budget(plan)) == 50
     assert len(lines) == 23
     assert lines[0].startswith("50 GEMMs are")

@@ -37,8 +37,15 @@ STATEMENTS = {
     "a dictionary": f"y = dict(zip({joined(5)}, strict=True), **{{{joined(6, DOUBLE + '{0}' + DOUBLE + ': {0}')}}})",
     "types": f"def forward(x: Tensor) -> tuple[{joined(9)}]:\n    return x",
     "a decorator": f"@triton.jit(do_not_specialize=[{joined(8, DOUBLE + '{}' + DOUBLE)}])\ndef f():\n    return 0",
-    "a comment stays": f"# {joined(14)}\ny = 0",
-    "a docstring stays": f'def f() -> None:\n    """{joined(14)}\n\n    {joined(14)}\n    """',
+    "bare targets": f"{joined(11)} = fused.norm_forward({joined(4)})",
+    "bare targets, a value in brackets": f"{joined(9)} = fused.norm_forward_of_a_long_name({joined(4)})",
+    "bare targets and many arguments": f"{joined(11)} = fused.norm_forward({joined(12)})",
+    "bare targets of a name": f"{joined(12)} = ctx.dtypes",
+    "a tuple that is returned": f"def f():\n    return {joined(11)}",
+    "names that are deleted": f"del {joined(12)}",
+    "a bracket that comes late": f"x = f(self.{'a' * 60}.{'b' * 60}.reshape(32, 48), 3)",
+    "a comment": f"# {joined(14)}\ny = 0",
+    "a docstring": f'def f() -> None:\n    """{joined(14)}\n\n    {joined(14)}\n    """',
 }
 
 
@@ -65,6 +72,15 @@ def test_a_line_that_fits_stays() -> None:
     text = f"y = f({'a' * (WIDTH - 7)})\n"
     assert len(text) == WIDTH + len("\n")
     assert wrap(text) == text
+
+
+def test_prose_is_filled() -> None:
+    text = f'def f() -> None:\n    """{joined(14)}."""\n    # {joined(14)}\n'
+    wrapped = wrap(text)
+    lines = wrapped.split("\n")
+    assert max(map(len, lines)) <= WIDTH
+    assert [line[:6] for line in lines[1:5]] == ['    ""', "    op", "    # ", "    # "]
+    assert " ".join(wrapped.replace("# ", "").split()) == " ".join(text.replace("# ", "").split())
 
 
 def test_targets_are_opened_where_the_call_cannot_help() -> None:

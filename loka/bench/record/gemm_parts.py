@@ -26,7 +26,7 @@ from loka.numerics.quantize import Quantized, quantize
 from loka.numerics.recipe import OperandRecipe
 from loka.numerics.scalings import BLOCKS
 
-SCALED_MM, AS_IS, FBGEMM = "torch.scaled_mm", "as-is", "fbgemm.rowwise"
+SCALED_MM, NATIVE, FBGEMM = "torch.scaled_mm", "as-is", "fbgemm.rowwise"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -155,7 +155,7 @@ class Gemms:
         """
         if part.dtype not in DTYPES:
             raise InputError(f"no GEMM writes {part.dtype!r}; it can be {', '.join(DTYPES)}")
-        if part.kernel == AS_IS:
+        if part.kernel == NATIVE:
             operands = self.operands(part)
             return PreparedCall(plain_product, operands.plain, lambda found: operands.check(found, None))
         recipe = parse_recipe(part.recipe)

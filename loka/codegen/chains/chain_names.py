@@ -1,44 +1,13 @@
-"""The names in a chain's text, and its statements: calls of kernels and FP8 products."""
+"""The names in a chain's code: arguments, intermediate results, and what is kept for backward."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
 
 from loka.codegen.chains import chain_shapes as shapes
 from loka.codegen.chains.chain_shapes import ChainShape
 from loka.codegen.chains.static_operands import input_kernel
-from loka.codegen.modules.gemm_calls import gemm_call
-from loka.codegen.modules.linear_recipes import SiteRecipe
-from loka.codegen.text.layout import Code, call, lay_out
-from loka.errors import LokaError
-from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
-from loka.kernels.fused.norm.norm_spec import NormForward
-from loka.kernels.fused.rendering import AnySpec
-from loka.numerics.enums import Gemm
-from loka.templating.wrap import WIDTH
 
-INDENT = 8
-_COPIES = (
-    ("values", "fp8"),
-    ("transposed", "transposed"),
-    ("scale", "scale"),
-)  # results of `CastTranspose`, and their names
-
-
-class ChainKernels:
-    """The kernels that a text calls, each once, in order."""
-
-    def __init__(self) -> None:
-        self._specs: dict[AnySpec, None] = {}
-
-    def call(self, spec: AnySpec, arguments: Sequence[str]) -> Code:
-        """`fused.NAME(arguments)`."""
-        self._specs.setdefault(spec)
-        return call(f"fused.{spec.function}", [Code(argument) for argument in arguments])
-
-    def specs(self) -> tuple[AnySpec, ...]:
-        """All that were called."""
-        return tuple(self._specs)
+# Results of `CastTranspose`, and what they are called here.
+_COPIES = (("values", "fp8"), ("transposed", "fp8_t"), ("scale", "scale"))
 
 
 class ChainNames:
@@ -67,13 +36,13 @@ class ChainNames:
         """The results of a kernel that quantises; frozen weights and a wgrad that is kept need no transposed copies."""
         s = self.suffix(index)
         no_copy = frozen or (operand == "x" and self._shape.stages[index].keeps_wgrad)
-        largest = "_" if no_copy else f"{operand}_largest{s}"
-        return {"values": f"{operand}_fp8{s}", "scale": f"{operand}_scale{s}", "largest": largest}
+        scale_max = "_" if no_copy else f"{operand}_scale_max{s}"
+        return {"values": f"{operand}_fp8{s}", "scale": f"{operand}_scale{s}", "largest": scale_max}
 
-    def scaled(self, operand: str, index: int) -> dict[str, str]:
-        """What a kernel that quantises an operand under a known scale is given."""
+    def static_scale(self, operand: str, index: int) -> dict[str, str]:
+        """What a kernel that quantises an operand with a static scale is given."""
         s = self.suffix(index)
-        return {"scale": f"{operand}_scale{s}", "record": f"{operand}_record{s}"}
+        return {"scale": f"{operand}_scale{s}", "record": f"{operand}_overflow_stats{s}"}
 
     def both_copies(self, operand: str, index: int) -> dict[str, str]:
         """The results of a kernel that makes an operand as it is and transposed; a weight's scale is one of them."""
@@ -95,18 +64,19 @@ class ChainNames:
         """What a stage's product and residual came to."""
         return f"sum{self.suffix(index)}"
 
+    def dy_scale(self, index: int) -> str:
+        """The scale of a stage's output gradient."""
+        return f"dy_scale{self.suffix(index)}" if self._shape.known else "dy_scale"
+
     def source(self, name: str | int | None, x: str = "x") -> str:
         """What a stage multiplies by or adds; `x` is what the chain's input is called here."""
         return self.sum(name) if isinstance(name, int) else x if name == "x" else str(name)
 
     @property
-    def sums_dtype(self) -> str:
-        """The dtype of sums and products with arguments, as torch would find it."""
-        found = "dtype"
+    def summed(self) -> tuple[str, ...]:
+        """The arguments that stages multiply by or add."""
         used = dict.fromkeys(name for stage in self._shape.stages for name in (stage.times, stage.residual))
-        for name in used:
-            found = f"torch.promote_types({found}, {name}.dtype)" if isinstance(name, str) else found
-        return found
+        return tuple(name for name in used if isinstance(name, str))
 
     def vectors(self, index: int) -> list[str]:
         """A stage's bias and the parameters of its norm."""
@@ -129,24 +99,25 @@ class ChainNames:
         found = ["x", *self._shape.others, *self.pre_vectors()]
         for index in range(len(self._shape.stages)):
             found += [f"weight{self.suffix(index)}", *self.vectors(index)]
-            found += self.known(index)
+            found += self.static_scales(index)
         return found
 
-    def known(self, index: int) -> list[str]:
-        """The known scales of a stage, each with its record."""
+    def static_scales(self, index: int) -> list[str]:
+        """The static scales of a stage, each with its overflow statistics."""
         if not self._shape.known:
             return []
-        return [name for operand in ("x", "dy") for name in self.scaled(operand, index).values()]
+        return [name for operand in ("x", "dy") for name in self.static_scale(operand, index).values()]
 
-    def records(self) -> list[str]:
-        """The records that backward adds to."""
+    def overflow_stats(self) -> list[str]:
+        """The overflow statistics that backward adds to."""
         stages = range(len(self._shape.stages)) if self._shape.known else ()
-        return [self.scaled("dy", index)["record"] for index in stages]
+        return [self.static_scale("dy", index)["record"] for index in stages]
 
     def frozen_tensors(self) -> list[str]:
         """The frozen function's tensors: each FP8 weight comes with its scales."""
         found: list[str] = []
-        of_gradients = {name for index in range(len(self._shape.stages)) for name in self.scaled("dy", index).values()}
+        stages = range(len(self._shape.stages))
+        of_gradients = {name for index in stages for name in self.static_scale("dy", index).values()}
         for name in self.tensors():
             if name in of_gradients:
                 continue
@@ -154,11 +125,10 @@ class ChainNames:
             found += [name, name.replace("weight", "scale", 1)] if is_weight else [name]
         return found
 
-    def ticks(self) -> list[str]:
+    def counter_ids(self) -> list[str]:
         """The numbers under which FP8 GEMMs count."""
-        return (
-            [f"counter_id{self.suffix(index)}" for index in range(len(self._shape.stages))] if self._shape.fp8 else []
-        )
+        stages = range(len(self._shape.stages)) if self._shape.fp8 else ()
+        return [f"counter_id{self.suffix(index)}" for index in stages]
 
     def saved(self) -> list[str]:
         """What forward keeps for backward."""
@@ -170,7 +140,7 @@ class ChainNames:
         for index, stage in enumerate(self._shape.stages):
             s = self.suffix(index)
             if self._shape.known:
-                found += self._saved_known(index)
+                found += self._saved_static(index)
             elif self._shape.fp8:
                 kept = stage.keeps_wgrad
                 found += [self.plain_input(index)] if kept else self.quantised("x", index).values()
@@ -186,93 +156,23 @@ class ChainNames:
             found += [f"{name}{s}" for name in parameters if name in ("mean", "rstd")]
         return list(dict.fromkeys(found))
 
-    def _saved_known(self, index: int) -> list[str]:
-        """The operands of a stage under known scales; what has a transposed copy already is read in that alone."""
+    def _saved_static(self, index: int) -> list[str]:
+        """The operands of a stage with static scales; what has a transposed copy already is read in that alone."""
         s, kept = self.suffix(index), self._shape.stages[index].keeps_wgrad
-        x = "x_transposed" if "transposed" in input_kernel(self._shape, index).results else "x_fp8"
+        x = "x_fp8_t" if "transposed" in input_kernel(self._shape, index).results else "x_fp8"
         operands = [self.plain_input(index)] if kept else [f"{x}{s}", f"x_scale{s}"]
-        return [*operands, f"weight_transposed{s}", f"weight_scale{s}", f"dy_scale{s}"]
+        return [*operands, f"weight_fp8_t{s}", f"weight_scale{s}", f"dy_scale{s}"]
 
-    def kept_dtypes(self) -> list[tuple[str, str]]:
-        """The dtypes that backward cannot read off what is saved: where forward finds each, its name in backward."""
-        found = []
+    def dtypes(self) -> dict[str, str]:
+        """The dtypes that backward cannot read off what is saved: each by its name there."""
+        found = {}
         named = any("x" in (stage.times, stage.residual) for stage in self._shape.stages)
         if self._shape.fp8 and (len(self._shape.stages) > 1 or self._shape.stages[0].before is not None or named):
-            found.append(("dtype", "dtype"))
+            found["dtype"] = "dtype"
         if self._shape.stages[0].before is None:
-            found.append(("x.dtype", "x_dtype"))
-        found += [(f"{other}.dtype", f"{other}_dtype") for other in self._shape.others]
+            found["x_dtype"] = "x.dtype"
+        found |= {f"{other}_dtype": f"{other}.dtype" for other in self._shape.others}
         if self._shape.fp8:
             suffixes = [self.suffix(index) for index in range(len(self._shape.stages))]
-            found += [(f"weight{s}.dtype", f"weight_dtype{s}") for s in suffixes]
+            found |= {f"weight_dtype{s}": f"weight{s}.dtype" for s in suffixes}
         return found
-
-
-def statement(
-    kernels: ChainKernels, spec: AnySpec, arguments: Mapping[str, str], results: Mapping[str, str], indent: int
-) -> list[str]:
-    """`results = fused.kernel(arguments)`, both by the names that the kernel has for them."""
-    parameters = list(spec.parameters)
-    if isinstance(spec, NormForward) and spec.takes_dtype:
-        parameters.append("dtype")
-    values = kernels.call(spec, [arguments[name] for name in parameters])
-    return assigned([results[name] for name in spec.results], values, indent)
-
-
-def reduced(kernels: ChainKernels, sums: Sequence[tuple[str, str]], indent: int) -> list[str]:
-    """Sums of partial sums in one launch; each stands with the vector whose gradient it is, in whose dtype."""
-    arguments = [argument for partial, vector in sums for argument in (partial, f"{vector}.dtype")]
-    value = kernels.call(Reduce(len(sums)), arguments)
-    return assigned([f"d{vector}" for _, vector in sums], value, indent)
-
-
-def assigned(targets: Sequence[str], value: Code, indent: int) -> list[str]:
-    """`a, b = value`; where that would open the targets instead of the call, the value gets a name first."""
-    before = ", ".join(targets)
-    if indent + len(before) + len(" = ") + len(value.text) <= WIDTH:
-        return lay_out(f"{before} = ", value, "", indent).split("\n")
-    return [*lay_out("results = ", value, "", indent).split("\n"), *unpacked(targets, "results", indent)]
-
-
-def unpacked(targets: Sequence[str], source: str, indent: int) -> list[str]:
-    """`a, b = source`, one target a line where they are many."""
-    margin = " " * indent
-    if len(targets) == 1:
-        return [f"{margin}({targets[0]},) = {source}"]
-    line = f"{margin}{', '.join(targets)} = {source}"
-    if len(line) <= WIDTH:
-        return [line]
-    return [f"{margin}(", *(f"{margin}    {target}," for target in targets), f"{margin}) = {source}"]
-
-
-def deleted(names: Sequence[str], indent: int) -> list[str]:
-    """`del` of the names, in as many lines as it takes; none without names."""
-    lines: list[str] = []
-    for name in names:
-        if lines and len(lines[-1]) + len(f", {name}") <= WIDTH:
-            lines[-1] += f", {name}"
-        else:
-            lines.append(f"{' ' * indent}del {name}")
-    return lines
-
-
-def product(
-    recipe: SiteRecipe,
-    gemm: Gemm,
-    operands: Sequence[str],
-    result: str,
-    dtype: str,
-    counter_id: str,
-    indent: int,
-    bias: str | None = None,
-) -> list[str]:
-    """`result = ` the FP8 product; of the scales of a transposed tensorwise operand the first is all."""
-    found = dict(recipe.items())[gemm]
-    if found is None:
-        raise LokaError(f"a chain's {gemm} has no recipe. This is a fault in LoKA: please report it.")
-    texts = list(operands)
-    for place, operand in enumerate(found.operands):
-        if operand.reads_first_scale:
-            texts[2 * place + 1] += "[:1]"
-    value = gemm_call(gemm, found, texts, dtype, counter_id, bias)
-    return lay_out(f"{result} = ", value, "", indent).split("\n")

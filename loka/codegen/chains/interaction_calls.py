@@ -5,29 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from loka.codegen.chains.cross_functions import CrossShape, cross_view
-from loka.codegen.chains.fm_functions import FunctionView, concat_norm_view, fm_view
+from loka.codegen.chains.interaction_shapes import ConcatNormShape, CrossShape, FmShape, Shape, kernels_of
 from loka.codegen.modules import statement_text
 from loka.codegen.text.identifiers import Names, class_of
 from loka.errors import LokaError
 from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR, Ref, RefKind
 from loka.graph.patterns.concat_norm import concatenated_norm
 from loka.graph.patterns.norm import ChainNorm
-from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
-from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormForward, backward_of, unsupported_reason
-from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward, FmSizes
+from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormForward, unsupported_reason
+from loka.kernels.fused.interaction.fm_spec import FmSizes
 from loka.kernels.fused.rendering import AnySpec
 
 
 @dataclass(frozen=True, slots=True)
-class FmShape:
-    """What a mixing layer's text depends on."""
+class FunctionView:
+    """One autograd function and its wrapper, as templates/function/KIND.py.j2 reads it."""
 
-    sizes: FmSizes
-    passes: bool  # whether x is handed on, for a join that adds it: its gradient is then added in the same kernel
-
-
-Shape = FmShape | ConcatNormForward | CrossShape
+    kind: str  # fm_interaction, concat_norm or cross
+    name: str  # of the wrapper
+    function: str  # of the class
+    shape: Shape
 
 
 class InteractionCalls:
@@ -46,35 +43,11 @@ class InteractionCalls:
 
     def views(self) -> tuple[FunctionView, ...]:
         """Every function that was asked for."""
-        return tuple(_view(shape, *names) for shape, names in self._found.items())
+        return tuple(FunctionView(_KINDS[type(shape)], *names, shape) for shape, names in self._found.items())
 
     def specs(self) -> tuple[AnySpec, ...]:
         """The kernels that the functions call, each once."""
-        found: dict[AnySpec, None] = {}
-        for shape in self._found:
-            if isinstance(shape, FmShape):
-                sizes = shape.sizes
-                specs = (FmForward(sizes), FmBackward(sizes, shape.passes), Reduce(2 if sizes.made else 1))
-                found.update(dict.fromkeys(specs))
-            elif isinstance(shape, CrossShape):
-                found.update({shape.forward: None, shape.backward: None})
-                found.update({Reduce(1): None} if shape.bias else {})
-            else:
-                backward = backward_of(shape)
-                found.update(dict.fromkeys((shape, backward)))
-                sums = len(backward.results) - 1
-                found.update({Reduce(sums): None} if sums else {})
-        return tuple(found)
-
-
-def _view(shape: Shape, name: str, function: str) -> FunctionView:
-    match shape:
-        case FmShape():
-            return fm_view(shape.sizes, shape.passes, name, function)
-        case CrossShape():
-            return cross_view(shape, name, function)
-        case ConcatNormForward():
-            return concat_norm_view(shape, name, function)
+        return tuple(dict.fromkeys(spec for shape in self._found for spec in kernels_of(shape)))
 
 
 def fm_shape(mix: FmInteraction, joins: Sequence[ConcatNorm]) -> FmShape:
@@ -91,14 +64,14 @@ def passing(join: ConcatNorm, mixes: Sequence[FmInteraction]) -> FmInteraction |
     return next((mix for mix in mixes if _adds(join, mix)), None)
 
 
-def concat_norm_shape(join: ConcatNorm, forward: ForwardIR) -> ConcatNormForward | None:
-    """The kernel of a join; None where no kernel takes it."""
+def concat_norm_shape(join: ConcatNorm, forward: ForwardIR) -> ConcatNormShape | None:
+    """The shape of a join; None where no kernel takes it."""
     norm = norm_of(join, forward)
     if unsupported_reason(norm.kind, norm.width, len(join.parts)) is not None:
         return None
     weight, bias = norm.weight is not None, norm.bias is not None
     residual = join.residual is not None
-    return ConcatNormForward(norm.width, len(join.parts), residual, norm.kind, weight, bias, norm.eps)
+    return ConcatNormShape(ConcatNormForward(norm.width, len(join.parts), residual, norm.kind, weight, bias, norm.eps))
 
 
 def norm_of(join: ConcatNorm, forward: ForwardIR) -> ChainNorm:
@@ -145,7 +118,15 @@ def cross_arguments(
     return [scope.read(cross.product), *bias, factor, *residual]
 
 
+_KINDS = {FmShape: "fm_interaction", ConcatNormShape: "concat_norm", CrossShape: "cross"}
+
+
 def _name(shape: Shape) -> str:
-    if not isinstance(shape, FmShape):
-        return shape.function
-    return FmForward(shape.sizes).function + ("_passing" if shape.passes else "")
+    match shape:
+        case FmShape():
+            return shape.forward.function + ("_passing" if shape.passes else "")
+        case ConcatNormShape():
+            return shape.forward.function
+        case CrossShape():
+            what = [*(["itself"] if shape.itself else []), *([] if shape.bias else ["unbiased"])]
+            return "_".join(["cross", *what, str(shape.width), *(["passing"] if shape.passes else [])])

@@ -23,7 +23,7 @@ from loka.plan.plan import GemmPlan, SitePlan
 
 _DTYPE = {Format.E4M3: "torch.float8_e4m3fn", Format.E5M2: "torch.float8_e5m2"}
 _VARIABLE = {Operand.INPUT: "x", Operand.WEIGHT: "weight", Operand.GRAD_OUTPUT: "dy"}
-# Each operand as a GEMM reads it, along the dimension that it contracts (docs/architecture.md).
+# Each operand as a GEMM reads it, along the dimension that it contracts (docs/kernels.md).
 _VIEW = {
     (Gemm.FPROP, Operand.INPUT): "x",
     (Gemm.FPROP, Operand.WEIGHT): "weight",
@@ -71,7 +71,7 @@ def site_recipe(plan: SitePlan) -> SiteRecipe:
     if Gemm.DGRAD not in found and fprop is not None and wgrad is not None and operands is not None:
         in_chain = wgrad.operands[0].transposed or plan.recipe.is_chain
         if in_chain or fprop.accumulation == wgrad.accumulation:
-            alike = (fprop.kernel, fprop.by_rows) == (wgrad.kernel, wgrad.by_rows)
+            alike = (fprop.kernel, fprop.m_buckets) == (wgrad.kernel, wgrad.m_buckets)
             dgrad = replace(fprop, operands=operands) if alike else GemmRecipe(operands, fprop.accumulation)
     return SiteRecipe(fprop, dgrad, wgrad)
 
@@ -79,7 +79,7 @@ def site_recipe(plan: SitePlan) -> SiteRecipe:
 def _gemm_recipe(plan: GemmPlan) -> GemmRecipe | None:
     if plan.operands is None:
         return None
-    return GemmRecipe(plan.operands, plan.accumulation or Accumulation.PRECISE, plan.kernel, plan.by_rows)
+    return GemmRecipe(plan.operands, plan.accumulation or Accumulation.PRECISE, plan.kernel, plan.m_buckets)
 
 
 def describe(plan: SitePlan) -> str:

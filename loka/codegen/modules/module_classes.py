@@ -198,7 +198,7 @@ def _known_lines(found: Sequence[StaticOperand]) -> tuple[str, ...]:
 
 
 def _decisions(plan: SitePlan) -> tuple[object, ...]:
-    return tuple((gemm.gemm, gemm.operands, gemm.accumulation, gemm.kernel, gemm.by_rows) for gemm in plan.gemms)
+    return tuple((gemm.gemm, gemm.operands, gemm.accumulation, gemm.kernel, gemm.m_buckets) for gemm in plan.gemms)
 
 
 def _only_fprop(plan: SitePlan) -> SitePlan:

@@ -36,6 +36,7 @@ from loka.kernels.fused.cross.cross_kernel import (
     cross_backward_values,
     cross_configuration,
 )
+from loka.kernels.fused.device_functions import device_functions, used_functions
 from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormBackward, ConcatNormForward
 from loka.kernels.fused.interaction.concat_norm_values import (
     ConcatNormConfiguration,
@@ -44,7 +45,6 @@ from loka.kernels.fused.interaction.concat_norm_values import (
 )
 from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward
 from loka.kernels.fused.interaction.fm_values import FmConfiguration, fm_configuration, fm_values
-from loka.kernels.fused.device_functions import device_functions, used_functions
 from loka.kernels.fused.kernel_values import KernelValues
 from loka.kernels.fused.norm.norm_launch import Configuration, configuration
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec

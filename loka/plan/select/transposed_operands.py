@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from loka.numerics.enums import OPERANDS, Gemm, Scaling
 from loka.numerics.recipe import TRANSPOSED_FROM, OperandPair
 from loka.plan.plan import GemmPlan
-from loka.plan.report.format import recipe_words
+from loka.plan.report.format import format_recipe
 
 
 def unsupported_transpose(gemm: Gemm, operands: OperandPair, decided: Mapping[Gemm, GemmPlan]) -> str | None:
@@ -33,7 +33,7 @@ def unsupported_transpose(gemm: Gemm, operands: OperandPair, decided: Mapping[Ge
         if not found.can_be_transposed:
             instead = ", or say nothing of requantize_transpose: under one scale, a copy made anew has the same values"
             return (
-                f"{start} is {recipe_words(found)}; give {source_gemm} scaling: rowwise, range: dynamic and "
+                f"{start} is {format_recipe(found)}; give {source_gemm} scaling: rowwise, range: dynamic and "
                 f"power_of_two: true{instead if found.scaling is Scaling.TENSORWISE else ''}"
             )
     return None

@@ -1,4 +1,4 @@
-"""What a site's step is made of, for each way of running it: the parts (`parts`) that are timed.
+"""What a site's step is made of, for each execution option: the parts (`parts`) that are timed.
 
 A site's step is its GEMMs, what makes their operands, and the norms and activations around it, forward and backward:
 
@@ -8,8 +8,8 @@ A site's step is its GEMMs, what makes their operands, and the norms and activat
   weight is quantised; backward, the gradient of those after is written in FP8; it, the input and the weight are
   transposed;
 - in a chain's recipe alone: the same, with a quantiser each for the input and the output gradient;
-- in a chain under known scales: the same passes, which take longer than those that find rows' scales (`KNOWN`, and
-  `KNOWN_TILES` beside a BlockNorm, whose kernels write both copies of a tile);
+- in a chain under static scales: the same passes, which take longer than those that find rows' scales
+  (`STATIC_SCALES`, and `STATIC_SCALES_TILES` beside a BlockNorm, whose kernels write both copies of a tile);
 - in any other recipe, and where some of its GEMMs stay in BF16: each GEMM quantises both of its operands anew, from a
   transposed copy where it has to. Such a site is no chain; where `fuse: always` would have rendered its norms, the
   compiler writes them (`COMPILED`), which costs the site what fusion gains.
@@ -39,8 +39,9 @@ from loka.plan.plan import NATIVE
 from loka.sites.site import Site
 
 RENDERED = "rendered"
-COMPILED = "compiled"  # by torch.compile; not measured, priced by what is rendered
-KNOWN, KNOWN_TILES = "known", "known-tiles"  # rendered under known scales; not recorded, priced by what is rendered
+COMPILED = "compiled"  # by torch.compile; not measured, derived from what is rendered
+# Rendered under static scales; not recorded, derived from what is rendered.
+STATIC_SCALES, STATIC_SCALES_TILES = "static", "static-tiles"
 DTYPE = "bfloat16"  # of activations: the model's own, or autocast's
 _GEMMS = frozenset({"linear", "matmul", "mm", "addmm", "einsum", "bmm"})
 
@@ -143,48 +144,48 @@ def native_part(gemm: Gemm, sizes: SiteSizes) -> Part:
 
 
 def workload_of(
-    sizes: SiteSizes, recipe: Recipe, around: Surroundings, taken: bool, joined: bool, unfused: bool = False
+    sizes: SiteSizes, recipe: Recipe, around: Surroundings, fused: bool, joined: bool, unfused: bool = False
 ) -> Workload:
     """The parts beside the GEMMs.
 
-    `taken` says whether kernels of a chain take the neighbours along, and `joined` whether the site before is in the
+    `fused` says whether kernels of a chain take the neighbours along, and `joined` whether the site before is in the
     same chain, so that its last kernel makes this one's input; `unfused`, whether norms and activations are left to the
-    compiler that other ways of this site have rendered.
+    compiler that other options of this site have rendered.
     """
     if sizes.fits and recipe.is_chain:
-        sheet = _chained(sizes, recipe, around, taken, joined)
-        return _under_known_scales(sheet, around) if recipe.is_static else sheet
-    sheet = _plain(sizes, recipe, around)
-    return Workload(_left(sheet.forward), _left(sheet.backward)) if unfused else sheet
+        workload = _chained(sizes, recipe, around, fused, joined)
+        return _under_static_scales(workload, around) if recipe.is_static else workload
+    workload = _plain(sizes, recipe, around)
+    return Workload(_left(workload.forward), _left(workload.backward)) if unfused else workload
 
 
-def _under_known_scales(sheet: Workload, around: Surroundings) -> Workload:
-    """The passes that write FP8 or transpose it, as they are under known scales; the others as they were."""
-    kernel = KNOWN_TILES if "block_norm" in f"{around.before} {around.after}" else KNOWN
+def _under_static_scales(workload: Workload, around: Surroundings) -> Workload:
+    """The passes that write FP8 or transpose it, as they are under static scales; the others as they were."""
+    kernel = STATIC_SCALES_TILES if "block_norm" in f"{around.before} {around.after}" else STATIC_SCALES
 
     def known(parts: tuple[Part, ...]) -> tuple[Part, ...]:
         return tuple(part if part.recipe == DTYPE else replace(part, kernel=kernel) for part in parts)
 
-    return Workload(known(sheet.forward), known(sheet.backward))
+    return Workload(known(workload.forward), known(workload.backward))
 
 
 def _left(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     return tuple(replace(part, kernel=COMPILED) if part.around else part for part in parts)
 
 
-def _chained(sizes: SiteSizes, recipe: Recipe, around: Surroundings, taken: bool, joined: bool) -> Workload:
+def _chained(sizes: SiteSizes, recipe: Recipe, around: Surroundings, fused: bool, joined: bool) -> Workload:
     m, k, n = sizes.m, sizes.k, sizes.n
     forward, backward = [], []
-    rows = "e4m3 rowwise"  # a known scale is written in one pass as well
+    rows = "e4m3 rowwise"  # a static scale is written in one pass as well
     weight = "e4m3 tensorwise" if recipe.is_static else rows
-    if taken and around.before and (joined or around.takes_before):
+    if fused and around.before and (joined or around.takes_before):
         forward.append(_part(PartKind.FORWARD, m, k, rows, around.before))
     else:
         forward += _before(sizes, around)
         forward.append(_part(PartKind.QUANTISE, m, k, rows))
     forward.append(_part(PartKind.QUANTISE, n, k, weight))
     forward += _last(sizes, around)
-    if taken and around.after and around.takes_after:
+    if fused and around.after and around.takes_after:
         backward.append(_part(PartKind.BACKWARD, m, n, rows, around.after))
     else:
         backward += _after(sizes, around)
@@ -226,7 +227,7 @@ def _across(recipe: OperandRecipe, rows: int, columns: int) -> tuple[Part, ...]:
 
 
 def _quantised(recipe: OperandRecipe, rows: int, columns: int) -> Part:
-    """A quantiser; one under a known scale reads its matrix once, as one by rows does."""
+    """A quantiser; one under a static scale reads its matrix once, as one by rows does."""
     if recipe.is_static:
         return _part(PartKind.QUANTISE, rows, columns, f"{recipe.format.value} {Scaling.ROWWISE.value}")
     return _part(PartKind.QUANTISE, rows, columns, _written(recipe))

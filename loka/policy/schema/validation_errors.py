@@ -57,11 +57,11 @@ def validation_errors(errors: Iterable[ErrorDetails], root: Mapping, complete: b
             or (error["type"] == "missing" and not complete)
         ):
             continue
-        problems.append(_complaint(error, found, mods))
+        problems.append(_problem_of(error, found, mods))
     return problems
 
 
-def _complaint(error: ErrorDetails, found: FoundNode, mods: ModSchemas) -> Problem:
+def _problem_of(error: ErrorDetails, found: FoundNode, mods: ModSchemas) -> Problem:
     kind, context = error["type"], error.get("ctx", {})
     name = _name(found.path)
     if kind == "missing":

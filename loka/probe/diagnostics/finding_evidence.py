@@ -101,11 +101,11 @@ def estimate_of(summary: SiteProfile, gemm: Gemm, operands: OperandPair) -> Esti
     A static range without `amax` takes what was seen, as planning does.
     """
     mine = [each for each in summary.estimates if each.gemm is gemm]
-    wanted = (operands, with_seen_ranges(summary, gemm, operands))
+    wanted = (operands, with_observed_ranges(summary, gemm, operands))
     return next((each for pair in wanted for each in mine if each.operands == pair), None)
 
 
-def with_seen_ranges(summary: SiteProfile, gemm: Gemm, operands: OperandPair) -> OperandPair | None:
+def with_observed_ranges(summary: SiteProfile, gemm: Gemm, operands: OperandPair) -> OperandPair | None:
     """The recipes with the largest |x| seen for each static range that has no `amax`.
 
     None where one has none to take: its operand was never seen, or held nothing but zeros.

@@ -35,22 +35,22 @@ def candidates(gemm: Gemm) -> tuple[OperandPair, ...]:
 
 def recipe_label(gemm: Gemm, pair: OperandPair) -> str:
     """A recipe as a person says it: "e4m3 rowwise", or both operands where they differ."""
-    one, other = (_operand_words(recipe) for recipe in pair)
+    one, other = (_describe_operand(recipe) for recipe in pair)
     if one == other:
         return one
-    return ", ".join(f"{operand.value} {said}" for operand, said in zip(OPERANDS[gemm], (one, other), strict=True))
+    return ", ".join(f"{operand.value} {text}" for operand, text in zip(OPERANDS[gemm], (one, other), strict=True))
 
 
 def _pair(first: Format, second: Format, scaling: Scaling) -> OperandPair:
     return (OperandRecipe(format=first, scaling=scaling), OperandRecipe(format=second, scaling=scaling))
 
 
-def _operand_words(recipe: OperandRecipe) -> str:
+def _describe_operand(recipe: OperandRecipe) -> str:
     if recipe.transposed:
         return f"{recipe.format.value} transposed"
-    said = f"{recipe.format.value} {BLOCKS[recipe.scaling].label}"
+    text = f"{recipe.format.value} {BLOCKS[recipe.scaling].label}"
     if recipe.power_of_two:
-        said += ", scales powers of two"
+        text += ", scales powers of two"
     if recipe.is_static:
-        said += f", static amax {recipe.amax:g}" if recipe.amax is not None else ", static"
-    return said
+        text += f", static amax {recipe.amax:g}" if recipe.amax is not None else ", static"
+    return text

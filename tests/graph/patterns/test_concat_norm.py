@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from loka.codegen.chains.interaction_calls import concat_norm_shape
+from loka.codegen.chains.interaction_shapes import ConcatNormShape
 from loka.graph.ir import ForwardIR
 from loka.graph.patterns.concat_norm import concatenated_norm
 from loka.graph.trace.examples import ModelInputs, capture_examples
@@ -65,7 +66,9 @@ def test_a_block_norm_over_whole_rows_is_an_rms_norm(norm):
     found = concatenated_norm(forward, join)
     assert found is not None
     assert (found.kind, found.width, found.weight) == ("rms_norm", 32, None)
-    assert concat_norm_shape(join, forward) == ConcatNormForward(32, 2, True, "rms_norm", False, False, 1e-6)
+    assert concat_norm_shape(join, forward) == ConcatNormShape(
+        ConcatNormForward(32, 2, True, "rms_norm", False, False, 1e-6)
+    )
     # The concatenation, the sum and what the norm is written as are consecutive here, and all taken.
     assert sorted(join.places) == list(range(min(join.places), join.norm + 1))
     assert {"cat", "add"} <= {forward.statements[place].op for place in join.skipped}

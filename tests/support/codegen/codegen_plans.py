@@ -208,13 +208,15 @@ def mixed_plan() -> Plan:
 
 
 def planned_on(
-    plan: Plan, kernels: Mapping[Gemm, str], by_rows: Mapping[Gemm, tuple[tuple[int, str], ...]] | None = None
+    plan: Plan, kernels: Mapping[Gemm, str], m_buckets: Mapping[Gemm, tuple[tuple[int, str], ...]] | None = None
 ) -> Plan:
     """The plan with its FP8 GEMMs on other kernels."""
     sites = []
     for site in plan.sites:
         gemms = [
-            replace(gemm, kernel=kernels.get(gemm.gemm, "torch.scaled_mm"), by_rows=(by_rows or {}).get(gemm.gemm, ()))
+            replace(
+                gemm, kernel=kernels.get(gemm.gemm, "torch.scaled_mm"), m_buckets=(m_buckets or {}).get(gemm.gemm, ())
+            )
             if gemm.fp8
             else gemm
             for gemm in site.gemms

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from loka.kernels.fused import operators
+from tests.support.interpreted.patch_once import patch_once
 from tests.support.kernels.interaction_cases import (
     CONCAT_NORMS,
     SIZES,
@@ -77,4 +78,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    patch_once()
     main(Path(sys.argv[1]))

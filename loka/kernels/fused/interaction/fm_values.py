@@ -48,6 +48,7 @@ def fm_values(spec: FmForward | FmBackward, launch: FmConfiguration) -> KernelVa
             **{f"{name}_room": size for name, size in room.items()},
             "padded": pads,
             "chunks": -(-sizes.dim // launch.chunk),
+            "reference": ("fm" if sizes.made else "fm_products") + ("_backward" if not forward else "_forward"),
         },
     )
 

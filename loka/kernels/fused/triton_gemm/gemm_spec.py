@@ -95,7 +95,7 @@ class TiledGemm:
 
     Parameters of the host function: a, [scale_a], b, [scale_b], then add, weight, bias (N,), those that the epilogue
     has. Scales are float32, (M, 1) or (N, 1) rowwise, (1, 1) tensorwise. Results: values (M, N) e4m3, scale (M, 1),
-    largest (P,) as of a `NormForward` where the epilogue quantises, else out (M, N); where it keeps, product (M, N) in
+    scale_max (P,) as of `NormForward` where the epilogue quantises, else out (M, N); where it keeps, product (M, N) in
     bfloat16, before `add`, then mean (M,) and rstd (M,) of its norm, for a block_norm rstd (M, N / block) alone.
     """
 
@@ -142,7 +142,7 @@ class TiledGemm:
     @property
     def results(self) -> tuple[str, ...]:
         """What the host function returns."""
-        out = ("values", "scale", "largest") if self.epilogue.quantise else ("out",)
+        out = ("values", "scale", "scale_max") if self.epilogue.quantise else ("out",)
         kept = ("product", *self.statistics) if self.epilogue.keep else ()
         return out + kept
 

@@ -149,7 +149,7 @@ def _shapes(spec: TiledGemm) -> dict[str, str]:
     shapes = dict.fromkeys(("out", "values", "product"), f"(M, {n})") | dict.fromkeys(
         ("add", "weight", "bias"), f"({n},)"
     )
-    shapes |= {"a": f"(M, {spec.k})", "b": f"({n}, {spec.k})", "scale": "(M, 1)", "largest": "(P,)", "mean": "(M,)"}
+    shapes |= {"a": f"(M, {spec.k})", "b": f"({n}, {spec.k})", "scale": "(M, 1)", "scale_max": "(P,)", "mean": "(M,)"}
     shapes["scale_a"] = "(M, 1)" if spec.scaling_a is Scaling.ROWWISE else "(1, 1)"
     shapes["scale_b"] = f"({n}, 1)" if spec.scaling_b is Scaling.ROWWISE else "(1, 1)"
     return shapes | {"rstd": f"(M, {n // e.block})" if e.norm == "block_norm" else "(M,)"}
