@@ -28,7 +28,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "6015bb590809fd38f09847f447e117eaaebd24f1a49c280e6a9630e2d374a797"
+STAMP = "1c6e209f7f3fa618eb38ac01f47366b3d82519b59638d93bf5cd22d3251862ec"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive
@@ -826,7 +826,7 @@ def linear_layer_norm_silu_13x64_frozen(
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     h = rows.to(dtype)
     y = torch.nn.functional.linear(h, weight.to(dtype))
-    out = fused.add_layer_norm_silu_64_unsaved(y, bias, norm_weight, norm_bias, dtype)
+    out = fused.add_layer_norm_silu_64_inference(y, bias, norm_weight, norm_bias, dtype)
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], 64)
 
 
@@ -870,11 +870,11 @@ def layer_norm_to_linear_3_linears_e4m3_128x256x256x256_frozen(
     if x.numel() == 0:
         return x.new_zeros((*x.shape[:-1], 256), dtype=dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    x_fp8_0, x_scale_0, _ = fused.layer_norm_e4m3_128_unsaved(rows, pre_norm_weight, pre_norm_bias)
+    x_fp8_0, x_scale_0, _ = fused.layer_norm_e4m3_128_inference(rows, pre_norm_weight, pre_norm_bias)
     y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, "rowwise", "rowwise", dtype, False, counter_id_0)
-    x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_0, bias_0, norm_weight_0, norm_bias_0)
+    x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_256_inference(y_0, bias_0, norm_weight_0, norm_bias_0)
     y_1 = dispatch.scaled_mm(x_fp8_1, x_scale_1, weight_1, scale_1, "rowwise", "rowwise", dtype, False, counter_id_1)
-    x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_1, bias_1, norm_weight_1, norm_bias_1)
+    x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_256_inference(y_1, bias_1, norm_weight_1, norm_bias_1)
     y_2 = dispatch.scaled_mm(
         x_fp8_2, x_scale_2, weight_2, scale_2, "rowwise", "rowwise", dtype, False, counter_id_2, bias_2.to(dtype)
     )
@@ -910,11 +910,11 @@ def linear_to_silu_3_linears_e4m3_512x256x256x256_frozen(
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     x_fp8_0, x_scale_0, _ = fused.quantise_e4m3_512(rows)
     y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, "rowwise", "rowwise", dtype, False, counter_id_0)
-    x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_0, bias_0, norm_weight_0, norm_bias_0)
+    x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_256_inference(y_0, bias_0, norm_weight_0, norm_bias_0)
     y_1 = dispatch.scaled_mm(x_fp8_1, x_scale_1, weight_1, scale_1, "rowwise", "rowwise", dtype, False, counter_id_1)
-    x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_1, bias_1, norm_weight_1, norm_bias_1)
+    x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_256_inference(y_1, bias_1, norm_weight_1, norm_bias_1)
     y_2 = dispatch.scaled_mm(x_fp8_2, x_scale_2, weight_2, scale_2, "rowwise", "rowwise", dtype, False, counter_id_2)
-    out = fused.add_layer_norm_silu_256_unsaved(y_2, bias_2, norm_weight_2, norm_bias_2, dtype)
+    out = fused.add_layer_norm_silu_256_inference(y_2, bias_2, norm_weight_2, norm_bias_2, dtype)
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], 256)
 
 

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "6015bb590809fd38f09847f447e117eaaebd24f1a49c280e6a9630e2d374a797"
+STAMP = "1c6e209f7f3fa618eb38ac01f47366b3d82519b59638d93bf5cd22d3251862ec"
 
 
 class EmbedDense(dispatch.Bound):
