@@ -162,7 +162,7 @@ def test_requantize_transpose_is_the_reference(package):
             expected = requantize_transpose(Quantized(values, scale), check=True)
             suffix = f"_{index}" if count > 1 else ""
             assert torch.equal(got[f"transposed{suffix}"].view(torch.uint8), expected.values.view(torch.uint8))
-            assert torch.equal(got[f"spread{suffix}"], expected.scale)
+            assert torch.equal(got[f"scale_t{suffix}"], expected.scale)
 
 
 def test_reduction(package):
