@@ -165,7 +165,7 @@ def check_without_rows(package: Package) -> None:
             assert result.abs().float().sum() == 0.0, (spec, name)
     got = results(package, RequantizeTranspose(1), *norm_reference.quantise_rows(torch.zeros(0, 24)))
     assert got["transposed"].shape == (24, 0)
-    assert got["spread"].flatten().tolist() == [2.0**-108] * 24
+    assert got["scale_t"].flatten().tolist() == [2.0**-108] * 24
 
 
 def main(folder: Path) -> None:
