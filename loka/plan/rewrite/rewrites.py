@@ -278,14 +278,14 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: 
     found = find_regions(traced, relative)
     forward, lost = named_as_in_model(request.parameters, scope.owner, replace(traced, regions=found))
     made.refused.update((site.name, SEVERAL) for site in lost if site.name not in request.kept)
-    chains, in_chains = _chained(request, forward)
+    chains, worth_fusing = _chained(request, forward)
     made.chains += chains
     in_chains = {stage.site for chain in chains if len(chain.stages) > 1 for stage in chain.stages}
     regions = tuple(
         region
         for region in forward.regions
         if region.last > region.first
-        and (region.site in in_chains if region.site in request.kept else region.site in fused)
+        and (region.site in worth_fusing if region.site in request.kept else region.site in fused)
     )
     chosen = interaction_planning().choose(forward, request.owners, request.kept, chains, made.interactions)
     regions = tuple(region for region in regions if not chosen.crosses_in(region))
@@ -303,11 +303,11 @@ def _chained(request: RewriteRequest, forward: ForwardIR) -> tuple[tuple[LinearC
     """The chains of linears in FP8, and the sites in the model's dtype that kernels take something for."""
     sizes = {site.name: (site.k, site.n) for site in request.sites}
     fp8 = [region for region in forward.regions if region.site in request.chained]
-    in_chains: set[str] = set()
+    worth_fusing: set[str] = set()
     for chain in find_chains(forward, _wanted(forward, request.kept), _STATIC_OPERANDS, sizes=sizes):
         if chain.last > chain.first:
-            in_chains.update(stage.site for stage in chain.stages)
-    return find_chains(forward, fp8, _STATIC_OPERANDS, sizes=sizes), in_chains
+            worth_fusing.update(stage.site for stage in chain.stages)
+    return find_chains(forward, fp8, _STATIC_OPERANDS, sizes=sizes), worth_fusing
 
 
 def _wanted(forward: ForwardIR, names: Container[str]) -> tuple[Region, ...]:
