@@ -37,7 +37,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 
 def blocks() -> nn.Module:
-    """What kernels under known scales write as is and transposed."""
+    """What kernels under static scales write as is and transposed."""
     layers = [nn.Linear(48, 512, bias=False), BlockNorm(256), nn.Hardswish(), nn.Linear(512, 256), nn.GELU()]
     return nn.Sequential(*layers, nn.Linear(256, 128))
 

@@ -1,4 +1,4 @@
-"""Chains under known scales: numerics, what is counted, and that copies, compilers and policies take them."""
+"""Chains under static scales: numerics, what is counted, and that copies, compilers and policies take them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def known(x: Tensor, amax: float | None, power_of_two: bool) -> Quantized:
 
 
 class Simulated(torch.autograd.Function):
-    """A linear in float64 on operands that are quantised as a chain under known scales does it."""
+    """A linear in float64 on operands that are quantised as a chain under static scales does it."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, power_of_two: bool, kept: bool) -> Tensor:

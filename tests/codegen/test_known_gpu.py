@@ -1,4 +1,4 @@
-"""Chains under known scales on a Hopper GPU: numerics, and counts that agree in eager, compiled and captured steps."""
+"""Chains under static scales on a Hopper GPU: numerics, and counts that agree in eager, compiled and captured steps."""
 
 from __future__ import annotations
 

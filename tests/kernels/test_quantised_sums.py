@@ -38,7 +38,7 @@ def specs(width: int) -> list[NormForward | NormBackward]:
                 continue
             affine = (width, norm, weight, bias, 1e-5, activation, add, True)
             made.append(NormForward(*affine, writes, times=times, residual=residual, keep=writes, how=how))
-            sums = {"times": times, "summed": norm is not None, "residual_grad_in": True, "carry": writes}
+            sums = {"times": times, "summed": norm is not None, "residual_grad_in": True, "residual_grad_out": writes}
             made.append(NormBackward(*affine, **sums, how=how))
     return made
 

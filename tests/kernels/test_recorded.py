@@ -1,4 +1,4 @@
-"""Kernels that record what a known scale does not hold, without a GPU: text, reference, interpreter, sm_90."""
+"""Kernels that record what a static scale does not hold, without a GPU: text, reference, interpreter, sm_90."""
 
 from __future__ import annotations
 
@@ -158,10 +158,10 @@ def test_a_record_keeps_the_largest_and_counts_on():
     assert int(record[0]) == 2
 
 
-@pytest.mark.parametrize("overflow_stats", [torch.zeros(2), torch.zeros(3, dtype=torch.int64)])
+@pytest.mark.parametrize("record", [torch.zeros(2), torch.zeros(3, dtype=torch.int64)])
 def test_a_record_is_two_int64(package, record):
     for spec, shape in ((recorded(512)[0], (3, 512)), (CAST_TRANSPOSES[0], (3, 7))):
-        with pytest.raises(InputError, match="a record of two int64"):
+        with pytest.raises(InputError, match="overflow_stats of two int64"):
             package.run(spec, torch.ones(shape), torch.ones(1, 1), record)
 
 

@@ -1,4 +1,4 @@
-"""Recorded known scales and plain transpositions on a Hopper GPU: bit for bit what the reference gives."""
+"""Recorded static scales and plain transpositions on a Hopper GPU: bit for bit what the reference gives."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def error(found: Tensor, expected: Tensor) -> float:
 
 
 def known_chain(x: float = 8.0, dy: float = 16.0, power_of_two: bool = True, wgrad: bool = True) -> dict[str, object]:
-    """The recipe of a chain under known scales, for these maxima of the inputs and of the output gradients."""
+    """The recipe of a chain under static scales, for these maxima of the inputs and of the output gradients."""
     once = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=power_of_two)
     inputs, gradients = (replace(once, range=Range.STATIC, amax=amax) for amax in (x, dy))
     return {"fprop": (inputs, once), "dgrad": (gradients, once), "wgrad": (gradients, inputs) if wgrad else None}

@@ -58,7 +58,7 @@ def same_tiles(package: Package, both: FusedCastTranspose, arguments: list[torch
 
 
 def check_norm(package: Package, spec, rows: int) -> None:
-    """A norm under a known scale, with an element that is not finite."""
+    """A norm under a static scale, with an element that is not finite."""
     inputs = random_inputs(rows, spec.width, torch.float32)
     inputs.tensors["x"][0, 1] = torch.inf
     scale = torch.full((1, 1), 2.0**-5 if spec.norm or spec.activation else 1.0) * 448.0 / spec.how.limit

@@ -66,7 +66,7 @@ def exact_result(spec: NormForward | NormBackward, inputs: Inputs) -> tuple[Tens
 
 
 def last_arguments(spec: NormForward | NormBackward, y: Tensor) -> list[Tensor]:
-    """The known scale, under which some elements overflow, or the maxima of another launch."""
+    """The static scale, under which some elements overflow, or the maxima of another launch."""
     largest = y.abs().max().float()
     scale = 2.0 ** (largest / spec.how.limit).log2().floor()
     known = (scale if spec.how.power_of_two else scale * 0.7).view(1, 1)

@@ -1,4 +1,4 @@
-"""Kernels under known scales that record what these do not hold, and plain transpositions: for their tests."""
+"""Kernels under static scales that record what these do not hold, and plain transpositions: for their tests."""
 
 from __future__ import annotations
 
