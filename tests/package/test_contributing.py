@@ -92,7 +92,7 @@ def test_a_library_is_found_by_its_line(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.fixture
 def six_relu(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A mod that only tests have: its line, and the folder that holds it."""
-    folder = markdown.REPOSITORY / "tests" / "mods" / "added_mods"
+    folder = markdown.REPOSITORY / "tests" / "support" / "added_mods"
     monkeypatch.setattr(registry, "MODS", MappingProxyType({**MODS, "six_relu": ModKind.MODULES}))
     monkeypatch.setattr(loka.mods, "__path__", [*loka.mods.__path__, str(folder)])
     yield "six_relu"
