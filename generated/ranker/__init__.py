@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "d2b52942f26477c90a44330418eaa16710d042f395110a0d3424ca182f082727"
+STAMP = "1c6e209f7f3fa618eb38ac01f47366b3d82519b59638d93bf5cd22d3251862ec"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them
@@ -20,15 +20,32 @@ dispatch.check_stamps(__name__, STAMP, fused.STAMP, kernels.STAMP, modules.STAMP
 # `shapes`, `reads` and `constants` are what the forward has built in: `apply` and `verify` compare them with the model.
 BINDINGS = (
     dispatch.Binding(
-        train=modules.EmbedDense3,
-        infer=modules.EmbedDense3Frozen,
-        replaces="torch.nn.modules.linear.Linear",
-        source_hash="",
-        inlined=(),
-        modules=("embed.dense.3",),
-        sites=(("embed.dense.3",),),
-        gemms=(("fprop", "dgrad", "wgrad"),),
-        shapes=(("weight", (32, 64)), ("bias", (32,))),
+        train=modules.EmbedDense,
+        infer=modules.EmbedDenseFrozen,
+        replaces="torch.nn.modules.container.Sequential",
+        source_hash="cac9f4a4981ec34f80ca40ef0a00090a772026eddf2dc2edbbdadcda3f99709a",
+        inlined=("0", "1", "2", "3"),
+        modules=("embed.dense",),
+        sites=(("embed.dense.0", "embed.dense.3"),),
+        gemms=((), ("fprop", "dgrad", "wgrad")),
+        shapes=(
+            ("0.weight", (64, 13)),
+            ("0.bias", (64,)),
+            ("1.weight", (64,)),
+            ("1.bias", (64,)),
+            ("3.weight", (32, 64)),
+            ("3.bias", (32,)),
+        ),
+        reads=(
+            dispatch.Reads(("",), "torch.nn.modules.container.Sequential", holds=4),
+            dispatch.Reads(("0", "3"), "torch.nn.modules.linear.Linear"),
+            dispatch.Reads(
+                ("1",),
+                "torch.nn.modules.normalization.LayerNorm",
+                values=(("eps", "1e-05"), ("normalized_shape", "(64,)")),
+            ),
+            dispatch.Reads(("2",), "torch.nn.modules.activation.SiLU", values=(("inplace", "False"),)),
+        ),
     ),
     dispatch.Binding(
         train=modules.Layers,

@@ -14,14 +14,14 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "d2b52942f26477c90a44330418eaa16710d042f395110a0d3424ca182f082727"
+STAMP = "1c6e209f7f3fa618eb38ac01f47366b3d82519b59638d93bf5cd22d3251862ec"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     operators.check_rows(grad, 256)
     backward = norm_reference.norm_backward(grad)
-    values, scale, largest = norm_reference.quantise_rows(backward.x)
-    return values, scale, largest, backward.add
+    values, scale, scale_max = norm_reference.quantise_rows(backward.x)
+    return values, scale, scale_max, backward.add
 
 
 def _add_backward_e4m3_256_shapes(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -30,15 +30,15 @@ def _add_backward_e4m3_256_shapes(grad: Tensor) -> tuple[Tensor, Tensor, Tensor,
     programs = operators.programs(grad, rows=16, per_multiprocessor=8)
     values = grad.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = grad.new_empty((m, 1), dtype=torch.float32)
-    largest = grad.new_empty((programs,), dtype=torch.float32)
+    scale_max = grad.new_empty((programs,), dtype=torch.float32)
     dadd = grad.new_empty((programs, 256), dtype=torch.float32)
-    return values, scale, largest, dadd
+    return values, scale, scale_max, dadd
 
 
 # Gradient of addition -> e4m3 with one power-of-two scale a row.
-# grad (M, 256) -> values (M, 256), scale (M, 1), largest (P,), dadd (P, 256).
+# grad (M, 256) -> values (M, 256), scale (M, 1), scale_max (P,), dadd (P, 256).
 add_backward_e4m3_256 = operators.operator(
-    "add_backward_e4m3_256_6e1077d4",
+    "add_backward_e4m3_256_5f250b9c",
     operators.deferred(__package__, "add_backward_e4m3_256"),
     _add_backward_e4m3_256_reference,
     _add_backward_e4m3_256_shapes,
@@ -48,8 +48,8 @@ add_backward_e4m3_256 = operators.operator(
 def _add_backward_e4m3_32_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     operators.check_rows(grad, 32)
     backward = norm_reference.norm_backward(grad)
-    values, scale, largest = norm_reference.quantise_rows(backward.x)
-    return values, scale, largest, backward.add
+    values, scale, scale_max = norm_reference.quantise_rows(backward.x)
+    return values, scale, scale_max, backward.add
 
 
 def _add_backward_e4m3_32_shapes(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -58,15 +58,15 @@ def _add_backward_e4m3_32_shapes(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, 
     programs = operators.programs(grad, rows=128, per_multiprocessor=8)
     values = grad.new_empty((m, 32), dtype=torch.float8_e4m3fn)
     scale = grad.new_empty((m, 1), dtype=torch.float32)
-    largest = grad.new_empty((programs,), dtype=torch.float32)
+    scale_max = grad.new_empty((programs,), dtype=torch.float32)
     dadd = grad.new_empty((programs, 32), dtype=torch.float32)
-    return values, scale, largest, dadd
+    return values, scale, scale_max, dadd
 
 
 # Gradient of addition -> e4m3 with one power-of-two scale a row.
-# grad (M, 32) -> values (M, 32), scale (M, 1), largest (P,), dadd (P, 32).
+# grad (M, 32) -> values (M, 32), scale (M, 1), scale_max (P,), dadd (P, 32).
 add_backward_e4m3_32 = operators.operator(
-    "add_backward_e4m3_32_1f676ed7",
+    "add_backward_e4m3_32_3c36918c",
     operators.deferred(__package__, "add_backward_e4m3_32"),
     _add_backward_e4m3_32_reference,
     _add_backward_e4m3_32_shapes,
@@ -104,7 +104,7 @@ add_layer_norm_silu_256 = operators.operator(
 )
 
 
-def _add_layer_norm_silu_256_unsaved_reference(
+def _add_layer_norm_silu_256_inference_reference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> Tensor:
     operators.check_rows(x, 256)
@@ -114,7 +114,7 @@ def _add_layer_norm_silu_256_unsaved_reference(
     return forward.y.to(x.dtype if dtype is None else dtype)
 
 
-def _add_layer_norm_silu_256_unsaved_shapes(
+def _add_layer_norm_silu_256_inference_shapes(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> Tensor:
     operators.check_rows(x, 256)
@@ -125,11 +125,107 @@ def _add_layer_norm_silu_256_unsaved_shapes(
 
 # Addition -> LayerNorm (eps 1e-05) -> SiLU.
 # x (M, 256), add (256,), weight (256,), bias (256,) -> out (M, 256).
-add_layer_norm_silu_256_unsaved = operators.operator(
-    "add_layer_norm_silu_256_unsaved_2afda4da",
-    operators.deferred(__package__, "add_layer_norm_silu_256_unsaved"),
-    _add_layer_norm_silu_256_unsaved_reference,
-    _add_layer_norm_silu_256_unsaved_shapes,
+add_layer_norm_silu_256_inference = operators.operator(
+    "add_layer_norm_silu_256_inference_b01ed7d2",
+    operators.deferred(__package__, "add_layer_norm_silu_256_inference"),
+    _add_layer_norm_silu_256_inference_reference,
+    _add_layer_norm_silu_256_inference_shapes,
+)
+
+
+def _add_layer_norm_silu_64_reference(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 64)
+    forward = norm_reference.norm_forward(
+        x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
+    )
+    return forward.y.to(x.dtype if dtype is None else dtype), forward.mean, forward.rstd
+
+
+def _add_layer_norm_silu_64_shapes(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_rows(x, 64)
+    m = x.shape[0]
+    out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
+    mean = x.new_empty((m,), dtype=torch.float32)
+    rstd = x.new_empty((m,), dtype=torch.float32)
+    return out, mean, rstd
+
+
+# Addition -> LayerNorm (eps 1e-05) -> SiLU.
+# x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64), mean (M,), rstd (M,).
+add_layer_norm_silu_64 = operators.operator(
+    "add_layer_norm_silu_64_908a7b99",
+    operators.deferred(__package__, "add_layer_norm_silu_64"),
+    _add_layer_norm_silu_64_reference,
+    _add_layer_norm_silu_64_shapes,
+)
+
+
+def _add_layer_norm_silu_64_inference_reference(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    operators.check_rows(x, 64)
+    forward = norm_reference.norm_forward(
+        x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
+    )
+    return forward.y.to(x.dtype if dtype is None else dtype)
+
+
+def _add_layer_norm_silu_64_inference_shapes(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    operators.check_rows(x, 64)
+    m = x.shape[0]
+    out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
+    return out
+
+
+# Addition -> LayerNorm (eps 1e-05) -> SiLU.
+# x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64).
+add_layer_norm_silu_64_inference = operators.operator(
+    "add_layer_norm_silu_64_inference_138ee31f",
+    operators.deferred(__package__, "add_layer_norm_silu_64_inference"),
+    _add_layer_norm_silu_64_inference_reference,
+    _add_layer_norm_silu_64_inference_shapes,
+)
+
+
+def _add_layer_norm_silu_backward_64_reference(
+    grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    operators.check_rows(grad, 64)
+    operators.check_rows(x, 64)
+    backward = norm_reference.norm_backward(
+        grad, x=x, add=add, weight=weight, bias=bias, mean=mean, rstd=rstd, norm="layer_norm", activation="silu"
+    )
+    return backward.x.to(grad.dtype), backward.weight, backward.bias, backward.add
+
+
+def _add_layer_norm_silu_backward_64_shapes(
+    grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    operators.check_rows(grad, 64)
+    operators.check_rows(x, 64)
+    m = grad.shape[0]
+    programs = operators.programs(grad, rows=64, per_multiprocessor=8)
+    dx = grad.new_empty((m, 64))
+    dweight = grad.new_empty((programs, 64), dtype=torch.float32)
+    dbias = grad.new_empty((programs, 64), dtype=torch.float32)
+    dadd = grad.new_empty((programs, 64), dtype=torch.float32)
+    return dx, dweight, dbias, dadd
+
+
+# Gradient of addition, LayerNorm, SiLU.
+# grad (M, 64), x (M, 64), add (64,), weight (64,), bias (64,), mean (M,), rstd (M,) -> dx (M, 64), dweight (P, 64),
+# dbias (P, 64), dadd (P, 64).
+add_layer_norm_silu_backward_64 = operators.operator(
+    "add_layer_norm_silu_backward_64_f1270d2b",
+    operators.deferred(__package__, "add_layer_norm_silu_backward_64"),
+    _add_layer_norm_silu_backward_64_reference,
+    _add_layer_norm_silu_backward_64_shapes,
 )
 
 
@@ -141,8 +237,8 @@ def _add_layer_norm_silu_backward_e4m3_256_reference(
     backward = norm_reference.norm_backward(
         grad, x=x, add=add, weight=weight, bias=bias, mean=mean, rstd=rstd, norm="layer_norm", activation="silu"
     )
-    values, scale, largest = norm_reference.quantise_rows(backward.x)
-    return values, scale, largest, backward.weight, backward.bias, backward.add
+    values, scale, scale_max = norm_reference.quantise_rows(backward.x)
+    return values, scale, scale_max, backward.weight, backward.bias, backward.add
 
 
 def _add_layer_norm_silu_backward_e4m3_256_shapes(
@@ -154,18 +250,18 @@ def _add_layer_norm_silu_backward_e4m3_256_shapes(
     programs = operators.programs(grad, rows=16, per_multiprocessor=8)
     values = grad.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = grad.new_empty((m, 1), dtype=torch.float32)
-    largest = grad.new_empty((programs,), dtype=torch.float32)
+    scale_max = grad.new_empty((programs,), dtype=torch.float32)
     dweight = grad.new_empty((programs, 256), dtype=torch.float32)
     dbias = grad.new_empty((programs, 256), dtype=torch.float32)
     dadd = grad.new_empty((programs, 256), dtype=torch.float32)
-    return values, scale, largest, dweight, dbias, dadd
+    return values, scale, scale_max, dweight, dbias, dadd
 
 
 # Gradient of addition, LayerNorm, SiLU -> e4m3 with one power-of-two scale a row.
 # grad (M, 256), x (M, 256), add (256,), weight (256,), bias (256,), mean (M,), rstd (M,) -> values (M, 256), scale
-# (M, 1), largest (P,), dweight (P, 256), dbias (P, 256), dadd (P, 256).
+# (M, 1), scale_max (P,), dweight (P, 256), dbias (P, 256), dadd (P, 256).
 add_layer_norm_silu_backward_e4m3_256 = operators.operator(
-    "add_layer_norm_silu_backward_e4m3_256_5cee0f97",
+    "add_layer_norm_silu_backward_e4m3_256_e6c560d3",
     operators.deferred(__package__, "add_layer_norm_silu_backward_e4m3_256"),
     _add_layer_norm_silu_backward_e4m3_256_reference,
     _add_layer_norm_silu_backward_e4m3_256_shapes,
@@ -179,8 +275,8 @@ def _add_layer_norm_silu_e4m3_256_reference(
     forward = norm_reference.norm_forward(
         x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
     )
-    values, scale, largest = norm_reference.quantise_rows(forward.y)
-    return values, scale, largest, forward.mean, forward.rstd
+    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
+    return values, scale, scale_max, forward.mean, forward.rstd
 
 
 def _add_layer_norm_silu_e4m3_256_shapes(
@@ -191,35 +287,35 @@ def _add_layer_norm_silu_e4m3_256_shapes(
     programs = operators.programs(x, rows=4, per_multiprocessor=16)
     values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
     mean = x.new_empty((m,), dtype=torch.float32)
     rstd = x.new_empty((m,), dtype=torch.float32)
-    return values, scale, largest, mean, rstd
+    return values, scale, scale_max, mean, rstd
 
 
 # Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row.
-# x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), largest (P,), mean (M,), rstd
+# x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), scale_max (P,), mean (M,), rstd
 # (M,).
 add_layer_norm_silu_e4m3_256 = operators.operator(
-    "add_layer_norm_silu_e4m3_256_212d0b49",
+    "add_layer_norm_silu_e4m3_256_0f18a9ad",
     operators.deferred(__package__, "add_layer_norm_silu_e4m3_256"),
     _add_layer_norm_silu_e4m3_256_reference,
     _add_layer_norm_silu_e4m3_256_shapes,
 )
 
 
-def _add_layer_norm_silu_e4m3_256_unsaved_reference(
+def _add_layer_norm_silu_e4m3_256_inference_reference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 256)
     forward = norm_reference.norm_forward(
         x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
     )
-    values, scale, largest = norm_reference.quantise_rows(forward.y)
-    return values, scale, largest
+    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
+    return values, scale, scale_max
 
 
-def _add_layer_norm_silu_e4m3_256_unsaved_shapes(
+def _add_layer_norm_silu_e4m3_256_inference_shapes(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 256)
@@ -227,17 +323,17 @@ def _add_layer_norm_silu_e4m3_256_unsaved_shapes(
     programs = operators.programs(x, rows=4, per_multiprocessor=16)
     values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    return values, scale, largest
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    return values, scale, scale_max
 
 
 # Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row.
-# x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), largest (P,).
-add_layer_norm_silu_e4m3_256_unsaved = operators.operator(
-    "add_layer_norm_silu_e4m3_256_unsaved_09f91c95",
-    operators.deferred(__package__, "add_layer_norm_silu_e4m3_256_unsaved"),
-    _add_layer_norm_silu_e4m3_256_unsaved_reference,
-    _add_layer_norm_silu_e4m3_256_unsaved_shapes,
+# x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), scale_max (P,).
+add_layer_norm_silu_e4m3_256_inference = operators.operator(
+    "add_layer_norm_silu_e4m3_256_inference_66475eca",
+    operators.deferred(__package__, "add_layer_norm_silu_e4m3_256_inference"),
+    _add_layer_norm_silu_e4m3_256_inference_reference,
+    _add_layer_norm_silu_e4m3_256_inference_shapes,
 )
 
 
@@ -398,8 +494,8 @@ def _layer_norm_e4m3_128_reference(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     operators.check_rows(x, 128)
     forward = norm_reference.norm_forward(x, weight=weight, bias=bias, norm="layer_norm", eps=1e-05)
-    values, scale, largest = norm_reference.quantise_rows(forward.y)
-    return values, scale, largest, forward.mean, forward.rstd
+    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
+    return values, scale, scale_max, forward.mean, forward.rstd
 
 
 def _layer_norm_e4m3_128_shapes(
@@ -410,54 +506,54 @@ def _layer_norm_e4m3_128_shapes(
     programs = operators.programs(x, rows=8, per_multiprocessor=16)
     values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
     mean = x.new_empty((m,), dtype=torch.float32)
     rstd = x.new_empty((m,), dtype=torch.float32)
-    return values, scale, largest, mean, rstd
+    return values, scale, scale_max, mean, rstd
 
 
 # LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
-# x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), largest (P,), mean (M,), rstd (M,).
+# x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), scale_max (P,), mean (M,), rstd (M,).
 layer_norm_e4m3_128 = operators.operator(
-    "layer_norm_e4m3_128_bc1bf43f",
+    "layer_norm_e4m3_128_9e0a4f1d",
     operators.deferred(__package__, "layer_norm_e4m3_128"),
     _layer_norm_e4m3_128_reference,
     _layer_norm_e4m3_128_shapes,
 )
 
 
-def _layer_norm_e4m3_128_unsaved_reference(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _layer_norm_e4m3_128_inference_reference(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 128)
     forward = norm_reference.norm_forward(x, weight=weight, bias=bias, norm="layer_norm", eps=1e-05)
-    values, scale, largest = norm_reference.quantise_rows(forward.y)
-    return values, scale, largest
+    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
+    return values, scale, scale_max
 
 
-def _layer_norm_e4m3_128_unsaved_shapes(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _layer_norm_e4m3_128_inference_shapes(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 128)
     m = x.shape[0]
     programs = operators.programs(x, rows=8, per_multiprocessor=16)
     values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    return values, scale, largest
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    return values, scale, scale_max
 
 
 # LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
-# x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), largest (P,).
-layer_norm_e4m3_128_unsaved = operators.operator(
-    "layer_norm_e4m3_128_unsaved_00b41f8b",
-    operators.deferred(__package__, "layer_norm_e4m3_128_unsaved"),
-    _layer_norm_e4m3_128_unsaved_reference,
-    _layer_norm_e4m3_128_unsaved_shapes,
+# x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), scale_max (P,).
+layer_norm_e4m3_128_inference = operators.operator(
+    "layer_norm_e4m3_128_inference_8830e3fb",
+    operators.deferred(__package__, "layer_norm_e4m3_128_inference"),
+    _layer_norm_e4m3_128_inference_reference,
+    _layer_norm_e4m3_128_inference_shapes,
 )
 
 
 def _quantise_e4m3_128_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 128)
     forward = norm_reference.norm_forward(x)
-    values, scale, largest = norm_reference.quantise_rows(forward.y)
-    return values, scale, largest
+    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
+    return values, scale, scale_max
 
 
 def _quantise_e4m3_128_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -466,14 +562,14 @@ def _quantise_e4m3_128_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     programs = operators.programs(x, rows=8, per_multiprocessor=16)
     values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    return values, scale, largest
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    return values, scale, scale_max
 
 
 # To e4m3 with one power-of-two scale a row.
-# x (M, 128) -> values (M, 128), scale (M, 1), largest (P,).
+# x (M, 128) -> values (M, 128), scale (M, 1), scale_max (P,).
 quantise_e4m3_128 = operators.operator(
-    "quantise_e4m3_128_662fa1f2",
+    "quantise_e4m3_128_ee252ba3",
     operators.deferred(__package__, "quantise_e4m3_128"),
     _quantise_e4m3_128_reference,
     _quantise_e4m3_128_shapes,
@@ -483,8 +579,8 @@ quantise_e4m3_128 = operators.operator(
 def _quantise_e4m3_256_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 256)
     forward = norm_reference.norm_forward(x)
-    values, scale, largest = norm_reference.quantise_rows(forward.y)
-    return values, scale, largest
+    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
+    return values, scale, scale_max
 
 
 def _quantise_e4m3_256_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -493,14 +589,14 @@ def _quantise_e4m3_256_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     programs = operators.programs(x, rows=4, per_multiprocessor=16)
     values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    return values, scale, largest
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    return values, scale, scale_max
 
 
 # To e4m3 with one power-of-two scale a row.
-# x (M, 256) -> values (M, 256), scale (M, 1), largest (P,).
+# x (M, 256) -> values (M, 256), scale (M, 1), scale_max (P,).
 quantise_e4m3_256 = operators.operator(
-    "quantise_e4m3_256_fdbbd68a",
+    "quantise_e4m3_256_ee73a3bb",
     operators.deferred(__package__, "quantise_e4m3_256"),
     _quantise_e4m3_256_reference,
     _quantise_e4m3_256_shapes,
@@ -510,8 +606,8 @@ quantise_e4m3_256 = operators.operator(
 def _quantise_e4m3_512_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 512)
     forward = norm_reference.norm_forward(x)
-    values, scale, largest = norm_reference.quantise_rows(forward.y)
-    return values, scale, largest
+    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
+    return values, scale, scale_max
 
 
 def _quantise_e4m3_512_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -520,14 +616,14 @@ def _quantise_e4m3_512_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     programs = operators.programs(x, rows=1, per_multiprocessor=32)
     values = x.new_empty((m, 512), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    return values, scale, largest
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    return values, scale, scale_max
 
 
 # To e4m3 with one power-of-two scale a row.
-# x (M, 512) -> values (M, 512), scale (M, 1), largest (P,).
+# x (M, 512) -> values (M, 512), scale (M, 1), scale_max (P,).
 quantise_e4m3_512 = operators.operator(
-    "quantise_e4m3_512_92ddf143",
+    "quantise_e4m3_512_f80ba600",
     operators.deferred(__package__, "quantise_e4m3_512"),
     _quantise_e4m3_512_reference,
     _quantise_e4m3_512_shapes,
@@ -537,8 +633,8 @@ quantise_e4m3_512 = operators.operator(
 def _quantise_e4m3_64_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 64)
     forward = norm_reference.norm_forward(x)
-    values, scale, largest = norm_reference.quantise_rows(forward.y)
-    return values, scale, largest
+    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
+    return values, scale, scale_max
 
 
 def _quantise_e4m3_64_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -547,14 +643,14 @@ def _quantise_e4m3_64_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     programs = operators.programs(x, rows=16, per_multiprocessor=16)
     values = x.new_empty((m, 64), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    return values, scale, largest
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    return values, scale, scale_max
 
 
 # To e4m3 with one power-of-two scale a row.
-# x (M, 64) -> values (M, 64), scale (M, 1), largest (P,).
+# x (M, 64) -> values (M, 64), scale (M, 1), scale_max (P,).
 quantise_e4m3_64 = operators.operator(
-    "quantise_e4m3_64_5cf2519e",
+    "quantise_e4m3_64_d1108fe3",
     operators.deferred(__package__, "quantise_e4m3_64"),
     _quantise_e4m3_64_reference,
     _quantise_e4m3_64_shapes,

@@ -28,7 +28,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "d2b52942f26477c90a44330418eaa16710d042f395110a0d3424ca182f082727"
+STAMP = "1c6e209f7f3fa618eb38ac01f47366b3d82519b59638d93bf5cd22d3251862ec"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive
@@ -44,6 +44,54 @@ def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:
     quotient = x / scale
     values = torch.where(x.isfinite(), quotient.clamp(-E4M3_MAX, E4M3_MAX), torch.nan)
     return values.to(torch.float8_e4m3fn).contiguous(), scale
+
+
+class LinearLayerNormSiluX13x64(torch.autograd.Function):
+    """linear -> layer_norm -> silu. fprop, dgrad, wgrad in the model's dtype."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor, norm_bias: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        h = x.to(dtype)
+        y = torch.nn.functional.linear(h, weight.to(dtype))
+        out, mean, rstd = fused.add_layer_norm_silu_64(y, bias, norm_weight, norm_bias, dtype)
+        ctx.save_for_backward(h, weight, y, bias, norm_weight, norm_bias, mean, rstd)
+        ctx.dtypes = (x.dtype,)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        h, weight, y, bias, norm_weight, norm_bias, mean, rstd = dispatch.saved_tensors(ctx)
+        (x_dtype,) = ctx.dtypes
+        dx = dweight = None
+        dy, norm_weight_sums, norm_bias_sums, bias_sums = fused.add_layer_norm_silu_backward_64(
+            grad, y, bias, norm_weight, norm_bias, mean, rstd
+        )
+        del grad
+        if ctx.needs_input_grad[1]:
+            dweight = (dy.t() @ h).to(weight.dtype)
+        if ctx.needs_input_grad[0]:
+            dx = (dy @ weight.to(dy.dtype)).to(x_dtype)
+        dbias, dnorm_weight, dnorm_bias = fused.reduce_3(
+            bias_sums, bias.dtype, norm_weight_sums, norm_weight.dtype, norm_bias_sums, norm_bias.dtype
+        )
+        return dx, dweight, dbias, dnorm_weight, dnorm_bias, None
+
+
+def linear_layer_norm_silu_13x64(
+    x: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor, norm_bias: Tensor
+) -> Tensor:
+    """linear -> layer_norm -> silu: x (..., 13), weight (64, 13) -> (..., 64)."""
+    if x.numel() == 0:
+        y = torch.nn.functional.linear(x, weight, bias)
+        y = torch.nn.functional.layer_norm(y, (64,), norm_weight, norm_bias, 1e-05)
+        return torch.nn.functional.silu(y)
+    dtype = dispatch.output_dtype(x)
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    y = LinearLayerNormSiluX13x64.apply(rows, weight, bias, norm_weight, norm_bias, dtype)
+    return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 64)
 
 
 class LinearE4m3X64x32(torch.autograd.Function):
@@ -768,6 +816,20 @@ def linear_to_silu_3_linears_e4m3_512x256x256x256(
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 256)
 
 
+def linear_layer_norm_silu_13x64_frozen(
+    x: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor, norm_bias: Tensor
+) -> Tensor:
+    """linear -> layer_norm -> silu: x (..., 13), weight (64, 13) -> (..., 64). It gives no gradients."""
+    dtype = dispatch.output_dtype(x)
+    if x.numel() == 0:
+        return x.new_zeros((*x.shape[:-1], 64), dtype=dtype)
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    h = rows.to(dtype)
+    y = torch.nn.functional.linear(h, weight.to(dtype))
+    out = fused.add_layer_norm_silu_64_inference(y, bias, norm_weight, norm_bias, dtype)
+    return out if x.dim() == 2 else out.reshape(*x.shape[:-1], 64)
+
+
 def linear_e4m3_64x32_frozen(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, counter_id: int) -> Tensor:
     """linear: x (..., 64), weight (32, 64) -> (..., 32). It gives no gradients."""
     dtype = dispatch.output_dtype(x)
@@ -808,11 +870,11 @@ def layer_norm_to_linear_3_linears_e4m3_128x256x256x256_frozen(
     if x.numel() == 0:
         return x.new_zeros((*x.shape[:-1], 256), dtype=dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    x_fp8_0, x_scale_0, _ = fused.layer_norm_e4m3_128_unsaved(rows, pre_norm_weight, pre_norm_bias)
+    x_fp8_0, x_scale_0, _ = fused.layer_norm_e4m3_128_inference(rows, pre_norm_weight, pre_norm_bias)
     y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, "rowwise", "rowwise", dtype, False, counter_id_0)
-    x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_0, bias_0, norm_weight_0, norm_bias_0)
+    x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_256_inference(y_0, bias_0, norm_weight_0, norm_bias_0)
     y_1 = dispatch.scaled_mm(x_fp8_1, x_scale_1, weight_1, scale_1, "rowwise", "rowwise", dtype, False, counter_id_1)
-    x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_1, bias_1, norm_weight_1, norm_bias_1)
+    x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_256_inference(y_1, bias_1, norm_weight_1, norm_bias_1)
     y_2 = dispatch.scaled_mm(
         x_fp8_2, x_scale_2, weight_2, scale_2, "rowwise", "rowwise", dtype, False, counter_id_2, bias_2.to(dtype)
     )
@@ -848,11 +910,11 @@ def linear_to_silu_3_linears_e4m3_512x256x256x256_frozen(
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     x_fp8_0, x_scale_0, _ = fused.quantise_e4m3_512(rows)
     y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, "rowwise", "rowwise", dtype, False, counter_id_0)
-    x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_0, bias_0, norm_weight_0, norm_bias_0)
+    x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_256_inference(y_0, bias_0, norm_weight_0, norm_bias_0)
     y_1 = dispatch.scaled_mm(x_fp8_1, x_scale_1, weight_1, scale_1, "rowwise", "rowwise", dtype, False, counter_id_1)
-    x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_1, bias_1, norm_weight_1, norm_bias_1)
+    x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_256_inference(y_1, bias_1, norm_weight_1, norm_bias_1)
     y_2 = dispatch.scaled_mm(x_fp8_2, x_scale_2, weight_2, scale_2, "rowwise", "rowwise", dtype, False, counter_id_2)
-    out = fused.add_layer_norm_silu_256_unsaved(y_2, bias_2, norm_weight_2, norm_bias_2, dtype)
+    out = fused.add_layer_norm_silu_256_inference(y_2, bias_2, norm_weight_2, norm_bias_2, dtype)
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], 256)
 
 

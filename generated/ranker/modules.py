@@ -16,33 +16,47 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "d2b52942f26477c90a44330418eaa16710d042f395110a0d3424ca182f082727"
+STAMP = "1c6e209f7f3fa618eb38ac01f47366b3d82519b59638d93bf5cd22d3251862ec"
 
 
-class EmbedDense3(dispatch.Bound):
-    """embed.dense.3: torch.nn.modules.linear.Linear.
+class EmbedDense(dispatch.Bound):
+    """embed.dense: torch.nn.modules.container.Sequential.
 
-    M = 4096 (B), K = 64, N = 32; fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise with
-        power-of-two scales by a transposed copy; wgrad in transposed copies, tensorwise.
+    With the forward of 0, 1, 2, 3.
+
+    embed.dense.0: M = 4096 (B), K = 13, N = 64; fprop, wgrad in the model's dtype.
+    embed.dense.3: M = 4096 (B), K = 64, N = 32; fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise
+        with power-of-two scales by a transposed copy; wgrad in transposed copies, tensorwise.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
-        return kernels.linear_e4m3_64x32(x, self.weight, self.bias, self.loka.counter_id(0))
+    def forward(self, input: Tensor) -> Tensor:
+        # from 0, 1, 2
+        v_2 = kernels.linear_layer_norm_silu_13x64(input, self[0].weight, self[0].bias, self[1].weight, self[1].bias)
+        # from 3
+        return kernels.linear_e4m3_64x32(v_2, self[3].weight, self[3].bias, self.loka.counter_id(1))
 
 
-class EmbedDense3Frozen(dispatch.Bound):
-    """embed.dense.3: torch.nn.modules.linear.Linear, its weights frozen.
+class EmbedDenseFrozen(dispatch.Bound):
+    """embed.dense: torch.nn.modules.container.Sequential, its weights frozen.
 
-    M = 4096 (B), K = 64, N = 32; fprop in e4m3 rowwise with power-of-two scales.
+    With the forward of 0, 1, 2, 3.
+
+    embed.dense.0: M = 4096 (B), K = 13, N = 64; fprop in the model's dtype.
+    embed.dense.3: M = 4096 (B), K = 64, N = 32; fprop in e4m3 rowwise with power-of-two scales.
     """
 
     def quantize(self) -> tuple[tuple[Tensor, Tensor] | None, ...]:
         """The FP8 weight and its scales for each site; None where its weight is not frozen."""
-        return (kernels.e4m3_rowwise_pow2(self.weight),)
+        return (None, kernels.e4m3_rowwise_pow2(self[3].weight))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
+        # from 0, 1, 2
+        v_2 = kernels.linear_layer_norm_silu_13x64_frozen(
+            input, self[0].weight, self[0].bias, self[1].weight, self[1].bias
+        )
+        # from 3
         return kernels.linear_e4m3_64x32_frozen(
-            x, self.loka_weight_0, self.loka_scale_0, self.bias, self.loka.counter_id(0)
+            v_2, self.loka_weight_1, self.loka_scale_1, self[3].bias, self.loka.counter_id(1)
         )
 
 

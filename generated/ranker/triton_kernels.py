@@ -13,7 +13,7 @@ from torch import Tensor
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "d2b52942f26477c90a44330418eaa16710d042f395110a0d3424ca182f082727"
+STAMP = "1c6e209f7f3fa618eb38ac01f47366b3d82519b59638d93bf5cd22d3251862ec"
 
 
 @triton.jit
@@ -35,11 +35,11 @@ def e4m3_scale(amax):
 
 
 @triton.jit(do_not_specialize=["m"])
-def _add_backward_e4m3_256(grad_ptr, values_ptr, scale_ptr, largest_ptr, dadd_ptr, grad_stride, m):
+def _add_backward_e4m3_256(grad_ptr, values_ptr, scale_ptr, scale_max_ptr, dadd_ptr, grad_stride, m):
     """Gradient of addition -> e4m3 with one power-of-two scale a row for grad (m, 256)."""
     columns = tl.arange(0, 256)
     dadd = tl.zeros([4, 256], tl.float32)
-    largest = 0.0
+    scale_max = 0.0
     for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
         row = first + tl.arange(0, 4)
         valid = row < m
@@ -55,16 +55,16 @@ def _add_backward_e4m3_256(grad_ptr, values_ptr, scale_ptr, largest_ptr, dadd_pt
         values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
-        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
+        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
     part = tl.program_id(0).to(tl.int64) * 256 + columns
     tl.store(dadd_ptr + part, tl.sum(dadd, 0))
-    tl.store(largest_ptr + tl.program_id(0), largest)
+    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
 def add_backward_e4m3_256(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradient of addition -> e4m3 with one power-of-two scale a row.
 
-    grad (M, 256) -> values (M, 256), scale (M, 1), largest (P,), dadd (P, 256).
+    grad (M, 256) -> values (M, 256), scale (M, 1), scale_max (P,), dadd (P, 256).
     """
     operators.check_rows(grad, 256)
     grad = operators.whole_rows(grad)
@@ -72,18 +72,18 @@ def add_backward_e4m3_256(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]
     programs = operators.programs(grad, rows=16, per_multiprocessor=8)
     values = grad.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = grad.new_empty((m, 1), dtype=torch.float32)
-    largest = grad.new_empty((programs,), dtype=torch.float32)
+    scale_max = grad.new_empty((programs,), dtype=torch.float32)
     dadd = grad.new_empty((programs, 256), dtype=torch.float32)
-    _add_backward_e4m3_256[(programs,)](grad, values, scale, largest, dadd, grad.stride(0), m, num_warps=2)
-    return values, scale, largest, dadd
+    _add_backward_e4m3_256[(programs,)](grad, values, scale, scale_max, dadd, grad.stride(0), m, num_warps=2)
+    return values, scale, scale_max, dadd
 
 
 @triton.jit(do_not_specialize=["m"])
-def _add_backward_e4m3_32(grad_ptr, values_ptr, scale_ptr, largest_ptr, dadd_ptr, grad_stride, m):
+def _add_backward_e4m3_32(grad_ptr, values_ptr, scale_ptr, scale_max_ptr, dadd_ptr, grad_stride, m):
     """Gradient of addition -> e4m3 with one power-of-two scale a row for grad (m, 32)."""
     columns = tl.arange(0, 32)
     dadd = tl.zeros([32, 32], tl.float32)
-    largest = 0.0
+    scale_max = 0.0
     for first in range(tl.program_id(0) * 32, m, tl.num_programs(0) * 32):
         row = first + tl.arange(0, 32)
         valid = row < m
@@ -99,16 +99,16 @@ def _add_backward_e4m3_32(grad_ptr, values_ptr, scale_ptr, largest_ptr, dadd_ptr
         values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
-        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
+        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
     part = tl.program_id(0).to(tl.int64) * 32 + columns
     tl.store(dadd_ptr + part, tl.sum(dadd, 0))
-    tl.store(largest_ptr + tl.program_id(0), largest)
+    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
 def add_backward_e4m3_32(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradient of addition -> e4m3 with one power-of-two scale a row.
 
-    grad (M, 32) -> values (M, 32), scale (M, 1), largest (P,), dadd (P, 32).
+    grad (M, 32) -> values (M, 32), scale (M, 1), scale_max (P,), dadd (P, 32).
     """
     operators.check_rows(grad, 32)
     grad = operators.whole_rows(grad)
@@ -116,10 +116,10 @@ def add_backward_e4m3_32(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     programs = operators.programs(grad, rows=128, per_multiprocessor=8)
     values = grad.new_empty((m, 32), dtype=torch.float8_e4m3fn)
     scale = grad.new_empty((m, 1), dtype=torch.float32)
-    largest = grad.new_empty((programs,), dtype=torch.float32)
+    scale_max = grad.new_empty((programs,), dtype=torch.float32)
     dadd = grad.new_empty((programs, 32), dtype=torch.float32)
-    _add_backward_e4m3_32[(programs,)](grad, values, scale, largest, dadd, grad.stride(0), m, num_warps=2)
-    return values, scale, largest, dadd
+    _add_backward_e4m3_32[(programs,)](grad, values, scale, scale_max, dadd, grad.stride(0), m, num_warps=2)
+    return values, scale, scale_max, dadd
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -167,7 +167,7 @@ def add_layer_norm_silu_256(
 
 
 @triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_256_unsaved(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, m):
+def _add_layer_norm_silu_256_inference(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, m):
     """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, 256)."""
     columns = tl.arange(0, 256)
     add = tl.load(add_ptr + columns).to(tl.float32)
@@ -188,7 +188,7 @@ def _add_layer_norm_silu_256_unsaved(x_ptr, add_ptr, weight_ptr, bias_ptr, out_p
         tl.store(out_ptr + offsets, y, mask=valid[:, None])
 
 
-def add_layer_norm_silu_256_unsaved(
+def add_layer_norm_silu_256_inference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Addition -> LayerNorm (eps 1e-05) -> SiLU.
@@ -200,10 +200,181 @@ def add_layer_norm_silu_256_unsaved(
     m = x.shape[0]
     programs = operators.programs(x, rows=4, per_multiprocessor=16)
     out = x.new_empty((m, 256), dtype=x.dtype if dtype is None else dtype)
-    _add_layer_norm_silu_256_unsaved[(programs,)](
+    _add_layer_norm_silu_256_inference[(programs,)](
         x, add.contiguous(), weight.contiguous(), bias.contiguous(), out, x.stride(0), m, num_warps=1
     )
     return out
+
+
+@triton.jit(do_not_specialize=["m"])
+def _add_layer_norm_silu_64(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, mean_ptr, rstd_ptr, x_stride, m):
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, 64)."""
+    columns = tl.arange(0, 64)
+    add = tl.load(add_ptr + columns).to(tl.float32)
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    bias = tl.load(bias_ptr + columns).to(tl.float32)
+    for first in range(tl.program_id(0) * 16, m, tl.num_programs(0) * 16):
+        row = first + tl.arange(0, 16)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * 64 + columns[None, :]
+        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
+        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        x = x + add[None, :]
+        mean = tl.sum(x, 1) / 64
+        x = x - mean[:, None]
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / 64 + 1e-05)
+        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
+        tl.store(mean_ptr + row, mean, mask=valid)
+        tl.store(rstd_ptr + row, rstd, mask=valid)
+        y = silu(y)
+        tl.store(out_ptr + offsets, y, mask=valid[:, None])
+
+
+def add_layer_norm_silu_64(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU.
+
+    x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64), mean (M,), rstd (M,).
+    """
+    operators.check_rows(x, 64)
+    x = operators.whole_rows(x)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=16, per_multiprocessor=16)
+    out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
+    mean = x.new_empty((m,), dtype=torch.float32)
+    rstd = x.new_empty((m,), dtype=torch.float32)
+    _add_layer_norm_silu_64[(programs,)](
+        x, add.contiguous(), weight.contiguous(), bias.contiguous(), out, mean, rstd, x.stride(0), m, num_warps=1
+    )
+    return out, mean, rstd
+
+
+@triton.jit(do_not_specialize=["m"])
+def _add_layer_norm_silu_64_inference(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, m):
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, 64)."""
+    columns = tl.arange(0, 64)
+    add = tl.load(add_ptr + columns).to(tl.float32)
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    bias = tl.load(bias_ptr + columns).to(tl.float32)
+    for first in range(tl.program_id(0) * 16, m, tl.num_programs(0) * 16):
+        row = first + tl.arange(0, 16)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * 64 + columns[None, :]
+        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
+        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        x = x + add[None, :]
+        mean = tl.sum(x, 1) / 64
+        x = x - mean[:, None]
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / 64 + 1e-05)
+        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
+        y = silu(y)
+        tl.store(out_ptr + offsets, y, mask=valid[:, None])
+
+
+def add_layer_norm_silu_64_inference(
+    x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Addition -> LayerNorm (eps 1e-05) -> SiLU.
+
+    x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64).
+    """
+    operators.check_rows(x, 64)
+    x = operators.whole_rows(x)
+    m = x.shape[0]
+    programs = operators.programs(x, rows=16, per_multiprocessor=16)
+    out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
+    _add_layer_norm_silu_64_inference[(programs,)](
+        x, add.contiguous(), weight.contiguous(), bias.contiguous(), out, x.stride(0), m, num_warps=1
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["m"])
+def _add_layer_norm_silu_backward_64(
+    grad_ptr,
+    x_ptr,
+    add_ptr,
+    weight_ptr,
+    bias_ptr,
+    mean_ptr,
+    rstd_ptr,
+    dx_ptr,
+    dweight_ptr,
+    dbias_ptr,
+    dadd_ptr,
+    grad_stride,
+    m,
+):
+    """Gradient of addition, LayerNorm, SiLU for grad (m, 64)."""
+    columns = tl.arange(0, 64)
+    add = tl.load(add_ptr + columns).to(tl.float32)
+    weight = tl.load(weight_ptr + columns).to(tl.float32)
+    bias = tl.load(bias_ptr + columns).to(tl.float32)
+    dweight = tl.zeros([16, 64], tl.float32)
+    dbias = tl.zeros([16, 64], tl.float32)
+    dadd = tl.zeros([16, 64], tl.float32)
+    for first in range(tl.program_id(0) * 16, m, tl.num_programs(0) * 16):
+        row = first + tl.arange(0, 16)
+        valid = row < m
+        offsets = row[:, None].to(tl.int64) * 64 + columns[None, :]
+        grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
+        grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + offsets, mask=valid[:, None], other=0.0).to(tl.float32)
+        x = x + add[None, :]
+        mean = tl.load(mean_ptr + row, mask=valid, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=valid, other=0.0)
+        n = (x - mean[:, None]) * rstd[:, None]
+        z = n * weight[None, :] + bias[None, :]
+        dz = silu_gradient(grad, z)
+        dweight += dz * n
+        dbias += dz
+        dn = dz * weight[None, :]
+        mean_dn = tl.sum(dn, 1) / 64
+        mean_dn_n = tl.sum(dn * n, 1) / 64
+        dx = (dn - mean_dn[:, None] - n * mean_dn_n[:, None]) * rstd[:, None]
+        dadd += dx
+        tl.store(dx_ptr + offsets, dx, mask=valid[:, None])
+    part = tl.program_id(0).to(tl.int64) * 64 + columns
+    tl.store(dweight_ptr + part, tl.sum(dweight, 0))
+    tl.store(dbias_ptr + part, tl.sum(dbias, 0))
+    tl.store(dadd_ptr + part, tl.sum(dadd, 0))
+
+
+def add_layer_norm_silu_backward_64(
+    grad: Tensor, x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradient of addition, LayerNorm, SiLU.
+
+    grad (M, 64), x (M, 64), add (64,), weight (64,), bias (64,), mean (M,), rstd (M,) -> dx (M, 64), dweight (P, 64),
+    dbias (P, 64), dadd (P, 64).
+    """
+    operators.check_rows(grad, 64)
+    operators.check_rows(x, 64, grad.shape[0])
+    grad = operators.whole_rows(grad)
+    m = grad.shape[0]
+    programs = operators.programs(grad, rows=64, per_multiprocessor=8)
+    dx = grad.new_empty((m, 64))
+    dweight = grad.new_empty((programs, 64), dtype=torch.float32)
+    dbias = grad.new_empty((programs, 64), dtype=torch.float32)
+    dadd = grad.new_empty((programs, 64), dtype=torch.float32)
+    _add_layer_norm_silu_backward_64[(programs,)](
+        grad,
+        x.contiguous(),
+        add.contiguous(),
+        weight.contiguous(),
+        bias.contiguous(),
+        mean,
+        rstd,
+        dx,
+        dweight,
+        dbias,
+        dadd,
+        grad.stride(0),
+        m,
+        num_warps=2,
+    )
+    return dx, dweight, dbias, dadd
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -217,7 +388,7 @@ def _add_layer_norm_silu_backward_e4m3_256(
     rstd_ptr,
     values_ptr,
     scale_ptr,
-    largest_ptr,
+    scale_max_ptr,
     dweight_ptr,
     dbias_ptr,
     dadd_ptr,
@@ -232,7 +403,7 @@ def _add_layer_norm_silu_backward_e4m3_256(
     dweight = tl.zeros([4, 256], tl.float32)
     dbias = tl.zeros([4, 256], tl.float32)
     dadd = tl.zeros([4, 256], tl.float32)
-    largest = 0.0
+    scale_max = 0.0
     for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
         row = first + tl.arange(0, 4)
         valid = row < m
@@ -261,12 +432,12 @@ def _add_layer_norm_silu_backward_e4m3_256(
         values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
-        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
+        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
     part = tl.program_id(0).to(tl.int64) * 256 + columns
     tl.store(dweight_ptr + part, tl.sum(dweight, 0))
     tl.store(dbias_ptr + part, tl.sum(dbias, 0))
     tl.store(dadd_ptr + part, tl.sum(dadd, 0))
-    tl.store(largest_ptr + tl.program_id(0), largest)
+    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
 def add_layer_norm_silu_backward_e4m3_256(
@@ -275,7 +446,7 @@ def add_layer_norm_silu_backward_e4m3_256(
     """Gradient of addition, LayerNorm, SiLU -> e4m3 with one power-of-two scale a row.
 
     grad (M, 256), x (M, 256), add (256,), weight (256,), bias (256,), mean (M,), rstd (M,) -> values (M, 256), scale
-    (M, 1), largest (P,), dweight (P, 256), dbias (P, 256), dadd (P, 256).
+    (M, 1), scale_max (P,), dweight (P, 256), dbias (P, 256), dadd (P, 256).
     """
     operators.check_rows(grad, 256)
     operators.check_rows(x, 256, grad.shape[0])
@@ -284,7 +455,7 @@ def add_layer_norm_silu_backward_e4m3_256(
     programs = operators.programs(grad, rows=16, per_multiprocessor=8)
     values = grad.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = grad.new_empty((m, 1), dtype=torch.float32)
-    largest = grad.new_empty((programs,), dtype=torch.float32)
+    scale_max = grad.new_empty((programs,), dtype=torch.float32)
     dweight = grad.new_empty((programs, 256), dtype=torch.float32)
     dbias = grad.new_empty((programs, 256), dtype=torch.float32)
     dadd = grad.new_empty((programs, 256), dtype=torch.float32)
@@ -298,7 +469,7 @@ def add_layer_norm_silu_backward_e4m3_256(
         rstd,
         values,
         scale,
-        largest,
+        scale_max,
         dweight,
         dbias,
         dadd,
@@ -306,19 +477,19 @@ def add_layer_norm_silu_backward_e4m3_256(
         m,
         num_warps=2,
     )
-    return values, scale, largest, dweight, dbias, dadd
+    return values, scale, scale_max, dweight, dbias, dadd
 
 
 @triton.jit(do_not_specialize=["m"])
 def _add_layer_norm_silu_e4m3_256(
-    x_ptr, add_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, largest_ptr, mean_ptr, rstd_ptr, x_stride, m
+    x_ptr, add_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, mean_ptr, rstd_ptr, x_stride, m
 ):
     """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row of x (m, 256)."""
     columns = tl.arange(0, 256)
     add = tl.load(add_ptr + columns).to(tl.float32)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
-    largest = 0.0
+    scale_max = 0.0
     for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
         row = first + tl.arange(0, 4)
         valid = row < m
@@ -341,8 +512,8 @@ def _add_layer_norm_silu_e4m3_256(
         values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
-        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(largest_ptr + tl.program_id(0), largest)
+        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
+    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
 def add_layer_norm_silu_e4m3_256(
@@ -350,7 +521,7 @@ def add_layer_norm_silu_e4m3_256(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row.
 
-    x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), largest (P,), mean (M,), rstd
+    x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), scale_max (P,), mean (M,), rstd
     (M,).
     """
     operators.check_rows(x, 256)
@@ -359,7 +530,7 @@ def add_layer_norm_silu_e4m3_256(
     programs = operators.programs(x, rows=4, per_multiprocessor=16)
     values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
     mean = x.new_empty((m,), dtype=torch.float32)
     rstd = x.new_empty((m,), dtype=torch.float32)
     _add_layer_norm_silu_e4m3_256[(programs,)](
@@ -369,26 +540,26 @@ def add_layer_norm_silu_e4m3_256(
         bias.contiguous(),
         values,
         scale,
-        largest,
+        scale_max,
         mean,
         rstd,
         x.stride(0),
         m,
         num_warps=1,
     )
-    return values, scale, largest, mean, rstd
+    return values, scale, scale_max, mean, rstd
 
 
 @triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_e4m3_256_unsaved(
-    x_ptr, add_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m
+def _add_layer_norm_silu_e4m3_256_inference(
+    x_ptr, add_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m
 ):
     """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row of x (m, 256)."""
     columns = tl.arange(0, 256)
     add = tl.load(add_ptr + columns).to(tl.float32)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
-    largest = 0.0
+    scale_max = 0.0
     for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
         row = first + tl.arange(0, 4)
         valid = row < m
@@ -409,16 +580,16 @@ def _add_layer_norm_silu_e4m3_256_unsaved(
         values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
-        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(largest_ptr + tl.program_id(0), largest)
+        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
+    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-def add_layer_norm_silu_e4m3_256_unsaved(
+def add_layer_norm_silu_e4m3_256_inference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row.
 
-    x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), largest (P,).
+    x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), scale_max (P,).
     """
     operators.check_rows(x, 256)
     x = operators.whole_rows(x)
@@ -426,11 +597,20 @@ def add_layer_norm_silu_e4m3_256_unsaved(
     programs = operators.programs(x, rows=4, per_multiprocessor=16)
     values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    _add_layer_norm_silu_e4m3_256_unsaved[(programs,)](
-        x, add.contiguous(), weight.contiguous(), bias.contiguous(), values, scale, largest, x.stride(0), m, num_warps=1
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    _add_layer_norm_silu_e4m3_256_inference[(programs,)](
+        x,
+        add.contiguous(),
+        weight.contiguous(),
+        bias.contiguous(),
+        values,
+        scale,
+        scale_max,
+        x.stride(0),
+        m,
+        num_warps=1,
     )
-    return values, scale, largest
+    return values, scale, scale_max
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -762,13 +942,13 @@ def layer_norm_backward_128(
 
 @triton.jit(do_not_specialize=["m"])
 def _layer_norm_e4m3_128(
-    x_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, largest_ptr, mean_ptr, rstd_ptr, x_stride, m
+    x_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, mean_ptr, rstd_ptr, x_stride, m
 ):
     """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row of x (m, 128)."""
     columns = tl.arange(0, 128)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
-    largest = 0.0
+    scale_max = 0.0
     for first in range(tl.program_id(0) * 8, m, tl.num_programs(0) * 8):
         row = first + tl.arange(0, 8)
         valid = row < m
@@ -789,14 +969,14 @@ def _layer_norm_e4m3_128(
         values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
-        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(largest_ptr + tl.program_id(0), largest)
+        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
+    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
 def layer_norm_e4m3_128(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
 
-    x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), largest (P,), mean (M,), rstd (M,).
+    x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), scale_max (P,), mean (M,), rstd (M,).
     """
     operators.check_rows(x, 128)
     x = operators.whole_rows(x)
@@ -804,22 +984,22 @@ def layer_norm_e4m3_128(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor
     programs = operators.programs(x, rows=8, per_multiprocessor=16)
     values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
     mean = x.new_empty((m,), dtype=torch.float32)
     rstd = x.new_empty((m,), dtype=torch.float32)
     _layer_norm_e4m3_128[(programs,)](
-        x, weight.contiguous(), bias.contiguous(), values, scale, largest, mean, rstd, x.stride(0), m, num_warps=1
+        x, weight.contiguous(), bias.contiguous(), values, scale, scale_max, mean, rstd, x.stride(0), m, num_warps=1
     )
-    return values, scale, largest, mean, rstd
+    return values, scale, scale_max, mean, rstd
 
 
 @triton.jit(do_not_specialize=["m"])
-def _layer_norm_e4m3_128_unsaved(x_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
+def _layer_norm_e4m3_128_inference(x_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
     """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row of x (m, 128)."""
     columns = tl.arange(0, 128)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
-    largest = 0.0
+    scale_max = 0.0
     for first in range(tl.program_id(0) * 8, m, tl.num_programs(0) * 8):
         row = first + tl.arange(0, 8)
         valid = row < m
@@ -838,14 +1018,14 @@ def _layer_norm_e4m3_128_unsaved(x_ptr, weight_ptr, bias_ptr, values_ptr, scale_
         values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
-        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(largest_ptr + tl.program_id(0), largest)
+        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
+    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-def layer_norm_e4m3_128_unsaved(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def layer_norm_e4m3_128_inference(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
 
-    x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), largest (P,).
+    x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), scale_max (P,).
     """
     operators.check_rows(x, 128)
     x = operators.whole_rows(x)
@@ -853,18 +1033,18 @@ def layer_norm_e4m3_128_unsaved(x: Tensor, weight: Tensor, bias: Tensor) -> tupl
     programs = operators.programs(x, rows=8, per_multiprocessor=16)
     values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    _layer_norm_e4m3_128_unsaved[(programs,)](
-        x, weight.contiguous(), bias.contiguous(), values, scale, largest, x.stride(0), m, num_warps=1
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    _layer_norm_e4m3_128_inference[(programs,)](
+        x, weight.contiguous(), bias.contiguous(), values, scale, scale_max, x.stride(0), m, num_warps=1
     )
-    return values, scale, largest
+    return values, scale, scale_max
 
 
 @triton.jit(do_not_specialize=["m"])
-def _quantise_e4m3_128(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
+def _quantise_e4m3_128(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
     """To e4m3 with one power-of-two scale a row of x (m, 128)."""
     columns = tl.arange(0, 128)
-    largest = 0.0
+    scale_max = 0.0
     for first in range(tl.program_id(0) * 8, m, tl.num_programs(0) * 8):
         row = first + tl.arange(0, 8)
         valid = row < m
@@ -879,14 +1059,14 @@ def _quantise_e4m3_128(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
         values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
-        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(largest_ptr + tl.program_id(0), largest)
+        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
+    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
 def quantise_e4m3_128(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """To e4m3 with one power-of-two scale a row.
 
-    x (M, 128) -> values (M, 128), scale (M, 1), largest (P,).
+    x (M, 128) -> values (M, 128), scale (M, 1), scale_max (P,).
     """
     operators.check_rows(x, 128)
     x = operators.whole_rows(x)
@@ -894,16 +1074,16 @@ def quantise_e4m3_128(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     programs = operators.programs(x, rows=8, per_multiprocessor=16)
     values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    _quantise_e4m3_128[(programs,)](x, values, scale, largest, x.stride(0), m, num_warps=1)
-    return values, scale, largest
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    _quantise_e4m3_128[(programs,)](x, values, scale, scale_max, x.stride(0), m, num_warps=1)
+    return values, scale, scale_max
 
 
 @triton.jit(do_not_specialize=["m"])
-def _quantise_e4m3_256(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
+def _quantise_e4m3_256(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
     """To e4m3 with one power-of-two scale a row of x (m, 256)."""
     columns = tl.arange(0, 256)
-    largest = 0.0
+    scale_max = 0.0
     for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
         row = first + tl.arange(0, 4)
         valid = row < m
@@ -918,14 +1098,14 @@ def _quantise_e4m3_256(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
         values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
-        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(largest_ptr + tl.program_id(0), largest)
+        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
+    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
 def quantise_e4m3_256(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """To e4m3 with one power-of-two scale a row.
 
-    x (M, 256) -> values (M, 256), scale (M, 1), largest (P,).
+    x (M, 256) -> values (M, 256), scale (M, 1), scale_max (P,).
     """
     operators.check_rows(x, 256)
     x = operators.whole_rows(x)
@@ -933,16 +1113,16 @@ def quantise_e4m3_256(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     programs = operators.programs(x, rows=4, per_multiprocessor=16)
     values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    _quantise_e4m3_256[(programs,)](x, values, scale, largest, x.stride(0), m, num_warps=1)
-    return values, scale, largest
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    _quantise_e4m3_256[(programs,)](x, values, scale, scale_max, x.stride(0), m, num_warps=1)
+    return values, scale, scale_max
 
 
 @triton.jit(do_not_specialize=["m"])
-def _quantise_e4m3_512(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
+def _quantise_e4m3_512(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
     """To e4m3 with one power-of-two scale a row of x (m, 512)."""
     columns = tl.arange(0, 512)
-    largest = 0.0
+    scale_max = 0.0
     for row in range(tl.program_id(0), m, tl.num_programs(0)):
         offsets = tl.cast(row, tl.int64) * 512 + columns
         x_offsets = tl.cast(row, tl.int64) * x_stride + columns
@@ -955,14 +1135,14 @@ def _quantise_e4m3_512(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
         values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv))
         tl.store(scale_ptr + row, scale)
-        largest = tl.maximum(largest, scale)
-    tl.store(largest_ptr + tl.program_id(0), largest)
+        scale_max = tl.maximum(scale_max, scale)
+    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
 def quantise_e4m3_512(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """To e4m3 with one power-of-two scale a row.
 
-    x (M, 512) -> values (M, 512), scale (M, 1), largest (P,).
+    x (M, 512) -> values (M, 512), scale (M, 1), scale_max (P,).
     """
     operators.check_rows(x, 512)
     x = operators.whole_rows(x)
@@ -970,16 +1150,16 @@ def quantise_e4m3_512(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     programs = operators.programs(x, rows=1, per_multiprocessor=32)
     values = x.new_empty((m, 512), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    _quantise_e4m3_512[(programs,)](x, values, scale, largest, x.stride(0), m, num_warps=1)
-    return values, scale, largest
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    _quantise_e4m3_512[(programs,)](x, values, scale, scale_max, x.stride(0), m, num_warps=1)
+    return values, scale, scale_max
 
 
 @triton.jit(do_not_specialize=["m"])
-def _quantise_e4m3_64(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
+def _quantise_e4m3_64(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
     """To e4m3 with one power-of-two scale a row of x (m, 64)."""
     columns = tl.arange(0, 64)
-    largest = 0.0
+    scale_max = 0.0
     for first in range(tl.program_id(0) * 16, m, tl.num_programs(0) * 16):
         row = first + tl.arange(0, 16)
         valid = row < m
@@ -994,14 +1174,14 @@ def _quantise_e4m3_64(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
         values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
-        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(largest_ptr + tl.program_id(0), largest)
+        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
+    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
 def quantise_e4m3_64(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """To e4m3 with one power-of-two scale a row.
 
-    x (M, 64) -> values (M, 64), scale (M, 1), largest (P,).
+    x (M, 64) -> values (M, 64), scale (M, 1), scale_max (P,).
     """
     operators.check_rows(x, 64)
     x = operators.whole_rows(x)
@@ -1009,9 +1189,9 @@ def quantise_e4m3_64(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     programs = operators.programs(x, rows=16, per_multiprocessor=16)
     values = x.new_empty((m, 64), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    _quantise_e4m3_64[(programs,)](x, values, scale, largest, x.stride(0), m, num_warps=1)
-    return values, scale, largest
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    _quantise_e4m3_64[(programs,)](x, values, scale, scale_max, x.stride(0), m, num_warps=1)
+    return values, scale, scale_max
 
 
 @triton.jit

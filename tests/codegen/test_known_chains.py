@@ -231,11 +231,11 @@ def test_what_a_tile_is_enough_for_is_written_as_is_and_transposed() -> None:
     text = render_package(chains.chain_plan(local, chains.known_chain(X, DY)))["kernels.py"]
     called = re.findall(r"fused\.(\w+)\(", text[: text.index("\ndef linear_")])
     assert [name for name in called if name.endswith("_cast_transpose")] == [
-        "add_relu_e4m3_known_recorded_64_cast_transpose",
-        "block_norm_hardswish_e4m3_known_recorded_512_eps_1e_06_cast_transpose",
-        "add_backward_e4m3_known_recorded_32_cast_transpose",
-        "block_norm_hardswish_backward_e4m3_known_recorded_512_eps_1e_06_cast_transpose",
-        "add_relu_backward_e4m3_known_recorded_64_cast_transpose",
+        "add_relu_e4m3_static_counted_64_cast_transpose",
+        "block_norm_hardswish_e4m3_static_counted_512_eps_1e_06_cast_transpose",
+        "add_backward_e4m3_static_counted_32_cast_transpose",
+        "block_norm_hardswish_backward_e4m3_static_counted_512_eps_1e_06_cast_transpose",
+        "add_relu_backward_e4m3_static_counted_64_cast_transpose",
     ]
     assert not [name for name in called if name.startswith("transpose")]
     tower = render_package(PLANS["tower"])["kernels.py"]

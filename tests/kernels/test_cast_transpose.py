@@ -40,7 +40,7 @@ def test_the_text_is_formatted_and_linted(tmp_path):
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr
 
 
-@pytest.mark.parametrize("how", [how for how in modes() if how.scaling not in ("known", "tensorwise")], ids=str)
+@pytest.mark.parametrize("how", [how for how in modes() if how.scaling not in ("static", "tensorwise")], ids=str)
 def test_only_one_scale_serves_both_copies(how):
     with pytest.raises(InputError, match="one scale for both copies"):
         CastTranspose(how)
@@ -73,7 +73,7 @@ def test_both_copies_are_the_quantisers(package, shape):
 
 
 def test_no_matrix_is_refused(package):
-    spec = CastTranspose(Quantisation("known"))
+    spec = CastTranspose(Quantisation("static"))
     with pytest.raises(InputError, match="floating matrix"):
         package.run(spec, torch.ones(2, 3, 4), torch.ones(1, 1))
 

@@ -17,7 +17,7 @@ from tests.support.kernels.sm90 import CUOBJDUMP, SHARED, compile_for_sm90, spil
 pytestmark = pytest.mark.usefixtures("triton_cache")
 
 
-FLOATS = ("values", "scale", "largest", "mean", "rstd", "dweight", "dbias", "dadd")
+FLOATS = ("values", "scale", "scale_max", "mean", "rstd", "dweight", "dbias", "dadd")
 SPECS = [spec for spec in every(3456) if isinstance(spec, Products) or spec.quantise]
 SPECS += [spec for spec in every(2048) if not isinstance(spec, Products) and spec.norm == "block_norm"]
 

@@ -14,7 +14,7 @@ from tests.support.kernels.sm90 import SHARED, compile_for_sm90, spilled, warps_
 pytestmark = pytest.mark.usefixtures("triton_cache")
 
 
-ONE_FORMAT = [how for how in modes() if how.format is Format.E4M3 or how.scaling == "known"]
+ONE_FORMAT = [how for how in modes() if how.format is Format.E4M3 or how.scaling == "static"]
 SPECS = [spec for spec in specs(2048, ONE_FORMAT) if spec.norm is None or isinstance(spec, NormForward)]
 SPECS += [spec for spec in specs(2048, ONE_FORMAT) if spec.norm == "block_norm" and not isinstance(spec, NormForward)]
 SPECS += [spec for width in (13, 479) for spec in specs(width, [modes()[0], *modes()[4:10:4], modes()[-1]])[:8]]
@@ -48,7 +48,7 @@ def test_it_compiles_for_hopper(package, spec, tmp_path):
     assert (f"cvt.rn.satfinite.{spec.how.format.value}x2.f32" in ptx) == ("values" in spec.results)
     if spec.width == 2048:
         assert reads_sixteen_bytes(ptx)
-    if spec.how.scaling == "known" and spec.width == 2048 and spec.norm is None:
+    if spec.how.scaling == "static" and spec.width == 2048 and spec.norm is None:
         # Maximum and count stay in the threads: what crosses warps comes after the last row.
         loop = ptx[: ptx.rindex("cvt.rn.satfinite")]
         assert "bar.sync" not in loop

@@ -20,8 +20,8 @@ pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("poisoned_memory")]
 
 FEW = [
     Quantisation("blockwise"),
-    Quantisation("known"),
-    Quantisation("known", Format.E5M2, power_of_two=False),
+    Quantisation("static"),
+    Quantisation("static", Format.E5M2, power_of_two=False),
     Quantisation("tensorwise"),
     Quantisation("maximum"),
 ]
@@ -102,7 +102,7 @@ def test_both_copies_are_the_reference_bit_for_bit(package, spec, shape):
     largest = torch.where(x.isfinite(), x.abs(), 0.0).float()
     maxima = largest.max().view(1) if x.numel() else torch.zeros(1, device="cuda")
     scale = torch.full((1, 1), 2.0**-3 if spec.how.power_of_two else 0.1, device="cuda")
-    last = scale if spec.how.scaling == "known" else maxima
+    last = scale if spec.how.scaling == "static" else maxima
     got, expected = package.run(spec, x, last), package.run(spec, x.cpu(), last.cpu())
     for name in ("values", "transposed"):
         assert got[name].is_contiguous()
@@ -114,9 +114,9 @@ def test_both_copies_are_the_reference_bit_for_bit(package, spec, shape):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_one_graph_under_the_compiler(package, dynamic):
-    known = BARE[2048, Quantisation("known")]
+    known = BARE[2048, Quantisation("static")]
     find, whole = BARE[2048, Quantisation("maximum")], BARE[2048, Quantisation("tensorwise")]
-    transposed = CastTranspose(Quantisation("known"))
+    transposed = CastTranspose(Quantisation("static"))
     # Looked up here: under the compiler with changing sizes a spec's width is no longer an int that a name is made of.
     one, maximum, second, copies = (getattr(package.fused, spec.function) for spec in (known, find, whole, transposed))
 

@@ -70,18 +70,18 @@ def test_the_text_is_formatted_and_linted(tmp_path):
 
 
 def test_names_and_schema(package):
-    how = Quantisation("known", Format.E5M2, power_of_two=False, record=True)
+    how = Quantisation("static", Format.E5M2, power_of_two=False, overflow_stats=True)
     spec = NormForward(512, "layer_norm", True, True, 1e-5, "silu", False, True, True, how=how)
-    assert spec.function == "layer_norm_silu_e5m2_known_recorded_divided_512"
-    assert spec.parameters == ("x", "weight", "bias", "scale", "record")
+    assert spec.function == "layer_norm_silu_e5m2_static_counted_divided_512"
+    assert spec.parameters == ("x", "weight", "bias", "scale", "overflow_stats")
     assert spec.results == ("values", "mean", "rstd")
     assert CastTranspose(HOWS[0]).results == ("values", "transposed")
     for one in (recorded(512)[0], CAST_TRANSPOSES[0]):
         arguments = getattr(package.fused, one.function)._schema.arguments
         written = [argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write]
-        assert written == ["record"]
+        assert written == ["overflow_stats"]
     with pytest.raises(InputError, match="tensorwise is none"):
-        Quantisation("tensorwise", record=True)
+        Quantisation("tensorwise", overflow_stats=True)
     with pytest.raises(InputError, match="1 to 3 operands"):
         Transpose(4)
 
@@ -128,7 +128,9 @@ def test_what_a_tile_is_not_enough_for():
         NormForward(512, "layer_norm", True, True, 1e-5, "silu", False, True, True, how=how),
         NormForward(1024, "block_norm", False, False, 1e-5, None, False, True, False, block=1024, how=how),
         NormForward(512, None, False, False, 1e-5, None, True, True, False, residual=True, how=how),
-        NormBackward(512, None, False, False, 1e-5, "relu", False, True, carried=True, carry=True, how=how),
+        NormBackward(
+            512, None, False, False, 1e-5, "relu", False, True, residual_grad_in=True, residual_grad_out=True, how=how
+        ),
         NormForward(512, None, False, False, 1e-5, "relu", False, True, False),
     ):
         with pytest.raises(InputError, match="cannot be written as is and transposed from a tile"):
@@ -156,7 +158,7 @@ def test_a_record_keeps_the_largest_and_counts_on():
     assert int(record[0]) == 2
 
 
-@pytest.mark.parametrize("record", [torch.zeros(2), torch.zeros(3, dtype=torch.int64)])
+@pytest.mark.parametrize("overflow_stats", [torch.zeros(2), torch.zeros(3, dtype=torch.int64)])
 def test_a_record_is_two_int64(package, record):
     for spec, shape in ((recorded(512)[0], (3, 512)), (CAST_TRANSPOSES[0], (3, 7))):
         with pytest.raises(InputError, match="a record of two int64"):
@@ -197,7 +199,7 @@ def test_it_compiles_for_hopper(spec, tmp_path):
 
     package = write_package(tmp_path / f"compiled_{spec.function}", [spec])
     kernel = getattr(package.triton_kernels, f"_{spec.function}")
-    known = {"values": "*fp8e4nv", "transposed": "*fp8e4nv", "record": "*i64"}
+    known = {"values": "*fp8e4nv", "transposed": "*fp8e4nv", "overflow_stats": "*i64"}
     known |= dict.fromkeys(("x", "grad", "weight", "bias", "add"), "*bf16")
     kinds = {name: re.sub(r"_\d", "", name).removesuffix("_ptr") for name in kernel.arg_names}
     types = {name: known.get(kind, "*fp32") if name.endswith("_ptr") else "i32" for name, kind in kinds.items()}

@@ -78,7 +78,7 @@ def test_the_quantised_result_is_the_reference_bit_for_bit(package, spec):
         expected = package.run(spec, *(argument.cpu() for argument in arguments))
         assert torch.equal(got["scale"].cpu(), expected["scale"])
         assert torch.equal(same_nan(got["values"].cpu()), same_nan(expected["values"]))
-        assert got["largest"].max().cpu() == expected["largest"].max()
+        assert got["scale_max"].max().cpu() == expected["scale_max"].max()
 
 
 def test_hardly_a_value_differs_from_the_reference_elsewhere(package):
@@ -177,7 +177,7 @@ def test_matrices_beyond_two_to_the_31_elements(package):
     del x
     assert torch.equal(got["values"][-4:].view(torch.uint8), expected.values.view(torch.uint8))
     assert torch.equal(got["scale"][-4:], expected.scale)
-    transposed = package.run(RequantizeTranspose(1), got["values"], got["scale"], got["largest"])
+    transposed = package.run(RequantizeTranspose(1), got["values"], got["scale"], got["scale_max"])
     assert torch.equal(
         transposed["transposed"][:, -4:].view(torch.uint8), requantize_transpose(expected).values.view(torch.uint8)
     )
@@ -243,4 +243,4 @@ def test_programs_are_those_of_the_fake(package):
         for name, result in real.items():
             assert (fake[name].shape, fake[name].dtype) == (result.shape, result.dtype)
             assert fake[name].stride() == result.stride()
-        assert real["largest"].shape[0] <= 16 * operators.multiprocessors(0)
+        assert real["scale_max"].shape[0] <= 16 * operators.multiprocessors(0)

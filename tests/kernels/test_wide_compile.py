@@ -19,7 +19,18 @@ ALL = ("layer_norm", True, True, "silu", True)
 SPECS = [
     *norm_specs(WIDTH, [PARTS[0], ALL, PARTS[-1]]),
     NormForward(WIDTH, *ALL[:3], 1e-5, "silu", True, True, True, times=True, residual=True, keep=True),
-    NormBackward(WIDTH, *ALL[:3], 1e-5, "silu", True, True, times=True, summed=True, carried=True, carry=True),
+    NormBackward(
+        WIDTH,
+        *ALL[:3],
+        1e-5,
+        "silu",
+        True,
+        True,
+        times=True,
+        summed=True,
+        residual_grad_in=True,
+        residual_grad_out=True,
+    ),
     *norm_specs(32768, [("block_norm", False, False, "hardswish", True)]),
 ]
 
@@ -37,7 +48,7 @@ def kernels_of(package, spec) -> list[str]:
 
 def compiled(package, spec, name: str, element: str = "bf16"):
     kernel = getattr(package.triton_kernels, name)
-    matrices = ("times", "residual", "carried", "kept", "dsum")
+    matrices = ("times", "residual", "residual_grad_in", "kept", "residual_grad_out")
     types = {}
     for parameter in kernel.arg_names:
         of_model = parameter.removesuffix("_ptr") in matrices

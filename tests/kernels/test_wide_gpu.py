@@ -48,8 +48,8 @@ def test_quantised_rows_are_the_reference_bit_for_bit_and_transposed(package):
     got, expected = package.run(spec, x), package.run(spec, x.cpu())
     assert torch.equal(got["scale"].cpu(), expected["scale"])
     assert torch.equal(got["values"].cpu().view(torch.uint8), expected["values"].view(torch.uint8))
-    transposed = package.run(RequantizeTranspose(1), got["values"], got["scale"], got["largest"])
-    cpu = package.run(RequantizeTranspose(1), expected["values"], expected["scale"], expected["largest"])
+    transposed = package.run(RequantizeTranspose(1), got["values"], got["scale"], got["scale_max"])
+    cpu = package.run(RequantizeTranspose(1), expected["values"], expected["scale"], expected["scale_max"])
     assert torch.equal(transposed["transposed"].cpu().view(torch.uint8), cpu["transposed"].view(torch.uint8))
 
 

@@ -35,7 +35,7 @@ GEMM = "gemm"
 FAMILIES = ("norm-forward", "norm-backward", "requantize-transpose", "known", "reduce", GEMM)
 SHAPES = ((16384, 512), (8192, 1024), (16384, 2048), (8192, 4096))  # rows, width
 EPS = 1e-5
-KNOWN = Quantisation("known", record=True)
+KNOWN = Quantisation("static", overflow_stats=True)
 
 Arguments = Callable[[int, int], tuple[Any, ...]]  # (rows, width) -> one set, on the GPU
 
@@ -227,7 +227,7 @@ def static_arguments(spec: AnySpec, rows: int, width: int, device: str = "cuda")
         plain = (torch.randn(rows, width, device=device, dtype=torch.bfloat16),)
     known = {
         "scale": torch.full((1, 1), 2.0**-4, device=device),  # all is below 28
-        "record": torch.zeros(2, dtype=torch.int64, device=device),
+        "overflow_stats": torch.zeros(2, dtype=torch.int64, device=device),
         "maxima": torch.full((device_here().multiprocessors,), 5.0, device=device),
     }
     return (*plain, *(known[name] for name in spec.parameters[len(plain) :]))

@@ -246,7 +246,7 @@ def backward_before(stage: StageShape, carried: bool = False) -> NormBackward:
     if norm is None:
         raise LokaError("no norm stands before the linear. This is a fault in LoKA: please report it.")
     affine = (norm.weight, norm.bias, norm.eps)
-    return NormBackward(stage.k, norm.kind, *affine, None, False, False, carried=carried, block=norm.block)
+    return NormBackward(stage.k, norm.kind, *affine, None, False, False, residual_grad_in=carried, block=norm.block)
 
 
 def backward_after(
@@ -285,7 +285,7 @@ def _backward_of_sum(stage: StageShape, quantise: bool, carried: bool, carry: bo
         quantise,
         times=stage.times is not None,
         summed=stage.bent and stage.summed,
-        carried=carried,
-        carry=carry and stage.summed and (stage.bent or carried),
+        residual_grad_in=carried,
+        residual_grad_out=carry and stage.summed and (stage.bent or carried),
         block=BLOCK if norm is None else norm.block,
     )

@@ -36,7 +36,7 @@ class StaticOperand:
 def quantisation(recipe: OperandRecipe) -> Quantisation:
     """How the kernel that makes an operand of a chain quantises it."""
     if recipe.is_static:
-        return Quantisation("known", recipe.format, recipe.power_of_two, record=True)
+        return Quantisation("static", recipe.format, recipe.power_of_two, overflow_stats=True)
     return ROWWISE
 
 

@@ -83,14 +83,14 @@ def check_mode(got: dict[str, Tensor], spec: NormForward | NormBackward, y: Tens
         assert got["amax"].min() >= 0.0
     if how.scaling == "maximum":
         return
-    scale = (last[0] if how.scaling == "known" else got["scale"]).double()
+    scale = (last[0] if how.scaling == "static" else got["scale"]).double()
     assert got["values"].dtype == info.dtype
     assert (scale > 0.0).all()
     spread = expand_scale(scale, *y.shape).expand(y.shape)
     if how.found:
         # No element is cut, and no scale is larger than its block needs; noise may carry a maximum over a power of two.
         assert (y.abs() <= info.max * spread + noise).all()
-    if how.scaling == "known":
+    if how.scaling == "static":
         sure, perhaps = ((y.abs() > info.max * scale + sign * noise).sum() for sign in (1.0, -1.0))
         assert sure <= got["overflow"].sum() <= perhaps
     half = torch.finfo(info.dtype).eps / 2

@@ -52,7 +52,9 @@ def backwards(width: int) -> list[NormBackward]:
         for quantise, carried in ((True, True), (True, False), (False, True)):
             affine = (width, norm, weight, bias, 1e-5, activation, add, quantise)
             carry = residual and (quantise or times) and (carried or bool(norm or activation))
-            specs.append(NormBackward(*affine, times=times, summed=summed, carried=carried, carry=carry))
+            specs.append(
+                NormBackward(*affine, times=times, summed=summed, residual_grad_in=carried, residual_grad_out=carry)
+            )
     return specs
 
 
@@ -69,7 +71,8 @@ def inputs_of(rows: int, width: int, dtype: torch.dtype, device: str = "cpu") ->
     generator = torch.Generator().manual_seed(7919 * rows + width)
     sizes = torch.logspace(-2, 2, max(rows, 1))[:rows, None]
     made = {
-        name: torch.randn(rows, width, generator=generator) for name in ("x", "times", "residual", "grad", "carried")
+        name: torch.randn(rows, width, generator=generator)
+        for name in ("x", "times", "residual", "grad", "residual_grad_in")
     }
     made["x"], made["grad"] = made["x"] * sizes.sqrt(), made["grad"] * sizes.flip(0)
     made |= {name: 0.5 + torch.randn(width, generator=generator).abs() for name in ("add", "weight", "bias")}
@@ -83,9 +86,17 @@ def exact(spec: NormForward | NormBackward, tensors: dict[str, Tensor], residual
     product = product * leaves["times"] if spec.times else product
     kept = product + leaves["residual"] if residual else product
     y = exact_forward(_bare(spec), {**leaves, "x": kept})
-    carried = leaves["carried"] if isinstance(spec, NormBackward) and spec.carried else torch.zeros_like(kept)
+    carried = (
+        leaves["residual_grad_in"]
+        if isinstance(spec, NormBackward) and spec.residual_grad_in
+        else torch.zeros_like(kept)
+    )
     loss = (y * leaves["grad"].detach()).sum() + (kept * carried.detach()).sum()
-    wanted = {"dx": leaves["x"], "dsum": kept, **{f"d{name}": leaves[name] for name in ("weight", "bias", "add")}}
+    wanted = {
+        "dx": leaves["x"],
+        "residual_grad_out": kept,
+        **{f"d{name}": leaves[name] for name in ("weight", "bias", "add")},
+    }
     found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
     gradients = {name: grad for name, grad in zip(wanted, found, strict=True) if grad is not None}
     mean = kept.mean(1) if spec.norm == "layer_norm" else torch.zeros_like(kept[:, 0])

@@ -35,7 +35,7 @@ def table(width: int) -> Iterator[Row]:
     """Norm x activation x weight and bias x quantised or not x mode x statistics saved, forward and backward."""
     affine = ((False, False), (True, False), (True, True))
     for norm, activation, (weight, bias) in itertools.product((None, *NORMS), (None, *ACTIVATIONS), affine):
-        unquantised = ((False, Quantisation()), (False, Quantisation("known")))
+        unquantised = ((False, Quantisation()), (False, Quantisation("static")))
         for quantise, how in (*unquantised, *((True, mode) for mode in modes())):
             parts = (width, norm, weight, bias, 1e-5, activation, False, quantise)
             for save in (False, True):
@@ -51,7 +51,7 @@ def row(make: Callable[[], NormForward | NormBackward]) -> Row:
         return Row(None, str(error))
 
 
-CAST_TRANSPOSES = [CastTranspose(how) for how in modes() if how.scaling in ("known", "tensorwise")]
+CAST_TRANSPOSES = [CastTranspose(how) for how in modes() if how.scaling in ("static", "tensorwise")]
 
 # Parts that stand for all: no norm, each norm with what it can have, an activation that is not zero at zero.
 PARTS = [

@@ -15,9 +15,9 @@ from loka.numerics.enums import Format
 from tests.support.kernels.quantised_cases import specs
 
 HOWS = [
-    Quantisation("known", record=True),
-    Quantisation("known", power_of_two=False, record=True),
-    Quantisation("known", Format.E5M2, record=True),
+    Quantisation("static", overflow_stats=True),
+    Quantisation("static", power_of_two=False, overflow_stats=True),
+    Quantisation("static", Format.E5M2, overflow_stats=True),
 ]
 CAST_TRANSPOSES = [CastTranspose(how) for how in HOWS]
 TRANSPOSES = [Transpose(count) for count in (1, 2, 3)]
@@ -49,7 +49,7 @@ def fused_cast_transposes(width: int) -> list[FusedCastTranspose]:
 
 def unrecorded(spec: Recorded) -> Recorded:
     """The same kernel, which returns amax and overflow."""
-    return replace(spec, how=replace(spec.how, record=False))
+    return replace(spec, how=replace(spec.how, overflow_stats=False))
 
 
 def scale_of(spec: Recorded, device: str = "cpu") -> Tensor:

@@ -207,7 +207,7 @@ def arguments_of(spec: NormForward | NormBackward, inputs: Inputs, eps: float = 
     """The operator's tensor arguments, without those of its quantisation."""
     statistics = {name: t.float() for name, t in exact_statistics(spec, inputs.tensors, eps).items()}
     known = {**inputs.tensors, **statistics, "grad": inputs.grad}
-    return [known[name] for name in spec.parameters if name not in ("scale", "record", "maxima")]
+    return [known[name] for name in spec.parameters if name not in ("scale", "overflow_stats", "maxima")]
 
 
 def reads_sixteen_bytes(ptx: str) -> bool:

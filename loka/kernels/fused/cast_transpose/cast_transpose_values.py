@@ -22,7 +22,7 @@ def cast_transpose_values(spec: CastTranspose) -> KernelValues:
     """Values of a matrix's two FP8 copies under one scale."""
     launch = CastTransposeLaunch(QUANTISE_TILE, QUANTISE_WARPS, REQUANTIZE_PARTS)
     shapes = {"x": "(R, C)", "values": "(R, C)", "transposed": "(C, R)", "scale": "(1, 1)", "maxima": "(Q,)"}
-    shapes |= {"amax": "(P,)", "overflow": "(P,)", "record": "(2,)"}
+    shapes |= {"amax": "(P,)", "overflow": "(P,)", "overflow_stats": "(2,)"}
     return KernelValues(
         "cast_transpose/cast_transpose", spec, launch, f"To {spec.how.description}, and transposed", shapes
     )

@@ -1,6 +1,6 @@
 """Kernels that write what they quantise as is and transposed, in one pass, tile by tile.
 
-Under a known scale an element needs nothing of its row but what the operations around it ask for. Where these are a
+Under a static scale an element needs nothing of its row but what the operations around it ask for. Where these are a
 vector, a norm of blocks and an activation, a tile of the matrix is enough, and its transposed copy is written with it.
 """
 
@@ -32,8 +32,8 @@ class FusedCastTranspose:
     def __post_init__(self) -> None:
         if not fits(self.spec):
             raise InputError(
-                f"{self.spec.function} cannot be written as is and transposed from a tile: that takes a known scale "
-                f"and a record, blocks of {WIDEST_BLOCK} at most or no norm, and no matrices in sums and products"
+                f"{self.spec.function} cannot be written as is and transposed from a tile: that takes a static scale "
+                f"and overflow_stats, blocks of {WIDEST_BLOCK} at most or no norm, and no matrices in sums and products"
             )
 
     @property
@@ -65,11 +65,15 @@ class FusedCastTranspose:
 
 def fits(spec: NormForward | NormBackward) -> bool:
     """Whether a tile is enough for a spec."""
-    if not (spec.quantise and spec.how.record) or spec.norm in SAVING or spec.times:
+    if not (spec.quantise and spec.how.overflow_stats) or spec.norm in SAVING or spec.times:
         return False
     if spec.norm == "block_norm" and spec.block > WIDEST_BLOCK:
         return False
-    more = spec.residual or spec.keep if isinstance(spec, NormForward) else spec.summed or spec.carried or spec.carry
+    more = (
+        spec.residual or spec.keep
+        if isinstance(spec, NormForward)
+        else spec.summed or spec.residual_grad_in or spec.residual_grad_out
+    )
     return not more
 
 

@@ -142,17 +142,17 @@ class Products:
 class CastTranspose:
     """A matrix in FP8 under one scale, as it is and transposed, in one pass: for operands that no kernel produces.
 
-    The mode is `known` or `tensorwise`, for only one scale serves both copies. Parameters: x (R, C) of any floating
-    dtype and `scale` (1, 1), with or without `record` (2,), or `maxima` (Q,); results: values (R, C), transposed (C,
-    R), then amax (P,) and overflow (P,), nothing, or scale (1, 1), as `Quantisation` has them.
+    The mode is `static` or `tensorwise`, for only one scale serves both copies. Parameters: x (R, C) of any floating
+    dtype and `scale` (1, 1), with or without `overflow_stats` (2,), or `maxima` (Q,); results: values (R, C),
+    transposed (C, R), then amax (P,) and overflow (P,), nothing, or scale (1, 1), as `Quantisation` has them.
     """
 
     how: Quantisation
 
     def __post_init__(self) -> None:
-        if self.how.scaling not in ("known", "tensorwise"):
+        if self.how.scaling not in ("static", "tensorwise"):
             raise InputError(
-                f"a cast_transpose kernel has one scale for both copies, known or tensorwise, not {self.how.scaling}; "
+                f"a cast_transpose kernel has one scale for both copies, static or tensorwise, not {self.how.scaling}; "
                 "rowwise values are transposed by RequantizeTranspose"
             )
 

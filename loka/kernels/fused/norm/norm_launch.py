@@ -39,7 +39,9 @@ def configuration(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT
     if padded == launches.streaming and _streams(spec):
         return launches.streaming_forward if forward else launches.streaming_backward
     row_norm = spec.norm in ("layer_norm", "rms_norm")
-    loaded = isinstance(spec, NormBackward) and row_norm and (spec.add or spec.carried or spec.carry)
+    loaded = (
+        isinstance(spec, NormBackward) and row_norm and (spec.add or spec.residual_grad_in or spec.residual_grad_out)
+    )
     if padded == launches.streaming and loaded:
         return launches.loaded_backward
     if forward:
@@ -56,7 +58,7 @@ def configuration(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT
 
 def _streams(spec: NormForward | NormBackward) -> bool:
     """Whether a kernel without a norm reads several matrices: no sums of a row but its maximum wait for one another."""
-    more = (spec.times, spec.residual if isinstance(spec, NormForward) else spec.carried)
+    more = (spec.times, spec.residual if isinstance(spec, NormForward) else spec.residual_grad_in)
     return spec.norm is None and any(more)
 
 

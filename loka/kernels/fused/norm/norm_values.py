@@ -21,7 +21,7 @@ TITLES = {
     "gate_sigmoid": "sigmoid gate",
     "gate_hardsigmoid": "hard gate",
 }
-_MATRICES = ("x", "grad", "out", "dx", "values", "times", "residual", "carried", "kept", "dsum")
+_MATRICES = ("x", "grad", "out", "dx", "values", "times", "residual", "residual_grad_in", "kept", "residual_grad_out")
 _VECTORS = ("add", "weight", "bias")
 _SUMS = ("dweight", "dbias", "dadd")
 
@@ -80,8 +80,8 @@ def norm_shapes(spec: NormForward | NormBackward) -> dict[str, str]:
     scale = {"rowwise": "(M, 1)", "blockwise": f"(M, {-(-width // BLOCK)})"}.get(spec.how.scaling, "(1, 1)")
     shapes = dict.fromkeys(_MATRICES, f"(M, {width})") | dict.fromkeys(_VECTORS, f"({width},)")
     shapes |= dict.fromkeys(_SUMS, f"(P, {width})") | dict.fromkeys(("mean", "rstd"), "(M,)")
-    shapes |= dict.fromkeys(("largest", "amax", "overflow"), "(P,)")
-    shapes |= {"scale": scale, "maxima": "(Q,)", "record": "(2,)"}
+    shapes |= dict.fromkeys(("scale_max", "amax", "overflow"), "(P,)")
+    shapes |= {"scale": scale, "maxima": "(Q,)", "overflow_stats": "(2,)"}
     if isinstance(spec, NormForward):
         shapes["values"] = f"(M, {spec.columns})"
     return shapes

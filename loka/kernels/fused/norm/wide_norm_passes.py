@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_spec import SAVING, NormBackward
 SUMS, MAXIMA, WRITE = "sums", "maxima", "write"
 
 _BY_COLUMNS = ("dweight", "dbias")  # found with the sums of rows
-_MATRICES = ("carried", "x", "times", "values", "dx", "dsum")
+_MATRICES = ("residual_grad_in", "x", "times", "values", "dx", "residual_grad_out")
 
 
 @dataclass(frozen=True, slots=True)
