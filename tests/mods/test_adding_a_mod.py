@@ -162,5 +162,6 @@ def test_every_mod_of_the_registry_says_all_that_is_asked_of_its_kind(name: str)
     assert planning.name == name
     if kind is ModKind.MODULES:
         assert isinstance(module_mod(name), ModelMod)
+        assert module_mod(name).exact == planning.exact
     folder = Path(registry.__file__).parent / name
     assert {f"{name}.py", f"{name}_planning.py"} <= {each.name for each in folder.glob("*.py")}
