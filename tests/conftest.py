@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from importlib.util import find_spec
 
 import pytest
@@ -25,3 +26,9 @@ def no_shipped_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
 
     opened = planner.open_measurements
     monkeypatch.setattr(planner, "open_measurements", lambda policy: opened(policy) if policy.measurements else None)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected by now stays: a collection of garbage need not look through it each time."""
+    gc.collect()
+    gc.freeze()

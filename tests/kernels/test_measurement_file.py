@@ -19,27 +19,7 @@ from loka.kernels.measurements.lookup import Measurements, Recording, Versions
 from loka.kernels.measurements.parts import Part, PartKind, TimeSource
 from loka.kernels.measurements.sqlite_file import APPLICATION_ID, SCHEMA
 from tests.support.plan.measured_cases import HOPPER, LATER, gemm, grid, measurement, passes, quantise, record
-from tests.support.processes.launch import environment
-
-WRITER = """
-import sys
-from tests.support.plan.measured_cases import HOPPER, gemm, measurement
-from loka.kernels.measurements.lookup import Recording
-
-path, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-with Recording(path, lambda kernel: HOPPER) as recording:
-    for index in range(first, first + count):
-        part = gemm(16 * (index + 1), 64, 64)
-        if not recording.has(part):
-            recording.add(measurement(part, us=1.0 + index))
-        print(index, flush=True)
-"""
-
-
-def writer(path: Path, first: int, count: int) -> subprocess.Popen[str]:
-    """A process that measures `count` parts from `first` on, and says which it has finished."""
-    command = [sys.executable, "-c", WRITER, str(path), str(first), str(count)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+from tests.support.processes.measurement_writer import Writer
 
 
 def kept(path: Path) -> set[int]:
@@ -94,41 +74,37 @@ def test_outside_of_its_with_statement_it_says_so(tmp_path):
 
 def test_several_writers_lose_nothing(tmp_path):
     path = tmp_path / "m.sqlite"
-    writers = [writer(path, 100 * index, 60) for index in range(4)]
-    for each in writers:
-        _, errors = each.communicate(timeout=120)
-        assert each.returncode == 0, errors
+    writers = [Writer(path, 100 * index, 60) for index in range(4)]
+    assert [each.end() for each in writers] == [0] * 4
     assert kept(path) == {100 * index + step for index in range(4) for step in range(60)}
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_kill_in_the_middle_loses_nothing_that_was_finished(tmp_path):
     path = tmp_path / "m.sqlite"
-    victim, witness = writer(path, 0, 10_000), writer(path, 10_000, 150)
-    finished = [victim.stdout.readline() for _ in range(40)]
-    victim.send_signal(signal.SIGKILL)
-    rest, _ = victim.communicate(timeout=60)
-    _, errors = witness.communicate(timeout=120)
-    assert witness.returncode == 0, errors
-    told = {int(line) for line in [*finished, *rest.split("\n")[:-1]]}
+    victim, witness = Writer(path, 0, 10_000), Writer(path, 10_000, 150)
+    finished = victim.finished(40)
+    assert len(finished) == 40
+    victim.kill()
+    told = {*finished, *victim.finished()}
+    assert victim.end() == -signal.SIGKILL
+    assert witness.end() == 0
     have = kept(path)
     assert told <= have
     assert {index for index in have if index >= 10_000} == set(range(10_000, 10_150))
-    resumed = writer(path, 0, 200)
-    _, errors = resumed.communicate(timeout=120)
-    assert resumed.returncode == 0, errors
+    assert Writer(path, 0, 200).end() == 0
     assert set(range(200)) <= kept(path)
 
 
 @pytest.mark.parametrize("milliseconds", [0, 1, 2, 4, 8, 16, 32])
 def test_a_kill_at_the_start_leaves_a_file_that_can_be_gone_on_with(tmp_path, milliseconds):
     path = tmp_path / "m.sqlite"
-    victim = writer(path, 0, 10_000)
-    while not path.exists() and victim.poll() is None:
+    victim = Writer(path, 0, 10_000)
+    while not path.exists() and victim.running:
         time.sleep(0.0002)
     time.sleep(milliseconds / 1000)
-    victim.send_signal(signal.SIGKILL)
-    victim.communicate(timeout=60)
+    victim.kill()
+    assert victim.end() == -signal.SIGKILL
     record(path, [measurement(quantise(512, 64))])
     assert Measurements.open(path, "h100").time(quantise(512, 64)).source is TimeSource.MEASURED
 
