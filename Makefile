@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
+GPU_JOBS ?= 12
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # torchrec asks for the CUDA build of FBGEMM; its CPU build exists for this platform only.
 TORCHREC := $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),yes)
 
-.PHONY: demo test lint test-gpu bench-scale judge-samplers quality docs-api clean
+.PHONY: demo test lint test-gpu test-gpu-kernels test-gpu-models test-gpu-timing bench-scale judge-samplers quality docs-api clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/.demo
@@ -25,9 +26,28 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# On a machine with a Hopper GPU and the packages of this project already there.
+# On a machine with a Hopper GPU and the packages of this project already there; GPU_JOBS processes share the GPU.
+# Two halves, each of which can be asked for alone, and the tests that hold a time to a bound, with nothing beside them.
+# A process compiles on one thread: twelve that each start a pool of compilers, and of threads for what is computed on
+# the CPU to compare with, wait for one another. What Triton compiles is shared through its cache on disk, so that tests
+# of one file may run in any process.
+GPU_KERNELS := $(sort $(wildcard tests/kernels/*_gpu.py))
+GPU_MODELS := $(filter-out $(GPU_KERNELS),$(sort $(wildcard tests/*/*_gpu.py)))
+GPU_SHARED = OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 $(PYTHON) -m pytest -n $(GPU_JOBS) --dist worksteal \
+  -m "gpu and not timing" --durations=20
+
 test-gpu:
-	$(PYTHON) -m pytest -m gpu
+	$(GPU_SHARED) $(GPU_MODELS) $(GPU_KERNELS)
+	$(MAKE) test-gpu-timing
+
+test-gpu-kernels:
+	$(GPU_SHARED) $(GPU_KERNELS)
+
+test-gpu-models:
+	$(GPU_SHARED) $(GPU_MODELS)
+
+test-gpu-timing:
+	$(PYTHON) -m pytest -m "gpu and timing" --durations=20 $(GPU_MODELS)
 
 # The quality gate: the shipped recipe must keep the budget, and a recipe that clips must be told apart (exit status 1).
 # Needs MovieTweetings: LOKA_DATA names its folder.

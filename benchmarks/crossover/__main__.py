@@ -16,8 +16,8 @@ from benchmarks.crossover import crossover
 from benchmarks.crossover.crossover_plot import plot
 from benchmarks.study import run_study
 from loka.bench.results import usable_folder, write_text
+from loka.devices.targets import DEFAULT_TARGET, GPU_TARGETS
 from loka.errors import InputError
-from loka.kernels.gemm.catalogue import HOPPER_TARGETS
 from loka.kernels.measurements.lookup import Measurements
 
 
@@ -55,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.crossover", description="Where FP8 wins over BF16, by M, K and N."
     )
     parser.add_argument("file", help="measurements of loka bench kernels")
-    parser.add_argument("--target", choices=HOPPER_TARGETS, default="h100", help="whose measurements (%(default)s)")
+    parser.add_argument(
+        "--target", choices=GPU_TARGETS, default=DEFAULT_TARGET, help="whose measurements (%(default)s)"
+    )
     parser.add_argument("-o", "--out", type=Path, default=Path("docs/results"), help="folder of the page and the plot")
     parser.add_argument("--json", action="store_true", help="print the ratios as JSON")
     options = parser.parse_args(arguments)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from loka.bench.record.gemm_parts import AS_IS, SCALED_MM
+from loka.bench.record.gemm_parts import NATIVE, SCALED_MM
 from loka.bench.record.grid import POWERS
 from loka.bench.results import NOTHING, Table, markdown_table
 from loka.kernels.measurements.parts import Part, PartCosts, PartKind, PartTime, TimeSource
@@ -91,7 +91,7 @@ def ratio_at(costs: PartCosts, view: CrossoverView, shape: Shape) -> Ratio | Non
 
 def plain_gemm(costs: PartCosts, rows: int, columns: int, contraction: int) -> PartTime | None:
     """A GEMM in BF16."""
-    return measured(costs, Part(PartKind.GEMM, AS_IS, rows, columns, contraction))
+    return measured(costs, Part(PartKind.GEMM, NATIVE, rows, columns, contraction))
 
 
 def fp8_gemm(

@@ -23,8 +23,8 @@ from loka.bench.machine import require_gpu
 from loka.bench.results import usable_folder, write_text
 from loka.bench.speed.region_speed import parse_shape
 from loka.bench.subjects.variants import choose
+from loka.devices.targets import DEFAULT_TARGET, GPU_TARGETS
 from loka.errors import InputError
-from loka.kernels.gemm.catalogue import HOPPER_TARGETS
 from loka.kernels.measurements.lookup import Measurements
 
 LINES, PAGE = "dispatch.jsonl", "dispatch.md"
@@ -60,7 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("shapes", nargs="*", metavar="M,N,K", help="regions; default: 27")
     parser.add_argument("--variants", help=f"comma-separated, of {', '.join(VARIANTS)}; default: all but torchao's")
     parser.add_argument("--seconds", type=float, default=math.inf, help="when to stop")
-    parser.add_argument("--target", choices=HOPPER_TARGETS, default="h100", help="whose measurements (%(default)s)")
+    parser.add_argument(
+        "--target", choices=GPU_TARGETS, default=DEFAULT_TARGET, help="whose measurements (%(default)s)"
+    )
     parser.add_argument("-o", "--out", type=Path, default=Path("docs/results"), help="folder of the lines and the page")
     parser.add_argument("--json", action="store_true", help="print the lines as JSON")
     options = parser.parse_args(arguments)

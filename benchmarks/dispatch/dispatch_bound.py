@@ -7,7 +7,7 @@ fprop, dgrad and wgrad the least time over all kernels, scalings and accumulatio
 from __future__ import annotations
 
 from benchmarks.dispatch.dispatch_cases import GEMMS, LIBRARIES, gemm_part
-from loka.bench.record.gemm_parts import AS_IS
+from loka.bench.record.gemm_parts import NATIVE
 from loka.bench.speed.region_speed import Form, Shape, chain_of
 from loka.bench.speed.roofline import Peaks, bytes_us, chain_backward_bytes, chain_forward_bytes
 from loka.bench.subjects.variants import Precision
@@ -33,7 +33,7 @@ def bound_us(shape: Shape, costs: PartCosts, peaks: Peaks) -> float | None:
 def best_gemm_us(shape: Shape, gemm: Gemm, precision: Precision, costs: PartCosts) -> float | None:
     """The least measured time of one GEMM, operands given."""
     if precision is Precision.BF16:
-        timed = costs.time(gemm_part(shape, gemm, AS_IS))
+        timed = costs.time(gemm_part(shape, gemm, NATIVE))
         return None if timed is None else timed.us
     recipes = [f"e4m3 {each}, e4m3 {each}, {how.value}" for each in SCALINGS for how in Accumulation]
     found = (costs.time(gemm_part(shape, gemm, kernel, recipe)) for kernel in LIBRARIES.values() for recipe in recipes)

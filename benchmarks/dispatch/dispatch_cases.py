@@ -19,17 +19,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from loka.bench.record.gemm_parts import AS_IS, FBGEMM, SCALED_MM
+from loka.bench.record.gemm_parts import FBGEMM, NATIVE, SCALED_MM
 from loka.bench.record.policy_parts import assumed_safe
 from loka.bench.speed.region_speed import Form, Shape, subject
 from loka.bench.subjects.packages import Workshop
+from loka.devices.targets import TargetDevice
 from loka.kernels.fused.norm.norm_widths import LARGEST_WIDTH
 from loka.kernels.gemm.catalogue import gemm_sizes
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.parts import Part, PartKind, PartTime
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Accumulation, Gemm
-from loka.plan.plan import Plan, PlanTarget, SitePlan
+from loka.plan.plan import Plan, SitePlan
 from loka.plan.planner import Examined, examine, plan_of
 from loka.plan.resolve import Situation, resolve
 
@@ -83,7 +84,7 @@ class Only:
     def time(self, part: Part) -> PartTime | None:
         """As it was measured, but for a GEMM on another kernel."""
         timed = self._costs.time(part)
-        if timed is not None and part.work is PartKind.GEMM and part.kernel not in (*self._kernels, AS_IS):
+        if timed is not None and part.work is PartKind.GEMM and part.kernel not in (*self._kernels, NATIVE):
             return replace(timed, us=FOREVER)
         return timed
 
@@ -102,7 +103,7 @@ class Decided:
     @property
     def runs(self) -> str:
         """Its GEMMs in words: what is decided alike is one package."""
-        return gemm_words(self.sites)
+        return format_gemm(self.sites)
 
     @property
     def predicted_us(self) -> float:
@@ -178,11 +179,11 @@ def examined_region(shape: Shape, workshop: Workshop, accumulations: Accumulatio
 def _decided(examined: Examined, costs: Measurements, kernels: frozenset[str]) -> Decided:
     only, policy = Only(costs, kernels), examined.policy
     known = assumed_safe(examined)
-    situation = Situation(PlanTarget(policy.target), policy.model.batch_size, known=known, costs=only)
+    situation = Situation(TargetDevice(policy.target), policy.model.batch_size, known=known, costs=only)
     return Decided(examined, only, resolve(examined.sites, examined.settings, situation, {}))
 
 
-def gemm_words(sites: Sequence[SitePlan]) -> str:
+def format_gemm(sites: Sequence[SitePlan]) -> str:
     """The GEMMs of some sites in words."""
     words = []
     for site in sites:

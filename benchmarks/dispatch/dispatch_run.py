@@ -21,7 +21,7 @@ from benchmarks.dispatch.dispatch_cases import (
     TORCHAO,
     Decided,
     decisions,
-    gemm_words,
+    format_gemm,
     is_rendered,
     recorded_variants,
 )
@@ -138,8 +138,8 @@ def _measured(
     """One plan, or the model as it is; what goes wrong is its failure."""
     try:
         plan = decided.plan() if decided is not None else None
-        if plan is not None and gemm_words(plan.sites) != runs:
-            raise LokaError(f"traced, it is planned otherwise: {gemm_words(plan.sites)}")
+        if plan is not None and format_gemm(plan.sites) != runs:
+            raise LokaError(f"traced, it is planned otherwise: {format_gemm(plan.sites)}")
         if variant in TORCHAO:
             found = measure(work, Variant(variant, Precision.FP8_FAST, torchao=TORCHAO[variant]), True, None)
         elif plan is None or not plan.bindings:  # nothing is replaced: the model as it is

@@ -44,7 +44,7 @@ from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Format, Gemm, Scaling
 from loka.numerics.metrics import mere, sqnr
 from loka.numerics.quantize import dequantize, quantize
-from loka.policy.cascade.settings import OperandRecipe
+from loka.numerics.recipe import OperandRecipe
 from loka.probe.estimate.estimate import errors
 from loka.probe.estimate.samplers import CopulaSampler, Sampler
 from loka.probe.probe import Probe

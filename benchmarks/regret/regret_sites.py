@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from benchmarks.regret.regret import RegretProblem
-from loka.bench.record.gemm_parts import AS_IS, SCALED_MM
+from loka.bench.record.gemm_parts import NATIVE, SCALED_MM
 from loka.kernels.measurements.parts import Part
 from loka.numerics.enums import Accumulation, Gemm, Scaling
-from loka.plan.select.workload import Pair, SiteSizes, Surroundings, gemm_part, native_part, workload_of
-from loka.policy.cascade.settings import OperandRecipe
+from loka.numerics.recipe import OperandPair, OperandRecipe, Recipe
+from loka.plan.select.workload import SiteSizes, Surroundings, gemm_part, native_part, workload_of
 
 ROWS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 SIDES = (256, 512, 1024, 2048, 4096)
@@ -22,7 +22,7 @@ AROUND = Surroundings("layer_norm", "layer_norm silu")
 _ROWS = OperandRecipe(power_of_two=True)
 _TRANSPOSED = OperandRecipe(power_of_two=True, transposed=True)
 _TRANSPOSED_TENSORWISE = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=True, transposed=True)
-PAIRS: dict[Gemm, Pair] = {
+PAIRS: dict[Gemm, OperandPair] = {
     Gemm.FPROP: (_ROWS, _ROWS),
     Gemm.DGRAD: (_ROWS, _TRANSPOSED),
     Gemm.WGRAD: (_TRANSPOSED_TENSORWISE, _TRANSPOSED_TENSORWISE),
@@ -47,20 +47,20 @@ def candidates(sizes: SiteSizes, kernels: Sequence[str], how: Accumulation) -> d
     """Every way of a site."""
     found: dict[str, tuple[Part, ...]] = {}
     for fp8 in SETS:
-        pairs = {gemm: PAIRS[gemm] if gemm in fp8 else None for gemm in Gemm}
-        sheet = workload_of(sizes, pairs, AROUND, taken=True, joined=False)
+        recipe = Recipe.of({gemm: PAIRS[gemm] if gemm in fp8 else None for gemm in Gemm})
+        workload = workload_of(sizes, recipe, AROUND, fused=True, joined=False)
         options = [_options(gemm, gemm in fp8, kernels) for gemm in Gemm]
         for chosen in product(*options):
             gemms = [
-                native_part(gemm, sizes) if kernel == AS_IS else gemm_part(gemm, sizes, kernel, PAIRS[gemm], how)
+                native_part(gemm, sizes) if kernel == NATIVE else gemm_part(gemm, sizes, kernel, PAIRS[gemm], how)
                 for gemm, kernel in zip(Gemm, chosen, strict=True)
             ]
             name = ", ".join(f"{gemm.value} {kernel}" for gemm, kernel in zip(Gemm, chosen, strict=True))
-            found[name] = (*sheet.forward, *sheet.backward, *gemms)
+            found[name] = (*workload.forward, *workload.backward, *gemms)
     return found
 
 
 def _options(gemm: Gemm, fp8: bool, kernels: Sequence[str]) -> Sequence[str]:
     if not fp8:
-        return (AS_IS,)
+        return (NATIVE,)
     return (SCALED_MM,) if gemm is Gemm.WGRAD else kernels

@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "648208cc244bb8bdf525de91f8f392535e1d08363f483638f2c679d16f337444"
+STAMP = "1c6e209f7f3fa618eb38ac01f47366b3d82519b59638d93bf5cd22d3251862ec"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

@@ -14,14 +14,14 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "648208cc244bb8bdf525de91f8f392535e1d08363f483638f2c679d16f337444"
+STAMP = "1c6e209f7f3fa618eb38ac01f47366b3d82519b59638d93bf5cd22d3251862ec"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     operators.check_rows(grad, 256)
     backward = norm_reference.norm_backward(grad)
-    values, scale, largest = norm_reference.quantise_rows(backward.x)
-    return values, scale, largest, backward.add
+    values, scale, scale_max = norm_reference.quantise_rows(backward.x)
+    return values, scale, scale_max, backward.add
 
 
 def _add_backward_e4m3_256_shapes(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -30,15 +30,15 @@ def _add_backward_e4m3_256_shapes(grad: Tensor) -> tuple[Tensor, Tensor, Tensor,
     programs = operators.programs(grad, rows=16, per_multiprocessor=8)
     values = grad.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = grad.new_empty((m, 1), dtype=torch.float32)
-    largest = grad.new_empty((programs,), dtype=torch.float32)
+    scale_max = grad.new_empty((programs,), dtype=torch.float32)
     dadd = grad.new_empty((programs, 256), dtype=torch.float32)
-    return values, scale, largest, dadd
+    return values, scale, scale_max, dadd
 
 
 # Gradient of addition -> e4m3 with one power-of-two scale a row.
-# grad (M, 256) -> values (M, 256), scale (M, 1), largest (P,), dadd (P, 256).
+# grad (M, 256) -> values (M, 256), scale (M, 1), scale_max (P,), dadd (P, 256).
 add_backward_e4m3_256 = operators.operator(
-    "add_backward_e4m3_256_91905b7e",
+    "add_backward_e4m3_256_5f250b9c",
     operators.deferred(__package__, "add_backward_e4m3_256"),
     _add_backward_e4m3_256_reference,
     _add_backward_e4m3_256_shapes,
@@ -48,8 +48,8 @@ add_backward_e4m3_256 = operators.operator(
 def _add_backward_e4m3_32_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     operators.check_rows(grad, 32)
     backward = norm_reference.norm_backward(grad)
-    values, scale, largest = norm_reference.quantise_rows(backward.x)
-    return values, scale, largest, backward.add
+    values, scale, scale_max = norm_reference.quantise_rows(backward.x)
+    return values, scale, scale_max, backward.add
 
 
 def _add_backward_e4m3_32_shapes(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -58,15 +58,15 @@ def _add_backward_e4m3_32_shapes(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, 
     programs = operators.programs(grad, rows=128, per_multiprocessor=8)
     values = grad.new_empty((m, 32), dtype=torch.float8_e4m3fn)
     scale = grad.new_empty((m, 1), dtype=torch.float32)
-    largest = grad.new_empty((programs,), dtype=torch.float32)
+    scale_max = grad.new_empty((programs,), dtype=torch.float32)
     dadd = grad.new_empty((programs, 32), dtype=torch.float32)
-    return values, scale, largest, dadd
+    return values, scale, scale_max, dadd
 
 
 # Gradient of addition -> e4m3 with one power-of-two scale a row.
-# grad (M, 32) -> values (M, 32), scale (M, 1), largest (P,), dadd (P, 32).
+# grad (M, 32) -> values (M, 32), scale (M, 1), scale_max (P,), dadd (P, 32).
 add_backward_e4m3_32 = operators.operator(
-    "add_backward_e4m3_32_977fb6c4",
+    "add_backward_e4m3_32_3c36918c",
     operators.deferred(__package__, "add_backward_e4m3_32"),
     _add_backward_e4m3_32_reference,
     _add_backward_e4m3_32_shapes,
@@ -97,14 +97,14 @@ def _add_layer_norm_silu_256_shapes(
 # Addition -> LayerNorm (eps 1e-05) -> SiLU.
 # x (M, 256), add (256,), weight (256,), bias (256,) -> out (M, 256), mean (M,), rstd (M,).
 add_layer_norm_silu_256 = operators.operator(
-    "add_layer_norm_silu_256_901e48ed",
+    "add_layer_norm_silu_256_ed45103f",
     operators.deferred(__package__, "add_layer_norm_silu_256"),
     _add_layer_norm_silu_256_reference,
     _add_layer_norm_silu_256_shapes,
 )
 
 
-def _add_layer_norm_silu_256_unsaved_reference(
+def _add_layer_norm_silu_256_inference_reference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> Tensor:
     operators.check_rows(x, 256)
@@ -114,7 +114,7 @@ def _add_layer_norm_silu_256_unsaved_reference(
     return forward.y.to(x.dtype if dtype is None else dtype)
 
 
-def _add_layer_norm_silu_256_unsaved_shapes(
+def _add_layer_norm_silu_256_inference_shapes(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> Tensor:
     operators.check_rows(x, 256)
@@ -125,11 +125,11 @@ def _add_layer_norm_silu_256_unsaved_shapes(
 
 # Addition -> LayerNorm (eps 1e-05) -> SiLU.
 # x (M, 256), add (256,), weight (256,), bias (256,) -> out (M, 256).
-add_layer_norm_silu_256_unsaved = operators.operator(
-    "add_layer_norm_silu_256_unsaved_dc62f97e",
-    operators.deferred(__package__, "add_layer_norm_silu_256_unsaved"),
-    _add_layer_norm_silu_256_unsaved_reference,
-    _add_layer_norm_silu_256_unsaved_shapes,
+add_layer_norm_silu_256_inference = operators.operator(
+    "add_layer_norm_silu_256_inference_b01ed7d2",
+    operators.deferred(__package__, "add_layer_norm_silu_256_inference"),
+    _add_layer_norm_silu_256_inference_reference,
+    _add_layer_norm_silu_256_inference_shapes,
 )
 
 
@@ -157,14 +157,14 @@ def _add_layer_norm_silu_64_shapes(
 # Addition -> LayerNorm (eps 1e-05) -> SiLU.
 # x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64), mean (M,), rstd (M,).
 add_layer_norm_silu_64 = operators.operator(
-    "add_layer_norm_silu_64_2b0564f8",
+    "add_layer_norm_silu_64_908a7b99",
     operators.deferred(__package__, "add_layer_norm_silu_64"),
     _add_layer_norm_silu_64_reference,
     _add_layer_norm_silu_64_shapes,
 )
 
 
-def _add_layer_norm_silu_64_unsaved_reference(
+def _add_layer_norm_silu_64_inference_reference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> Tensor:
     operators.check_rows(x, 64)
@@ -174,7 +174,7 @@ def _add_layer_norm_silu_64_unsaved_reference(
     return forward.y.to(x.dtype if dtype is None else dtype)
 
 
-def _add_layer_norm_silu_64_unsaved_shapes(
+def _add_layer_norm_silu_64_inference_shapes(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> Tensor:
     operators.check_rows(x, 64)
@@ -185,11 +185,11 @@ def _add_layer_norm_silu_64_unsaved_shapes(
 
 # Addition -> LayerNorm (eps 1e-05) -> SiLU.
 # x (M, 64), add (64,), weight (64,), bias (64,) -> out (M, 64).
-add_layer_norm_silu_64_unsaved = operators.operator(
-    "add_layer_norm_silu_64_unsaved_39fd5850",
-    operators.deferred(__package__, "add_layer_norm_silu_64_unsaved"),
-    _add_layer_norm_silu_64_unsaved_reference,
-    _add_layer_norm_silu_64_unsaved_shapes,
+add_layer_norm_silu_64_inference = operators.operator(
+    "add_layer_norm_silu_64_inference_138ee31f",
+    operators.deferred(__package__, "add_layer_norm_silu_64_inference"),
+    _add_layer_norm_silu_64_inference_reference,
+    _add_layer_norm_silu_64_inference_shapes,
 )
 
 
@@ -222,7 +222,7 @@ def _add_layer_norm_silu_backward_64_shapes(
 # grad (M, 64), x (M, 64), add (64,), weight (64,), bias (64,), mean (M,), rstd (M,) -> dx (M, 64), dweight (P, 64),
 # dbias (P, 64), dadd (P, 64).
 add_layer_norm_silu_backward_64 = operators.operator(
-    "add_layer_norm_silu_backward_64_7e9d4286",
+    "add_layer_norm_silu_backward_64_f1270d2b",
     operators.deferred(__package__, "add_layer_norm_silu_backward_64"),
     _add_layer_norm_silu_backward_64_reference,
     _add_layer_norm_silu_backward_64_shapes,
@@ -237,8 +237,8 @@ def _add_layer_norm_silu_backward_e4m3_256_reference(
     backward = norm_reference.norm_backward(
         grad, x=x, add=add, weight=weight, bias=bias, mean=mean, rstd=rstd, norm="layer_norm", activation="silu"
     )
-    values, scale, largest = norm_reference.quantise_rows(backward.x)
-    return values, scale, largest, backward.weight, backward.bias, backward.add
+    values, scale, scale_max = norm_reference.quantise_rows(backward.x)
+    return values, scale, scale_max, backward.weight, backward.bias, backward.add
 
 
 def _add_layer_norm_silu_backward_e4m3_256_shapes(
@@ -250,18 +250,18 @@ def _add_layer_norm_silu_backward_e4m3_256_shapes(
     programs = operators.programs(grad, rows=16, per_multiprocessor=8)
     values = grad.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = grad.new_empty((m, 1), dtype=torch.float32)
-    largest = grad.new_empty((programs,), dtype=torch.float32)
+    scale_max = grad.new_empty((programs,), dtype=torch.float32)
     dweight = grad.new_empty((programs, 256), dtype=torch.float32)
     dbias = grad.new_empty((programs, 256), dtype=torch.float32)
     dadd = grad.new_empty((programs, 256), dtype=torch.float32)
-    return values, scale, largest, dweight, dbias, dadd
+    return values, scale, scale_max, dweight, dbias, dadd
 
 
 # Gradient of addition, LayerNorm, SiLU -> e4m3 with one power-of-two scale a row.
 # grad (M, 256), x (M, 256), add (256,), weight (256,), bias (256,), mean (M,), rstd (M,) -> values (M, 256), scale
-# (M, 1), largest (P,), dweight (P, 256), dbias (P, 256), dadd (P, 256).
+# (M, 1), scale_max (P,), dweight (P, 256), dbias (P, 256), dadd (P, 256).
 add_layer_norm_silu_backward_e4m3_256 = operators.operator(
-    "add_layer_norm_silu_backward_e4m3_256_dc34e8b7",
+    "add_layer_norm_silu_backward_e4m3_256_e6c560d3",
     operators.deferred(__package__, "add_layer_norm_silu_backward_e4m3_256"),
     _add_layer_norm_silu_backward_e4m3_256_reference,
     _add_layer_norm_silu_backward_e4m3_256_shapes,
@@ -275,8 +275,8 @@ def _add_layer_norm_silu_e4m3_256_reference(
     forward = norm_reference.norm_forward(
         x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
     )
-    values, scale, largest = norm_reference.quantise_rows(forward.y)
-    return values, scale, largest, forward.mean, forward.rstd
+    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
+    return values, scale, scale_max, forward.mean, forward.rstd
 
 
 def _add_layer_norm_silu_e4m3_256_shapes(
@@ -287,35 +287,35 @@ def _add_layer_norm_silu_e4m3_256_shapes(
     programs = operators.programs(x, rows=4, per_multiprocessor=16)
     values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
     mean = x.new_empty((m,), dtype=torch.float32)
     rstd = x.new_empty((m,), dtype=torch.float32)
-    return values, scale, largest, mean, rstd
+    return values, scale, scale_max, mean, rstd
 
 
 # Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row.
-# x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), largest (P,), mean (M,), rstd
+# x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), scale_max (P,), mean (M,), rstd
 # (M,).
 add_layer_norm_silu_e4m3_256 = operators.operator(
-    "add_layer_norm_silu_e4m3_256_418a1c04",
+    "add_layer_norm_silu_e4m3_256_0f18a9ad",
     operators.deferred(__package__, "add_layer_norm_silu_e4m3_256"),
     _add_layer_norm_silu_e4m3_256_reference,
     _add_layer_norm_silu_e4m3_256_shapes,
 )
 
 
-def _add_layer_norm_silu_e4m3_256_unsaved_reference(
+def _add_layer_norm_silu_e4m3_256_inference_reference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 256)
     forward = norm_reference.norm_forward(
         x, add=add, weight=weight, bias=bias, norm="layer_norm", eps=1e-05, activation="silu"
     )
-    values, scale, largest = norm_reference.quantise_rows(forward.y)
-    return values, scale, largest
+    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
+    return values, scale, scale_max
 
 
-def _add_layer_norm_silu_e4m3_256_unsaved_shapes(
+def _add_layer_norm_silu_e4m3_256_inference_shapes(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 256)
@@ -323,23 +323,24 @@ def _add_layer_norm_silu_e4m3_256_unsaved_shapes(
     programs = operators.programs(x, rows=4, per_multiprocessor=16)
     values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    return values, scale, largest
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    return values, scale, scale_max
 
 
 # Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row.
-# x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), largest (P,).
-add_layer_norm_silu_e4m3_256_unsaved = operators.operator(
-    "add_layer_norm_silu_e4m3_256_unsaved_83ff098b",
-    operators.deferred(__package__, "add_layer_norm_silu_e4m3_256_unsaved"),
-    _add_layer_norm_silu_e4m3_256_unsaved_reference,
-    _add_layer_norm_silu_e4m3_256_unsaved_shapes,
+# x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), scale_max (P,).
+add_layer_norm_silu_e4m3_256_inference = operators.operator(
+    "add_layer_norm_silu_e4m3_256_inference_66475eca",
+    operators.deferred(__package__, "add_layer_norm_silu_e4m3_256_inference"),
+    _add_layer_norm_silu_e4m3_256_inference_reference,
+    _add_layer_norm_silu_e4m3_256_inference_shapes,
 )
 
 
-def _join_2_residual_layer_norm_32_reference(
+def _concat_norm_2_residual_layer_norm_32_reference(
     part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_joined(part_0, part_1, width=32)
     forward = concat_norm_reference.concat_norm_forward(
         (part_0, part_1), residual=residual, weight=weight, bias=bias, norm="layer_norm", eps=1e-05
     )
@@ -347,7 +348,7 @@ def _join_2_residual_layer_norm_32_reference(
     return out, forward.mean, forward.rstd
 
 
-def _join_2_residual_layer_norm_32_shapes(
+def _concat_norm_2_residual_layer_norm_32_shapes(
     part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_joined(part_0, part_1, width=32)
@@ -359,20 +360,21 @@ def _join_2_residual_layer_norm_32_shapes(
     return out, mean, rstd
 
 
-# 2 parts joined, a residual added -> LayerNorm (eps 1e-05).
+# 2 parts concatenated, a residual added -> LayerNorm (eps 1e-05).
 # part_0 (B, n_0, 32), part_1 (B, n_1, 32), residual (B, n, 32), weight (32,), bias (32,) -> out (B, n, 32), mean (B *
 # n,), rstd (B * n,).
-join_2_residual_layer_norm_32 = operators.operator(
-    "join_2_residual_layer_norm_32_645b9779",
-    operators.deferred(__package__, "join_2_residual_layer_norm_32"),
-    _join_2_residual_layer_norm_32_reference,
-    _join_2_residual_layer_norm_32_shapes,
+concat_norm_2_residual_layer_norm_32 = operators.operator(
+    "concat_norm_2_residual_layer_norm_32_60a5a6b5",
+    operators.deferred(__package__, "concat_norm_2_residual_layer_norm_32"),
+    _concat_norm_2_residual_layer_norm_32_reference,
+    _concat_norm_2_residual_layer_norm_32_shapes,
 )
 
 
-def _join_2_residual_layer_norm_backward_32_reference(
+def _concat_norm_2_residual_layer_norm_backward_32_reference(
     grad: Tensor, part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_joined(part_0, part_1, width=32)
     backward = concat_norm_reference.concat_norm_backward(
         grad, (part_0, part_1), residual=residual, weight=weight, mean=mean, rstd=rstd, norm="layer_norm"
     )
@@ -380,7 +382,7 @@ def _join_2_residual_layer_norm_backward_32_reference(
     return dx, backward.weight, backward.bias
 
 
-def _join_2_residual_layer_norm_backward_32_shapes(
+def _concat_norm_2_residual_layer_norm_backward_32_shapes(
     grad: Tensor, part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_joined(part_0, part_1, width=32)
@@ -393,14 +395,65 @@ def _join_2_residual_layer_norm_backward_32_shapes(
     return dx, dweight, dbias
 
 
-# Gradient of 2 parts joined, a residual added -> LayerNorm.
+# Gradient of 2 parts concatenated, a residual added -> LayerNorm.
 # grad (B, n, 32), part_0 (B, n_0, 32), part_1 (B, n_1, 32), residual (B, n, 32), weight (32,), mean (B * n,), rstd (B
 # * n,) -> dx (B, n, 32), dweight (P, 32), dbias (P, 32).
-join_2_residual_layer_norm_backward_32 = operators.operator(
-    "join_2_residual_layer_norm_backward_32_5cc9d878",
-    operators.deferred(__package__, "join_2_residual_layer_norm_backward_32"),
-    _join_2_residual_layer_norm_backward_32_reference,
-    _join_2_residual_layer_norm_backward_32_shapes,
+concat_norm_2_residual_layer_norm_backward_32 = operators.operator(
+    "concat_norm_2_residual_layer_norm_backward_32_214a36ff",
+    operators.deferred(__package__, "concat_norm_2_residual_layer_norm_backward_32"),
+    _concat_norm_2_residual_layer_norm_backward_32_reference,
+    _concat_norm_2_residual_layer_norm_backward_32_shapes,
+)
+
+
+def _fm_interaction_16x32_to_8_8_reference(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor]:
+    operators.check_sample(x, 16, 32)
+    return fm_reference.fm_forward(x, rank, compress)
+
+
+def _fm_interaction_16x32_to_8_8_shapes(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor]:
+    operators.check_sample(x, 16, 32)
+    products = x.new_empty((x.shape[0], 16, 8))
+    compressed = x.new_empty((x.shape[0], 8, 32))
+    return products, compressed
+
+
+# Pairwise products at rank 8 and 8 weighted sums.
+# x (B, 16, 32), rank (16, 8), compress (8, 16) -> products (B, 16, 8), compressed (B, 8, 32).
+fm_interaction_16x32_to_8_8 = operators.operator(
+    "fm_interaction_16x32_to_8_8_1a966dde",
+    operators.deferred(__package__, "fm_interaction_16x32_to_8_8"),
+    _fm_interaction_16x32_to_8_8_reference,
+    _fm_interaction_16x32_to_8_8_shapes,
+)
+
+
+def _fm_interaction_backward_16x32_to_8_8_passed_reference(
+    dproducts: Tensor, dcompressed: Tensor, x: Tensor, rank: Tensor, compress: Tensor, passed: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_sample(x, 16, 32)
+    return fm_reference.fm_backward(dproducts, dcompressed, x, rank, compress, passed)
+
+
+def _fm_interaction_backward_16x32_to_8_8_passed_shapes(
+    dproducts: Tensor, dcompressed: Tensor, x: Tensor, rank: Tensor, compress: Tensor, passed: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    operators.check_sample(x, 16, 32)
+    programs = operators.programs(x, rows=1, per_multiprocessor=2) if x.dtype.itemsize == 2 else 1
+    dx = x.new_empty((x.shape[0], 16, 32), dtype=passed.dtype)
+    drank = x.new_empty((programs, 128), dtype=torch.float32)
+    dcompress = x.new_empty((programs, 128), dtype=torch.float32)
+    return dx, drank, dcompress
+
+
+# Gradients of pairwise products at rank 8 and 8 weighted sums.
+# dproducts (B, 16, 8), dcompressed (B, 8, 32), x (B, 16, 32), rank (16, 8), compress (8, 16), passed (B, 16, 32) ->
+# dx (B, 16, 32), drank (P, 16 * 8), dcompress (P, 8 * 16).
+fm_interaction_backward_16x32_to_8_8_passed = operators.operator(
+    "fm_interaction_backward_16x32_to_8_8_passed_acad7348",
+    operators.deferred(__package__, "fm_interaction_backward_16x32_to_8_8_passed"),
+    _fm_interaction_backward_16x32_to_8_8_passed_reference,
+    _fm_interaction_backward_16x32_to_8_8_passed_shapes,
 )
 
 
@@ -441,8 +494,8 @@ def _layer_norm_e4m3_128_reference(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     operators.check_rows(x, 128)
     forward = norm_reference.norm_forward(x, weight=weight, bias=bias, norm="layer_norm", eps=1e-05)
-    values, scale, largest = norm_reference.quantise_rows(forward.y)
-    return values, scale, largest, forward.mean, forward.rstd
+    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
+    return values, scale, scale_max, forward.mean, forward.rstd
 
 
 def _layer_norm_e4m3_128_shapes(
@@ -453,107 +506,54 @@ def _layer_norm_e4m3_128_shapes(
     programs = operators.programs(x, rows=8, per_multiprocessor=16)
     values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
     mean = x.new_empty((m,), dtype=torch.float32)
     rstd = x.new_empty((m,), dtype=torch.float32)
-    return values, scale, largest, mean, rstd
+    return values, scale, scale_max, mean, rstd
 
 
 # LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
-# x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), largest (P,), mean (M,), rstd (M,).
+# x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), scale_max (P,), mean (M,), rstd (M,).
 layer_norm_e4m3_128 = operators.operator(
-    "layer_norm_e4m3_128_bca89bc6",
+    "layer_norm_e4m3_128_9e0a4f1d",
     operators.deferred(__package__, "layer_norm_e4m3_128"),
     _layer_norm_e4m3_128_reference,
     _layer_norm_e4m3_128_shapes,
 )
 
 
-def _layer_norm_e4m3_128_unsaved_reference(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _layer_norm_e4m3_128_inference_reference(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 128)
     forward = norm_reference.norm_forward(x, weight=weight, bias=bias, norm="layer_norm", eps=1e-05)
-    values, scale, largest = norm_reference.quantise_rows(forward.y)
-    return values, scale, largest
+    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
+    return values, scale, scale_max
 
 
-def _layer_norm_e4m3_128_unsaved_shapes(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _layer_norm_e4m3_128_inference_shapes(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 128)
     m = x.shape[0]
     programs = operators.programs(x, rows=8, per_multiprocessor=16)
     values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    return values, scale, largest
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    return values, scale, scale_max
 
 
 # LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
-# x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), largest (P,).
-layer_norm_e4m3_128_unsaved = operators.operator(
-    "layer_norm_e4m3_128_unsaved_01f46a51",
-    operators.deferred(__package__, "layer_norm_e4m3_128_unsaved"),
-    _layer_norm_e4m3_128_unsaved_reference,
-    _layer_norm_e4m3_128_unsaved_shapes,
-)
-
-
-def _mix_16x32_to_8_8_reference(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor]:
-    operators.check_sample(x, 16, 32)
-    return fm_reference.fm_forward(x, rank, compress)
-
-
-def _mix_16x32_to_8_8_shapes(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor]:
-    operators.check_sample(x, 16, 32)
-    products = x.new_empty((x.shape[0], 16, 8))
-    compressed = x.new_empty((x.shape[0], 8, 32))
-    return products, compressed
-
-
-# Pairwise products at rank 8 and 8 weighted sums.
-# x (B, 16, 32), rank (16, 8), compress (8, 16) -> products (B, 16, 8), compressed (B, 8, 32).
-mix_16x32_to_8_8 = operators.operator(
-    "mix_16x32_to_8_8_7e431e0f",
-    operators.deferred(__package__, "mix_16x32_to_8_8"),
-    _mix_16x32_to_8_8_reference,
-    _mix_16x32_to_8_8_shapes,
-)
-
-
-def _mix_backward_16x32_to_8_8_passed_reference(
-    dproducts: Tensor, dcompressed: Tensor, x: Tensor, rank: Tensor, compress: Tensor, passed: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_sample(x, 16, 32)
-    return fm_reference.fm_backward(dproducts, dcompressed, x, rank, compress, passed)
-
-
-def _mix_backward_16x32_to_8_8_passed_shapes(
-    dproducts: Tensor, dcompressed: Tensor, x: Tensor, rank: Tensor, compress: Tensor, passed: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    operators.check_sample(x, 16, 32)
-    dcompressed = operators.whole_samples(dcompressed)
-    passed = operators.whole_samples(passed)
-    programs = operators.programs(x, rows=1, per_multiprocessor=2) if x.dtype.itemsize == 2 else 1
-    dx = x.new_empty((x.shape[0], 16, 32), dtype=passed.dtype)
-    drank = x.new_empty((programs, 128), dtype=torch.float32)
-    dcompress = x.new_empty((programs, 128), dtype=torch.float32)
-    return dx, drank, dcompress
-
-
-# Gradients of pairwise products at rank 8 and 8 weighted sums.
-# dproducts (B, 16, 8), dcompressed (B, 8, 32), x (B, 16, 32), rank (16, 8), compress (8, 16), passed (B, 16, 32) ->
-# dx (B, 16, 32), drank (P, 16 * 8), dcompress (P, 8 * 16).
-mix_backward_16x32_to_8_8_passed = operators.operator(
-    "mix_backward_16x32_to_8_8_passed_b7817210",
-    operators.deferred(__package__, "mix_backward_16x32_to_8_8_passed"),
-    _mix_backward_16x32_to_8_8_passed_reference,
-    _mix_backward_16x32_to_8_8_passed_shapes,
+# x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), scale_max (P,).
+layer_norm_e4m3_128_inference = operators.operator(
+    "layer_norm_e4m3_128_inference_8830e3fb",
+    operators.deferred(__package__, "layer_norm_e4m3_128_inference"),
+    _layer_norm_e4m3_128_inference_reference,
+    _layer_norm_e4m3_128_inference_shapes,
 )
 
 
 def _quantise_e4m3_128_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 128)
     forward = norm_reference.norm_forward(x)
-    values, scale, largest = norm_reference.quantise_rows(forward.y)
-    return values, scale, largest
+    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
+    return values, scale, scale_max
 
 
 def _quantise_e4m3_128_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -562,14 +562,14 @@ def _quantise_e4m3_128_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     programs = operators.programs(x, rows=8, per_multiprocessor=16)
     values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    return values, scale, largest
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    return values, scale, scale_max
 
 
 # To e4m3 with one power-of-two scale a row.
-# x (M, 128) -> values (M, 128), scale (M, 1), largest (P,).
+# x (M, 128) -> values (M, 128), scale (M, 1), scale_max (P,).
 quantise_e4m3_128 = operators.operator(
-    "quantise_e4m3_128_db59d1f3",
+    "quantise_e4m3_128_ee252ba3",
     operators.deferred(__package__, "quantise_e4m3_128"),
     _quantise_e4m3_128_reference,
     _quantise_e4m3_128_shapes,
@@ -579,8 +579,8 @@ quantise_e4m3_128 = operators.operator(
 def _quantise_e4m3_256_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 256)
     forward = norm_reference.norm_forward(x)
-    values, scale, largest = norm_reference.quantise_rows(forward.y)
-    return values, scale, largest
+    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
+    return values, scale, scale_max
 
 
 def _quantise_e4m3_256_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -589,14 +589,14 @@ def _quantise_e4m3_256_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     programs = operators.programs(x, rows=4, per_multiprocessor=16)
     values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    return values, scale, largest
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    return values, scale, scale_max
 
 
 # To e4m3 with one power-of-two scale a row.
-# x (M, 256) -> values (M, 256), scale (M, 1), largest (P,).
+# x (M, 256) -> values (M, 256), scale (M, 1), scale_max (P,).
 quantise_e4m3_256 = operators.operator(
-    "quantise_e4m3_256_07a40faf",
+    "quantise_e4m3_256_ee73a3bb",
     operators.deferred(__package__, "quantise_e4m3_256"),
     _quantise_e4m3_256_reference,
     _quantise_e4m3_256_shapes,
@@ -606,8 +606,8 @@ quantise_e4m3_256 = operators.operator(
 def _quantise_e4m3_512_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 512)
     forward = norm_reference.norm_forward(x)
-    values, scale, largest = norm_reference.quantise_rows(forward.y)
-    return values, scale, largest
+    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
+    return values, scale, scale_max
 
 
 def _quantise_e4m3_512_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -616,14 +616,14 @@ def _quantise_e4m3_512_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     programs = operators.programs(x, rows=1, per_multiprocessor=32)
     values = x.new_empty((m, 512), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    return values, scale, largest
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    return values, scale, scale_max
 
 
 # To e4m3 with one power-of-two scale a row.
-# x (M, 512) -> values (M, 512), scale (M, 1), largest (P,).
+# x (M, 512) -> values (M, 512), scale (M, 1), scale_max (P,).
 quantise_e4m3_512 = operators.operator(
-    "quantise_e4m3_512_21d8c578",
+    "quantise_e4m3_512_f80ba600",
     operators.deferred(__package__, "quantise_e4m3_512"),
     _quantise_e4m3_512_reference,
     _quantise_e4m3_512_shapes,
@@ -633,8 +633,8 @@ quantise_e4m3_512 = operators.operator(
 def _quantise_e4m3_64_reference(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     operators.check_rows(x, 64)
     forward = norm_reference.norm_forward(x)
-    values, scale, largest = norm_reference.quantise_rows(forward.y)
-    return values, scale, largest
+    values, scale, scale_max = norm_reference.quantise_rows(forward.y)
+    return values, scale, scale_max
 
 
 def _quantise_e4m3_64_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -643,14 +643,14 @@ def _quantise_e4m3_64_shapes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     programs = operators.programs(x, rows=16, per_multiprocessor=16)
     values = x.new_empty((m, 64), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    return values, scale, largest
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    return values, scale, scale_max
 
 
 # To e4m3 with one power-of-two scale a row.
-# x (M, 64) -> values (M, 64), scale (M, 1), largest (P,).
+# x (M, 64) -> values (M, 64), scale (M, 1), scale_max (P,).
 quantise_e4m3_64 = operators.operator(
-    "quantise_e4m3_64_f7250f6f",
+    "quantise_e4m3_64_d1108fe3",
     operators.deferred(__package__, "quantise_e4m3_64"),
     _quantise_e4m3_64_reference,
     _quantise_e4m3_64_shapes,
@@ -668,9 +668,9 @@ def _reduce_1_shapes(partial: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 # Column sums of a matrix.
-# partial (P, N) float32 -> total (N,) of dtype
+# partial (P, N), dtype of total -> total (N,).
 reduce_1 = operators.operator(
-    "reduce_1_d91f83a6", operators.deferred(__package__, "reduce_1"), _reduce_1_reference, _reduce_1_shapes
+    "reduce_1_b0b5b016", operators.deferred(__package__, "reduce_1"), _reduce_1_reference, _reduce_1_shapes
 )
 
 
@@ -691,10 +691,10 @@ def _reduce_2_shapes(
 
 
 # Column sums of 2 matrices.
-# partial_0 (P, N) float32 -> total_0 (N,) of dtype_0
-# partial_1 (P, N) float32 -> total_1 (N,) of dtype_1
+# partial_0 (P_0, N_0), dtype_0 of total_0, partial_1 (P_1, N_1), dtype_1 of total_1 -> total_0 (N_0,), total_1
+# (N_1,).
 reduce_2 = operators.operator(
-    "reduce_2_131c0d8e", operators.deferred(__package__, "reduce_2"), _reduce_2_reference, _reduce_2_shapes
+    "reduce_2_274813e3", operators.deferred(__package__, "reduce_2"), _reduce_2_reference, _reduce_2_shapes
 )
 
 
@@ -727,11 +727,10 @@ def _reduce_3_shapes(
 
 
 # Column sums of 3 matrices.
-# partial_0 (P, N) float32 -> total_0 (N,) of dtype_0
-# partial_1 (P, N) float32 -> total_1 (N,) of dtype_1
-# partial_2 (P, N) float32 -> total_2 (N,) of dtype_2
+# partial_0 (P_0, N_0), dtype_0 of total_0, partial_1 (P_1, N_1), dtype_1 of total_1, partial_2 (P_2, N_2), dtype_2 of
+# total_2 -> total_0 (N_0,), total_1 (N_1,), total_2 (N_2,).
 reduce_3 = operators.operator(
-    "reduce_3_11dc17ae", operators.deferred(__package__, "reduce_3"), _reduce_3_reference, _reduce_3_shapes
+    "reduce_3_e42a9b1c", operators.deferred(__package__, "reduce_3"), _reduce_3_reference, _reduce_3_shapes
 )
 
 
@@ -782,42 +781,40 @@ def _reduce_6_shapes(
 
 
 # Column sums of 6 matrices.
-# partial_0 (P, N) float32 -> total_0 (N,) of dtype_0
-# partial_1 (P, N) float32 -> total_1 (N,) of dtype_1
-# partial_2 (P, N) float32 -> total_2 (N,) of dtype_2
-# partial_3 (P, N) float32 -> total_3 (N,) of dtype_3
-# partial_4 (P, N) float32 -> total_4 (N,) of dtype_4
-# partial_5 (P, N) float32 -> total_5 (N,) of dtype_5
+# partial_0 (P_0, N_0), dtype_0 of total_0, partial_1 (P_1, N_1), dtype_1 of total_1, partial_2 (P_2, N_2), dtype_2 of
+# total_2, partial_3 (P_3, N_3), dtype_3 of total_3, partial_4 (P_4, N_4), dtype_4 of total_4, partial_5 (P_5, N_5),
+# dtype_5 of total_5 -> total_0 (N_0,), total_1 (N_1,), total_2 (N_2,), total_3 (N_3,), total_4 (N_4,), total_5
+# (N_5,).
 reduce_6 = operators.operator(
-    "reduce_6_546fffa3", operators.deferred(__package__, "reduce_6"), _reduce_6_reference, _reduce_6_shapes
+    "reduce_6_325a56dd", operators.deferred(__package__, "reduce_6"), _reduce_6_reference, _reduce_6_shapes
 )
 
 
 def _requantize_transpose_2_reference(
-    values_0: Tensor, scale_0: Tensor, largest_0: Tensor, values_1: Tensor, scale_1: Tensor, largest_1: Tensor
+    values_0: Tensor, scale_0: Tensor, scale_max_0: Tensor, values_1: Tensor, scale_1: Tensor, scale_max_1: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    transposed_0, spread_0 = norm_reference.requantize_transpose(values_0, scale_0)
-    transposed_1, spread_1 = norm_reference.requantize_transpose(values_1, scale_1)
-    return transposed_0, spread_0, transposed_1, spread_1
+    transposed_0, scale_t_0 = norm_reference.requantize_transpose(values_0, scale_0)
+    transposed_1, scale_t_1 = norm_reference.requantize_transpose(values_1, scale_1)
+    return transposed_0, scale_t_0, transposed_1, scale_t_1
 
 
 def _requantize_transpose_2_shapes(
-    values_0: Tensor, scale_0: Tensor, largest_0: Tensor, values_1: Tensor, scale_1: Tensor, largest_1: Tensor
+    values_0: Tensor, scale_0: Tensor, scale_max_0: Tensor, values_1: Tensor, scale_1: Tensor, scale_max_1: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     m_0, n_0 = values_0.shape
     transposed_0 = values_0.new_empty((n_0, m_0))
-    spread_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
+    scale_t_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
     m_1, n_1 = values_1.shape
     transposed_1 = values_1.new_empty((n_1, m_1))
-    spread_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
-    return transposed_0, spread_0, transposed_1, spread_1
+    scale_t_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
+    return transposed_0, scale_t_0, transposed_1, scale_t_1
 
 
 # Transposed copies of 2 e4m3 matrices.
-# values_0 (R, C) e4m3, scale_0 (R, 1), largest_0 (P,) -> transposed_0 (C, R), spread_0 (C, 1)
-# values_1 (R, C) e4m3, scale_1 (R, 1), largest_1 (P,) -> transposed_1 (C, R), spread_1 (C, 1)
+# values_0 (R_0, C_0) e4m3, scale_0 (R_0, 1), scale_max_0 (P_0,), values_1 (R_1, C_1) e4m3, scale_1 (R_1, 1),
+# scale_max_1 (P_1,) -> transposed_0 (C_0, R_0), scale_t_0 (C_0, 1), transposed_1 (C_1, R_1), scale_t_1 (C_1, 1).
 requantize_transpose_2 = operators.operator(
-    "requantize_transpose_2_cf1fafaf",
+    "requantize_transpose_2_9271d109",
     operators.deferred(__package__, "requantize_transpose_2"),
     _requantize_transpose_2_reference,
     _requantize_transpose_2_shapes,
@@ -827,49 +824,49 @@ requantize_transpose_2 = operators.operator(
 def _requantize_transpose_3_reference(
     values_0: Tensor,
     scale_0: Tensor,
-    largest_0: Tensor,
+    scale_max_0: Tensor,
     values_1: Tensor,
     scale_1: Tensor,
-    largest_1: Tensor,
+    scale_max_1: Tensor,
     values_2: Tensor,
     scale_2: Tensor,
-    largest_2: Tensor,
+    scale_max_2: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    transposed_0, spread_0 = norm_reference.requantize_transpose(values_0, scale_0)
-    transposed_1, spread_1 = norm_reference.requantize_transpose(values_1, scale_1)
-    transposed_2, spread_2 = norm_reference.requantize_transpose(values_2, scale_2)
-    return transposed_0, spread_0, transposed_1, spread_1, transposed_2, spread_2
+    transposed_0, scale_t_0 = norm_reference.requantize_transpose(values_0, scale_0)
+    transposed_1, scale_t_1 = norm_reference.requantize_transpose(values_1, scale_1)
+    transposed_2, scale_t_2 = norm_reference.requantize_transpose(values_2, scale_2)
+    return transposed_0, scale_t_0, transposed_1, scale_t_1, transposed_2, scale_t_2
 
 
 def _requantize_transpose_3_shapes(
     values_0: Tensor,
     scale_0: Tensor,
-    largest_0: Tensor,
+    scale_max_0: Tensor,
     values_1: Tensor,
     scale_1: Tensor,
-    largest_1: Tensor,
+    scale_max_1: Tensor,
     values_2: Tensor,
     scale_2: Tensor,
-    largest_2: Tensor,
+    scale_max_2: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     m_0, n_0 = values_0.shape
     transposed_0 = values_0.new_empty((n_0, m_0))
-    spread_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
+    scale_t_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
     m_1, n_1 = values_1.shape
     transposed_1 = values_1.new_empty((n_1, m_1))
-    spread_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
+    scale_t_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
     m_2, n_2 = values_2.shape
     transposed_2 = values_2.new_empty((n_2, m_2))
-    spread_2 = values_2.new_empty((n_2, 1), dtype=torch.float32)
-    return transposed_0, spread_0, transposed_1, spread_1, transposed_2, spread_2
+    scale_t_2 = values_2.new_empty((n_2, 1), dtype=torch.float32)
+    return transposed_0, scale_t_0, transposed_1, scale_t_1, transposed_2, scale_t_2
 
 
 # Transposed copies of 3 e4m3 matrices.
-# values_0 (R, C) e4m3, scale_0 (R, 1), largest_0 (P,) -> transposed_0 (C, R), spread_0 (C, 1)
-# values_1 (R, C) e4m3, scale_1 (R, 1), largest_1 (P,) -> transposed_1 (C, R), spread_1 (C, 1)
-# values_2 (R, C) e4m3, scale_2 (R, 1), largest_2 (P,) -> transposed_2 (C, R), spread_2 (C, 1)
+# values_0 (R_0, C_0) e4m3, scale_0 (R_0, 1), scale_max_0 (P_0,), values_1 (R_1, C_1) e4m3, scale_1 (R_1, 1),
+# scale_max_1 (P_1,), values_2 (R_2, C_2) e4m3, scale_2 (R_2, 1), scale_max_2 (P_2,) -> transposed_0 (C_0, R_0),
+# scale_t_0 (C_0, 1), transposed_1 (C_1, R_1), scale_t_1 (C_1, 1), transposed_2 (C_2, R_2), scale_t_2 (C_2, 1).
 requantize_transpose_3 = operators.operator(
-    "requantize_transpose_3_5949b56b",
+    "requantize_transpose_3_84a0ddb3",
     operators.deferred(__package__, "requantize_transpose_3"),
     _requantize_transpose_3_reference,
     _requantize_transpose_3_shapes,

@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """The FP8 arithmetic of ranker.yaml: quantisers, linears, chains, mixing layers.
 
 Written by `loka generate`, which overwrites it: edit the policy and generate again.
@@ -9,10 +8,12 @@ quantises both of its operands along the dimension that it sums over.
 
 A chain is a run of linears with the norms and activations around them as one function. Its kernels (`fused`) normalise,
 activate and quantise a row in one pass, forward and backward, so that what lies between two GEMMs is read and written
-once. Each GEMM that sums over another dimension than the row's takes the FP8 values transposed: transposed, with one scale
+once. Each GEMM that sums over another dimension than the row's takes the FP8 values transposed: transposed, with one
+scale
 for all, the largest. Sums over all rows come in parts, which `reduce` adds up.
 
-Small products of a sample's embeddings, and what is put together and normalised, are functions with kernels of their own.
+Small products of a sample's embeddings, and what is put together and normalised, are functions with kernels of their
+own.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "648208cc244bb8bdf525de91f8f392535e1d08363f483638f2c679d16f337444"
+STAMP = "1c6e209f7f3fa618eb38ac01f47366b3d82519b59638d93bf5cd22d3251862ec"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive
@@ -99,12 +100,12 @@ class LinearE4m3X64x32(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype, counter_id: int) -> Tensor:
-        x_fp8, x_scale, x_largest = fused.quantise_e4m3_64(x)
-        weight_fp8, weight_scale, weight_largest = fused.quantise_e4m3_64(weight)
+        x_fp8, x_scale, x_scale_max = fused.quantise_e4m3_64(x)
+        weight_fp8, weight_scale, weight_scale_max = fused.quantise_e4m3_64(weight)
         y = dispatch.scaled_mm(
             x_fp8, x_scale, weight_fp8, weight_scale, "rowwise", "rowwise", dtype, False, counter_id, bias.to(dtype)
         )
-        ctx.save_for_backward(x_fp8, x_scale, x_largest, weight_fp8, weight_scale, weight_largest, bias)
+        ctx.save_for_backward(x_fp8, x_scale, x_scale_max, weight_fp8, weight_scale, weight_scale_max, bias)
         ctx.dtypes = (x.dtype, weight.dtype)
         ctx.counter_id = counter_id
         return y
@@ -112,37 +113,28 @@ class LinearE4m3X64x32(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x_fp8, x_scale, x_largest, weight_fp8, weight_scale, weight_largest, bias = dispatch.saved_tensors(ctx)
+        x_fp8, x_scale, x_scale_max, weight_fp8, weight_scale, weight_scale_max, bias = dispatch.saved_tensors(ctx)
         x_dtype, weight_dtype = ctx.dtypes
         dx = dweight = None
-        dy_fp8, dy_scale, dy_largest, bias_sums = fused.add_backward_e4m3_32(grad)
+        dy_fp8, dy_scale, dy_scale_max, bias_sums = fused.add_backward_e4m3_32(grad)
         del grad
         if ctx.needs_input_grad[0]:
-            results = fused.requantize_transpose_3(
-                dy_fp8, dy_scale, dy_largest, x_fp8, x_scale, x_largest, weight_fp8, weight_scale, weight_largest
+            dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
+                dy_fp8, dy_scale, dy_scale_max, x_fp8, x_scale, x_scale_max, weight_fp8, weight_scale, weight_scale_max
             )
-            dy_transposed, dy_spread, x_transposed, x_spread, weight_transposed, weight_spread = results
             dx = dispatch.scaled_mm(
-                dy_fp8,
-                dy_scale,
-                weight_transposed,
-                weight_spread,
-                "rowwise",
-                "rowwise",
-                x_dtype,
-                False,
-                ctx.counter_id + 1,
+                dy_fp8, dy_scale, weight_fp8_t, weight_scale_t, "rowwise", "rowwise", x_dtype, False, ctx.counter_id + 1
             )
         else:
-            dy_transposed, dy_spread, x_transposed, x_spread = fused.requantize_transpose_2(
-                dy_fp8, dy_scale, dy_largest, x_fp8, x_scale, x_largest
+            dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t = fused.requantize_transpose_2(
+                dy_fp8, dy_scale, dy_scale_max, x_fp8, x_scale, x_scale_max
             )
         if ctx.needs_input_grad[1]:
             dweight = dispatch.scaled_mm(
-                dy_transposed,
-                dy_spread[:1],
-                x_transposed,
-                x_spread[:1],
+                dy_fp8_t,
+                dy_scale_t[:1],
+                x_fp8_t,
+                x_scale_t[:1],
                 "tensorwise",
                 "tensorwise",
                 weight_dtype,
@@ -154,7 +146,7 @@ class LinearE4m3X64x32(torch.autograd.Function):
 
 
 def linear_e4m3_64x32(x: Tensor, weight: Tensor, bias: Tensor, counter_id: int) -> Tensor:
-    """linear: x (..., 64), weight (32, 64) -> (..., 32). GEMMs count under their ticks."""
+    """linear: x (..., 64), weight (32, 64) -> (..., 32). GEMMs count under their counter ids."""
     if x.numel() == 0:
         return torch.nn.functional.linear(x, weight, bias)
     dtype = dispatch.output_dtype(x)
@@ -189,24 +181,24 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
         counter_id_1: int,
         counter_id_2: int,
     ) -> Tensor:
-        x_fp8_0, x_scale_0, x_largest_0, pre_mean, pre_rstd = fused.layer_norm_e4m3_128(
+        x_fp8_0, x_scale_0, x_scale_max_0, pre_mean, pre_rstd = fused.layer_norm_e4m3_128(
             x, pre_norm_weight, pre_norm_bias
         )
-        weight_fp8_0, weight_scale_0, weight_largest_0 = fused.quantise_e4m3_128(weight_0)
+        weight_fp8_0, weight_scale_0, weight_scale_max_0 = fused.quantise_e4m3_128(weight_0)
         y_0 = dispatch.scaled_mm(
             x_fp8_0, x_scale_0, weight_fp8_0, weight_scale_0, "rowwise", "rowwise", dtype, False, counter_id_0
         )
-        x_fp8_1, x_scale_1, x_largest_1, mean_0, rstd_0 = fused.add_layer_norm_silu_e4m3_256(
+        x_fp8_1, x_scale_1, x_scale_max_1, mean_0, rstd_0 = fused.add_layer_norm_silu_e4m3_256(
             y_0, bias_0, norm_weight_0, norm_bias_0
         )
-        weight_fp8_1, weight_scale_1, weight_largest_1 = fused.quantise_e4m3_256(weight_1)
+        weight_fp8_1, weight_scale_1, weight_scale_max_1 = fused.quantise_e4m3_256(weight_1)
         y_1 = dispatch.scaled_mm(
             x_fp8_1, x_scale_1, weight_fp8_1, weight_scale_1, "rowwise", "rowwise", dtype, False, counter_id_1
         )
-        x_fp8_2, x_scale_2, x_largest_2, mean_1, rstd_1 = fused.add_layer_norm_silu_e4m3_256(
+        x_fp8_2, x_scale_2, x_scale_max_2, mean_1, rstd_1 = fused.add_layer_norm_silu_e4m3_256(
             y_1, bias_1, norm_weight_1, norm_bias_1
         )
-        weight_fp8_2, weight_scale_2, weight_largest_2 = fused.quantise_e4m3_256(weight_2)
+        weight_fp8_2, weight_scale_2, weight_scale_max_2 = fused.quantise_e4m3_256(weight_2)
         y_2 = dispatch.scaled_mm(
             x_fp8_2,
             x_scale_2,
@@ -227,10 +219,10 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
             pre_rstd,
             x_fp8_0,
             x_scale_0,
-            x_largest_0,
+            x_scale_max_0,
             weight_fp8_0,
             weight_scale_0,
-            weight_largest_0,
+            weight_scale_max_0,
             y_0,
             bias_0,
             norm_weight_0,
@@ -239,10 +231,10 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
             rstd_0,
             x_fp8_1,
             x_scale_1,
-            x_largest_1,
+            x_scale_max_1,
             weight_fp8_1,
             weight_scale_1,
-            weight_largest_1,
+            weight_scale_max_1,
             y_1,
             bias_1,
             norm_weight_1,
@@ -251,10 +243,10 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
             rstd_1,
             x_fp8_2,
             x_scale_2,
-            x_largest_2,
+            x_scale_max_2,
             weight_fp8_2,
             weight_scale_2,
-            weight_largest_2,
+            weight_scale_max_2,
             bias_2,
         )
         ctx.dtypes = (dtype, weight_0.dtype, weight_1.dtype, weight_2.dtype)
@@ -272,10 +264,10 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
             pre_rstd,
             x_fp8_0,
             x_scale_0,
-            x_largest_0,
+            x_scale_max_0,
             weight_fp8_0,
             weight_scale_0,
-            weight_largest_0,
+            weight_scale_max_0,
             y_0,
             bias_0,
             norm_weight_0,
@@ -284,10 +276,10 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
             rstd_0,
             x_fp8_1,
             x_scale_1,
-            x_largest_1,
+            x_scale_max_1,
             weight_fp8_1,
             weight_scale_1,
-            weight_largest_1,
+            weight_scale_max_1,
             y_1,
             bias_1,
             norm_weight_1,
@@ -296,107 +288,102 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
             rstd_1,
             x_fp8_2,
             x_scale_2,
-            x_largest_2,
+            x_scale_max_2,
             weight_fp8_2,
             weight_scale_2,
-            weight_largest_2,
+            weight_scale_max_2,
             bias_2,
         ) = dispatch.saved_tensors(ctx)
         dtype, weight_dtype_0, weight_dtype_1, weight_dtype_2 = ctx.dtypes
         counter_id_0, counter_id_1, counter_id_2 = ctx.counter_ids
         dweight_0 = dweight_1 = dweight_2 = None
         # Linear 2.
-        dy_fp8, dy_scale, dy_largest, bias_2_sums = fused.add_backward_e4m3_256(grad)
+        dy_fp8, dy_scale, dy_scale_max, bias_2_sums = fused.add_backward_e4m3_256(grad)
         del grad
-        results = fused.requantize_transpose_3(
+        dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
             dy_fp8,
             dy_scale,
-            dy_largest,
+            dy_scale_max,
             x_fp8_2,
             x_scale_2,
-            x_largest_2,
+            x_scale_max_2,
             weight_fp8_2,
             weight_scale_2,
-            weight_largest_2,
+            weight_scale_max_2,
         )
-        dy_transposed, dy_spread, x_transposed, x_spread, weight_transposed, weight_spread = results
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_transposed, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_2 + 1
+            dy_fp8, dy_scale, weight_fp8_t, weight_scale_t, "rowwise", "rowwise", dtype, False, counter_id_2 + 1
         )
         if ctx.needs_input_grad[11]:
             dweight_2 = dispatch.scaled_mm(
-                dy_transposed,
-                dy_spread[:1],
-                x_transposed,
-                x_spread[:1],
+                dy_fp8_t,
+                dy_scale_t[:1],
+                x_fp8_t,
+                x_scale_t[:1],
                 "tensorwise",
                 "tensorwise",
                 weight_dtype_2,
                 False,
                 counter_id_2 + 2,
             )
-        del x_fp8_2, weight_fp8_2, dy_fp8, weight_transposed, dy_transposed, x_transposed
+        del x_fp8_2, weight_fp8_2, dy_fp8, weight_fp8_t, dy_fp8_t, x_fp8_t
         # Linear 1.
-        results = fused.add_layer_norm_silu_backward_e4m3_256(
-            grad, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1
+        dy_fp8, dy_scale, dy_scale_max, norm_weight_1_sums, norm_bias_1_sums, bias_1_sums = (
+            fused.add_layer_norm_silu_backward_e4m3_256(grad, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1)
         )
-        dy_fp8, dy_scale, dy_largest, norm_weight_1_sums, norm_bias_1_sums, bias_1_sums = results
         del grad
-        results = fused.requantize_transpose_3(
+        dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
             dy_fp8,
             dy_scale,
-            dy_largest,
+            dy_scale_max,
             x_fp8_1,
             x_scale_1,
-            x_largest_1,
+            x_scale_max_1,
             weight_fp8_1,
             weight_scale_1,
-            weight_largest_1,
+            weight_scale_max_1,
         )
-        dy_transposed, dy_spread, x_transposed, x_spread, weight_transposed, weight_spread = results
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_transposed, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_1 + 1
+            dy_fp8, dy_scale, weight_fp8_t, weight_scale_t, "rowwise", "rowwise", dtype, False, counter_id_1 + 1
         )
         if ctx.needs_input_grad[7]:
             dweight_1 = dispatch.scaled_mm(
-                dy_transposed,
-                dy_spread[:1],
-                x_transposed,
-                x_spread[:1],
+                dy_fp8_t,
+                dy_scale_t[:1],
+                x_fp8_t,
+                x_scale_t[:1],
                 "tensorwise",
                 "tensorwise",
                 weight_dtype_1,
                 False,
                 counter_id_1 + 2,
             )
-        del x_fp8_1, weight_fp8_1, y_1, dy_fp8, weight_transposed, dy_transposed, x_transposed
+        del x_fp8_1, weight_fp8_1, y_1, dy_fp8, weight_fp8_t, dy_fp8_t, x_fp8_t
         # Linear 0.
-        results = fused.add_layer_norm_silu_backward_e4m3_256(
-            grad, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0
+        dy_fp8, dy_scale, dy_scale_max, norm_weight_0_sums, norm_bias_0_sums, bias_0_sums = (
+            fused.add_layer_norm_silu_backward_e4m3_256(grad, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0)
         )
-        dy_fp8, dy_scale, dy_largest, norm_weight_0_sums, norm_bias_0_sums, bias_0_sums = results
         del grad
-        results = fused.requantize_transpose_3(
+        dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
             dy_fp8,
             dy_scale,
-            dy_largest,
+            dy_scale_max,
             x_fp8_0,
             x_scale_0,
-            x_largest_0,
+            x_scale_max_0,
             weight_fp8_0,
             weight_scale_0,
-            weight_largest_0,
+            weight_scale_max_0,
         )
-        dy_transposed, dy_spread, x_transposed, x_spread, weight_transposed, weight_spread = results
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_transposed, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_0 + 1
+            dy_fp8, dy_scale, weight_fp8_t, weight_scale_t, "rowwise", "rowwise", dtype, False, counter_id_0 + 1
         )
         if ctx.needs_input_grad[3]:
             dweight_0 = dispatch.scaled_mm(
-                dy_transposed,
-                dy_spread[:1],
-                x_transposed,
-                x_spread[:1],
+                dy_fp8_t,
+                dy_scale_t[:1],
+                x_fp8_t,
+                x_scale_t[:1],
                 "tensorwise",
                 "tensorwise",
                 weight_dtype_0,
@@ -470,7 +457,7 @@ def layer_norm_to_linear_3_linears_e4m3_128x256x256x256(
     counter_id_2: int,
 ) -> Tensor:
     """layer_norm -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear: x (..., 128), weight_0
-    (256, 128), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). GEMMs count under their ticks."""
+    (256, 128), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). GEMMs count under their counter ids."""
     if x.numel() == 0:
         y = torch.nn.functional.layer_norm(x, (128,), pre_norm_weight, pre_norm_bias, 1e-05)
         y = torch.nn.functional.linear(y, weight_0, bias_0)
@@ -530,22 +517,22 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
         counter_id_1: int,
         counter_id_2: int,
     ) -> Tensor:
-        x_fp8_0, x_scale_0, x_largest_0 = fused.quantise_e4m3_512(x)
-        weight_fp8_0, weight_scale_0, weight_largest_0 = fused.quantise_e4m3_512(weight_0)
+        x_fp8_0, x_scale_0, x_scale_max_0 = fused.quantise_e4m3_512(x)
+        weight_fp8_0, weight_scale_0, weight_scale_max_0 = fused.quantise_e4m3_512(weight_0)
         y_0 = dispatch.scaled_mm(
             x_fp8_0, x_scale_0, weight_fp8_0, weight_scale_0, "rowwise", "rowwise", dtype, False, counter_id_0
         )
-        x_fp8_1, x_scale_1, x_largest_1, mean_0, rstd_0 = fused.add_layer_norm_silu_e4m3_256(
+        x_fp8_1, x_scale_1, x_scale_max_1, mean_0, rstd_0 = fused.add_layer_norm_silu_e4m3_256(
             y_0, bias_0, norm_weight_0, norm_bias_0
         )
-        weight_fp8_1, weight_scale_1, weight_largest_1 = fused.quantise_e4m3_256(weight_1)
+        weight_fp8_1, weight_scale_1, weight_scale_max_1 = fused.quantise_e4m3_256(weight_1)
         y_1 = dispatch.scaled_mm(
             x_fp8_1, x_scale_1, weight_fp8_1, weight_scale_1, "rowwise", "rowwise", dtype, False, counter_id_1
         )
-        x_fp8_2, x_scale_2, x_largest_2, mean_1, rstd_1 = fused.add_layer_norm_silu_e4m3_256(
+        x_fp8_2, x_scale_2, x_scale_max_2, mean_1, rstd_1 = fused.add_layer_norm_silu_e4m3_256(
             y_1, bias_1, norm_weight_1, norm_bias_1
         )
-        weight_fp8_2, weight_scale_2, weight_largest_2 = fused.quantise_e4m3_256(weight_2)
+        weight_fp8_2, weight_scale_2, weight_scale_max_2 = fused.quantise_e4m3_256(weight_2)
         y_2 = dispatch.scaled_mm(
             x_fp8_2, x_scale_2, weight_fp8_2, weight_scale_2, "rowwise", "rowwise", dtype, False, counter_id_2
         )
@@ -553,10 +540,10 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
         ctx.save_for_backward(
             x_fp8_0,
             x_scale_0,
-            x_largest_0,
+            x_scale_max_0,
             weight_fp8_0,
             weight_scale_0,
-            weight_largest_0,
+            weight_scale_max_0,
             y_0,
             bias_0,
             norm_weight_0,
@@ -565,10 +552,10 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
             rstd_0,
             x_fp8_1,
             x_scale_1,
-            x_largest_1,
+            x_scale_max_1,
             weight_fp8_1,
             weight_scale_1,
-            weight_largest_1,
+            weight_scale_max_1,
             y_1,
             bias_1,
             norm_weight_1,
@@ -577,10 +564,10 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
             rstd_1,
             x_fp8_2,
             x_scale_2,
-            x_largest_2,
+            x_scale_max_2,
             weight_fp8_2,
             weight_scale_2,
-            weight_largest_2,
+            weight_scale_max_2,
             y_2,
             bias_2,
             norm_weight_2,
@@ -598,10 +585,10 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
         (
             x_fp8_0,
             x_scale_0,
-            x_largest_0,
+            x_scale_max_0,
             weight_fp8_0,
             weight_scale_0,
-            weight_largest_0,
+            weight_scale_max_0,
             y_0,
             bias_0,
             norm_weight_0,
@@ -610,10 +597,10 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
             rstd_0,
             x_fp8_1,
             x_scale_1,
-            x_largest_1,
+            x_scale_max_1,
             weight_fp8_1,
             weight_scale_1,
-            weight_largest_1,
+            weight_scale_max_1,
             y_1,
             bias_1,
             norm_weight_1,
@@ -622,10 +609,10 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
             rstd_1,
             x_fp8_2,
             x_scale_2,
-            x_largest_2,
+            x_scale_max_2,
             weight_fp8_2,
             weight_scale_2,
-            weight_largest_2,
+            weight_scale_max_2,
             y_2,
             bias_2,
             norm_weight_2,
@@ -637,73 +624,69 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
         counter_id_0, counter_id_1, counter_id_2 = ctx.counter_ids
         dx = dweight_0 = dweight_1 = dweight_2 = None
         # Linear 2.
-        results = fused.add_layer_norm_silu_backward_e4m3_256(
-            grad, y_2, bias_2, norm_weight_2, norm_bias_2, mean_2, rstd_2
+        dy_fp8, dy_scale, dy_scale_max, norm_weight_2_sums, norm_bias_2_sums, bias_2_sums = (
+            fused.add_layer_norm_silu_backward_e4m3_256(grad, y_2, bias_2, norm_weight_2, norm_bias_2, mean_2, rstd_2)
         )
-        dy_fp8, dy_scale, dy_largest, norm_weight_2_sums, norm_bias_2_sums, bias_2_sums = results
         del grad
-        results = fused.requantize_transpose_3(
+        dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
             dy_fp8,
             dy_scale,
-            dy_largest,
+            dy_scale_max,
             x_fp8_2,
             x_scale_2,
-            x_largest_2,
+            x_scale_max_2,
             weight_fp8_2,
             weight_scale_2,
-            weight_largest_2,
+            weight_scale_max_2,
         )
-        dy_transposed, dy_spread, x_transposed, x_spread, weight_transposed, weight_spread = results
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_transposed, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_2 + 1
+            dy_fp8, dy_scale, weight_fp8_t, weight_scale_t, "rowwise", "rowwise", dtype, False, counter_id_2 + 1
         )
         if ctx.needs_input_grad[9]:
             dweight_2 = dispatch.scaled_mm(
-                dy_transposed,
-                dy_spread[:1],
-                x_transposed,
-                x_spread[:1],
+                dy_fp8_t,
+                dy_scale_t[:1],
+                x_fp8_t,
+                x_scale_t[:1],
                 "tensorwise",
                 "tensorwise",
                 weight_dtype_2,
                 False,
                 counter_id_2 + 2,
             )
-        del x_fp8_2, weight_fp8_2, y_2, dy_fp8, weight_transposed, dy_transposed, x_transposed
+        del x_fp8_2, weight_fp8_2, y_2, dy_fp8, weight_fp8_t, dy_fp8_t, x_fp8_t
         # Linear 1.
-        results = fused.add_layer_norm_silu_backward_e4m3_256(
-            grad, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1
+        dy_fp8, dy_scale, dy_scale_max, norm_weight_1_sums, norm_bias_1_sums, bias_1_sums = (
+            fused.add_layer_norm_silu_backward_e4m3_256(grad, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1)
         )
-        dy_fp8, dy_scale, dy_largest, norm_weight_1_sums, norm_bias_1_sums, bias_1_sums = results
         del grad
-        results = fused.requantize_transpose_3(
+        dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
             dy_fp8,
             dy_scale,
-            dy_largest,
+            dy_scale_max,
             x_fp8_1,
             x_scale_1,
-            x_largest_1,
+            x_scale_max_1,
             weight_fp8_1,
             weight_scale_1,
-            weight_largest_1,
+            weight_scale_max_1,
         )
-        dy_transposed, dy_spread, x_transposed, x_spread, weight_transposed, weight_spread = results
         grad = dispatch.scaled_mm(
-            dy_fp8, dy_scale, weight_transposed, weight_spread, "rowwise", "rowwise", dtype, False, counter_id_1 + 1
+            dy_fp8, dy_scale, weight_fp8_t, weight_scale_t, "rowwise", "rowwise", dtype, False, counter_id_1 + 1
         )
         if ctx.needs_input_grad[5]:
             dweight_1 = dispatch.scaled_mm(
-                dy_transposed,
-                dy_spread[:1],
-                x_transposed,
-                x_spread[:1],
+                dy_fp8_t,
+                dy_scale_t[:1],
+                x_fp8_t,
+                x_scale_t[:1],
                 "tensorwise",
                 "tensorwise",
                 weight_dtype_1,
                 False,
                 counter_id_1 + 2,
             )
-        del x_fp8_1, weight_fp8_1, y_1, dy_fp8, weight_transposed, dy_transposed, x_transposed
+        del x_fp8_1, weight_fp8_1, y_1, dy_fp8, weight_fp8_t, dy_fp8_t, x_fp8_t
         dbias_2, dnorm_weight_2, dnorm_bias_2, dbias_1, dnorm_weight_1, dnorm_bias_1 = fused.reduce_6(
             bias_2_sums,
             bias_2.dtype,
@@ -720,45 +703,35 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
         )
         del bias_2_sums, norm_weight_2_sums, norm_bias_2_sums, bias_1_sums, norm_weight_1_sums, norm_bias_1_sums
         # Linear 0.
-        results = fused.add_layer_norm_silu_backward_e4m3_256(
-            grad, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0
+        dy_fp8, dy_scale, dy_scale_max, norm_weight_0_sums, norm_bias_0_sums, bias_0_sums = (
+            fused.add_layer_norm_silu_backward_e4m3_256(grad, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0)
         )
-        dy_fp8, dy_scale, dy_largest, norm_weight_0_sums, norm_bias_0_sums, bias_0_sums = results
         del grad
         if ctx.needs_input_grad[0]:
-            results = fused.requantize_transpose_3(
+            dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
                 dy_fp8,
                 dy_scale,
-                dy_largest,
+                dy_scale_max,
                 x_fp8_0,
                 x_scale_0,
-                x_largest_0,
+                x_scale_max_0,
                 weight_fp8_0,
                 weight_scale_0,
-                weight_largest_0,
+                weight_scale_max_0,
             )
-            dy_transposed, dy_spread, x_transposed, x_spread, weight_transposed, weight_spread = results
             dx = dispatch.scaled_mm(
-                dy_fp8,
-                dy_scale,
-                weight_transposed,
-                weight_spread,
-                "rowwise",
-                "rowwise",
-                x_dtype,
-                False,
-                counter_id_0 + 1,
+                dy_fp8, dy_scale, weight_fp8_t, weight_scale_t, "rowwise", "rowwise", x_dtype, False, counter_id_0 + 1
             )
         else:
-            dy_transposed, dy_spread, x_transposed, x_spread = fused.requantize_transpose_2(
-                dy_fp8, dy_scale, dy_largest, x_fp8_0, x_scale_0, x_largest_0
+            dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t = fused.requantize_transpose_2(
+                dy_fp8, dy_scale, dy_scale_max, x_fp8_0, x_scale_0, x_scale_max_0
             )
         if ctx.needs_input_grad[1]:
             dweight_0 = dispatch.scaled_mm(
-                dy_transposed,
-                dy_spread[:1],
-                x_transposed,
-                x_spread[:1],
+                dy_fp8_t,
+                dy_scale_t[:1],
+                x_fp8_t,
+                x_scale_t[:1],
                 "tensorwise",
                 "tensorwise",
                 weight_dtype_0,
@@ -808,7 +781,7 @@ def linear_to_silu_3_linears_e4m3_512x256x256x256(
     counter_id_2: int,
 ) -> Tensor:
     """linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu: x (..., 512),
-    weight_0 (256, 512), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). GEMMs count under their ticks."""
+    weight_0 (256, 512), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). GEMMs count under their counter ids."""
     if x.numel() == 0:
         y = torch.nn.functional.linear(x, weight_0, bias_0)
         y = torch.nn.functional.layer_norm(y, (256,), norm_weight_0, norm_bias_0, 1e-05)
@@ -853,7 +826,7 @@ def linear_layer_norm_silu_13x64_frozen(
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     h = rows.to(dtype)
     y = torch.nn.functional.linear(h, weight.to(dtype))
-    out = fused.add_layer_norm_silu_64_unsaved(y, bias, norm_weight, norm_bias, dtype)
+    out = fused.add_layer_norm_silu_64_inference(y, bias, norm_weight, norm_bias, dtype)
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], 64)
 
 
@@ -897,11 +870,11 @@ def layer_norm_to_linear_3_linears_e4m3_128x256x256x256_frozen(
     if x.numel() == 0:
         return x.new_zeros((*x.shape[:-1], 256), dtype=dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    x_fp8_0, x_scale_0, _ = fused.layer_norm_e4m3_128_unsaved(rows, pre_norm_weight, pre_norm_bias)
+    x_fp8_0, x_scale_0, _ = fused.layer_norm_e4m3_128_inference(rows, pre_norm_weight, pre_norm_bias)
     y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, "rowwise", "rowwise", dtype, False, counter_id_0)
-    x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_0, bias_0, norm_weight_0, norm_bias_0)
+    x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_256_inference(y_0, bias_0, norm_weight_0, norm_bias_0)
     y_1 = dispatch.scaled_mm(x_fp8_1, x_scale_1, weight_1, scale_1, "rowwise", "rowwise", dtype, False, counter_id_1)
-    x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_1, bias_1, norm_weight_1, norm_bias_1)
+    x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_256_inference(y_1, bias_1, norm_weight_1, norm_bias_1)
     y_2 = dispatch.scaled_mm(
         x_fp8_2, x_scale_2, weight_2, scale_2, "rowwise", "rowwise", dtype, False, counter_id_2, bias_2.to(dtype)
     )
@@ -937,23 +910,23 @@ def linear_to_silu_3_linears_e4m3_512x256x256x256_frozen(
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     x_fp8_0, x_scale_0, _ = fused.quantise_e4m3_512(rows)
     y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, "rowwise", "rowwise", dtype, False, counter_id_0)
-    x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_0, bias_0, norm_weight_0, norm_bias_0)
+    x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_256_inference(y_0, bias_0, norm_weight_0, norm_bias_0)
     y_1 = dispatch.scaled_mm(x_fp8_1, x_scale_1, weight_1, scale_1, "rowwise", "rowwise", dtype, False, counter_id_1)
-    x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_256_unsaved(y_1, bias_1, norm_weight_1, norm_bias_1)
+    x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_256_inference(y_1, bias_1, norm_weight_1, norm_bias_1)
     y_2 = dispatch.scaled_mm(x_fp8_2, x_scale_2, weight_2, scale_2, "rowwise", "rowwise", dtype, False, counter_id_2)
-    out = fused.add_layer_norm_silu_256_unsaved(y_2, bias_2, norm_weight_2, norm_bias_2, dtype)
+    out = fused.add_layer_norm_silu_256_inference(y_2, bias_2, norm_weight_2, norm_bias_2, dtype)
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], 256)
 
 
-class MixX16x32ToX8X8Passing(torch.autograd.Function):
-    """All pairs of a sample's embeddings at low rank and weighted sums of them, and x itself for what adds it."""
+class FmInteractionX16x32ToX8X8Passing(torch.autograd.Function):
+    """All pairs of a sample's embeddings at low rank, and weighted sums of them; x itself for the sum that adds it."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, rank: Tensor, compress: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor]:
         samples = x.to(dtype)
-        products, compressed = fused.mix_16x32_to_8_8(samples, rank.to(dtype), compress.to(dtype))
+        products, compressed = fused.fm_interaction_16x32_to_8_8(samples, rank.to(dtype), compress.to(dtype))
         ctx.save_for_backward(samples, rank, compress)
         return products, compressed, x.view_as(x)
 
@@ -961,27 +934,27 @@ class MixX16x32ToX8X8Passing(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dproducts: Tensor, dcompressed: Tensor, passed: Tensor) -> tuple[Tensor | None, ...]:
         samples, rank, compress = ctx.saved_tensors
-        dx, drank_sums, dcompress_sums = fused.mix_backward_16x32_to_8_8_passed(
+        dx, drank_sums, dcompress_sums = fused.fm_interaction_backward_16x32_to_8_8_passed(
             dproducts, dcompressed, samples, rank.to(samples.dtype), compress.to(samples.dtype), passed
         )
         drank, dcompress = fused.reduce_2(drank_sums, rank.dtype, dcompress_sums, compress.dtype)
         return dx, drank.view(rank.shape), dcompress.view(compress.shape), None
 
 
-def mix_16x32_to_8_8_passing(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """x (B, 16, 32) -> x @ (x^T @ rank) (B, 16, 8), compress @ x (B, 8, 32), and x itself for what adds it."""
-    y: Any = MixX16x32ToX8X8Passing.apply(x, rank, compress, dispatch.output_dtype(x))
+def fm_interaction_16x32_to_8_8_passing(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x (B, 16, 32) -> x @ (x^T @ rank) (B, 16, 8), compress @ x (B, 8, 32), and x itself for the sum that adds it."""
+    y: Any = FmInteractionX16x32ToX8X8Passing.apply(x, rank, compress, dispatch.output_dtype(x))
     return y
 
 
-class JoinX2ResidualLayerNormX32(torch.autograd.Function):
+class ConcatNormX2ResidualLayerNormX32(torch.autograd.Function):
     """The layer_norm of 2 parts one after another plus the residual."""
 
     @staticmethod
     def forward(
         ctx: Any, part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
     ) -> Tensor:
-        out, mean, rstd = fused.join_2_residual_layer_norm_32(part_0, part_1, residual, weight, bias, dtype)
+        out, mean, rstd = fused.concat_norm_2_residual_layer_norm_32(part_0, part_1, residual, weight, bias, dtype)
         ctx.save_for_backward(part_0, part_1, residual, weight, bias, mean, rstd)
         return out
 
@@ -989,7 +962,7 @@ class JoinX2ResidualLayerNormX32(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         part_0, part_1, residual, weight, bias, mean, rstd = ctx.saved_tensors
-        dx, dweight_sums, dbias_sums = fused.join_2_residual_layer_norm_backward_32(
+        dx, dweight_sums, dbias_sums = fused.concat_norm_2_residual_layer_norm_backward_32(
             grad, part_0, part_1, residual, weight, mean, rstd
         )
         dweight, dbias = fused.reduce_2(dweight_sums, weight.dtype, dbias_sums, bias.dtype)
@@ -997,11 +970,11 @@ class JoinX2ResidualLayerNormX32(torch.autograd.Function):
         return dpart_0.to(part_0.dtype), dpart_1.to(part_1.dtype), dx.to(residual.dtype), dweight, dbias, None
 
 
-def join_2_residual_layer_norm_32(
+def concat_norm_2_residual_layer_norm_32(
     part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor
 ) -> Tensor:
     """part_0 (B, n_0, 32), part_1 (B, n_1, 32); residual and result (B, n, 32), n the sum of all rows."""
-    y: Any = JoinX2ResidualLayerNormX32.apply(
+    y: Any = ConcatNormX2ResidualLayerNormX32.apply(
         part_0, part_1, residual, weight, bias, dispatch.joined_dtype(part_0, part_1, residual)
     )
     return y

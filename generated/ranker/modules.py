@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "648208cc244bb8bdf525de91f8f392535e1d08363f483638f2c679d16f337444"
+STAMP = "1c6e209f7f3fa618eb38ac01f47366b3d82519b59638d93bf5cd22d3251862ec"
 
 
 class EmbedDense(dispatch.Bound):
@@ -76,7 +76,7 @@ class Layers(dispatch.Bound):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        matmul_1, matmul_2, x_passed = kernels.mix_16x32_to_8_8_passing(x, self.rank, self.compress)
+        matmul_1, matmul_2, x_passed = kernels.fm_interaction_16x32_to_8_8_passing(x, self.rank, self.compress)
         flatten = matmul_1.flatten(1)
         # from fmb_norm, fmb.0, fmb.1, fmb.2, fmb.3, fmb.4, fmb.5, fmb.6
         fmb_6 = kernels.layer_norm_to_linear_3_linears_e4m3_128x256x256x256(
@@ -99,7 +99,7 @@ class Layers(dispatch.Bound):
         )
         view = fmb_6.view(-1, 8, 32)
         # from norm
-        return kernels.join_2_residual_layer_norm_32(view, matmul_2, x_passed, self.norm.weight, self.norm.bias)
+        return kernels.concat_norm_2_residual_layer_norm_32(view, matmul_2, x_passed, self.norm.weight, self.norm.bias)
 
 
 class LayersFrozen(dispatch.Bound):
@@ -125,7 +125,7 @@ class LayersFrozen(dispatch.Bound):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        matmul_1, matmul_2, x_passed = kernels.mix_16x32_to_8_8_passing(x, self.rank, self.compress)
+        matmul_1, matmul_2, x_passed = kernels.fm_interaction_16x32_to_8_8_passing(x, self.rank, self.compress)
         flatten = matmul_1.flatten(1)
         # from fmb_norm, fmb.0, fmb.1, fmb.2, fmb.3, fmb.4, fmb.5, fmb.6
         fmb_6 = kernels.layer_norm_to_linear_3_linears_e4m3_128x256x256x256_frozen(
@@ -151,7 +151,7 @@ class LayersFrozen(dispatch.Bound):
         )
         view = fmb_6.view(-1, 8, 32)
         # from norm
-        return kernels.join_2_residual_layer_norm_32(view, matmul_2, x_passed, self.norm.weight, self.norm.bias)
+        return kernels.concat_norm_2_residual_layer_norm_32(view, matmul_2, x_passed, self.norm.weight, self.norm.bias)
 
 
 class Head(dispatch.Bound):

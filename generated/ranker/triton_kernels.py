@@ -13,15 +13,33 @@ from torch import Tensor
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "648208cc244bb8bdf525de91f8f392535e1d08363f483638f2c679d16f337444"
+STAMP = "1c6e209f7f3fa618eb38ac01f47366b3d82519b59638d93bf5cd22d3251862ec"
+
+
+@triton.jit
+def silu(z):
+    return z * tl.sigmoid(z)
+
+
+@triton.jit
+def silu_gradient(grad, z):
+    s = tl.sigmoid(z)
+    return grad * s * (1.0 + z * (1.0 - s))
+
+
+@triton.jit
+def e4m3_scale(amax):
+    """The smallest power of two that is not below amax / 448, and its reciprocal; 448 is 1.75 * 2**8."""
+    bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
+    return bits.to(tl.float32, bitcast=True), (0x7F000000 - bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["m"])
-def _add_backward_e4m3_256(grad_ptr, values_ptr, scale_ptr, largest_ptr, dadd_ptr, grad_stride, m):
+def _add_backward_e4m3_256(grad_ptr, values_ptr, scale_ptr, scale_max_ptr, dadd_ptr, grad_stride, m):
     """Gradient of addition -> e4m3 with one power-of-two scale a row for grad (m, 256)."""
     columns = tl.arange(0, 256)
     dadd = tl.zeros([4, 256], tl.float32)
-    largest = 0.0
+    scale_max = 0.0
     for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
         row = first + tl.arange(0, 4)
         valid = row < m
@@ -29,26 +47,24 @@ def _add_backward_e4m3_256(grad_ptr, values_ptr, scale_ptr, largest_ptr, dadd_pt
         grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
         grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         dadd += grad
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(grad) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(grad), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, grad * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = grad * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
-        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
+        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
     part = tl.program_id(0).to(tl.int64) * 256 + columns
     tl.store(dadd_ptr + part, tl.sum(dadd, 0))
-    tl.store(largest_ptr + tl.program_id(0), largest)
+    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
 def add_backward_e4m3_256(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradient of addition -> e4m3 with one power-of-two scale a row.
 
-    grad (M, 256) -> values (M, 256), scale (M, 1), largest (P,), dadd (P, 256).
+    grad (M, 256) -> values (M, 256), scale (M, 1), scale_max (P,), dadd (P, 256).
     """
     operators.check_rows(grad, 256)
     grad = operators.whole_rows(grad)
@@ -56,18 +72,18 @@ def add_backward_e4m3_256(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]
     programs = operators.programs(grad, rows=16, per_multiprocessor=8)
     values = grad.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = grad.new_empty((m, 1), dtype=torch.float32)
-    largest = grad.new_empty((programs,), dtype=torch.float32)
+    scale_max = grad.new_empty((programs,), dtype=torch.float32)
     dadd = grad.new_empty((programs, 256), dtype=torch.float32)
-    _add_backward_e4m3_256[(programs,)](grad, values, scale, largest, dadd, grad.stride(0), m, num_warps=2)
-    return values, scale, largest, dadd
+    _add_backward_e4m3_256[(programs,)](grad, values, scale, scale_max, dadd, grad.stride(0), m, num_warps=2)
+    return values, scale, scale_max, dadd
 
 
 @triton.jit(do_not_specialize=["m"])
-def _add_backward_e4m3_32(grad_ptr, values_ptr, scale_ptr, largest_ptr, dadd_ptr, grad_stride, m):
+def _add_backward_e4m3_32(grad_ptr, values_ptr, scale_ptr, scale_max_ptr, dadd_ptr, grad_stride, m):
     """Gradient of addition -> e4m3 with one power-of-two scale a row for grad (m, 32)."""
     columns = tl.arange(0, 32)
     dadd = tl.zeros([32, 32], tl.float32)
-    largest = 0.0
+    scale_max = 0.0
     for first in range(tl.program_id(0) * 32, m, tl.num_programs(0) * 32):
         row = first + tl.arange(0, 32)
         valid = row < m
@@ -75,26 +91,24 @@ def _add_backward_e4m3_32(grad_ptr, values_ptr, scale_ptr, largest_ptr, dadd_ptr
         grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
         grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
         dadd += grad
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(grad) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(grad), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, grad * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = grad * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
-        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
+        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
     part = tl.program_id(0).to(tl.int64) * 32 + columns
     tl.store(dadd_ptr + part, tl.sum(dadd, 0))
-    tl.store(largest_ptr + tl.program_id(0), largest)
+    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
 def add_backward_e4m3_32(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradient of addition -> e4m3 with one power-of-two scale a row.
 
-    grad (M, 32) -> values (M, 32), scale (M, 1), largest (P,), dadd (P, 32).
+    grad (M, 32) -> values (M, 32), scale (M, 1), scale_max (P,), dadd (P, 32).
     """
     operators.check_rows(grad, 32)
     grad = operators.whole_rows(grad)
@@ -102,10 +116,10 @@ def add_backward_e4m3_32(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     programs = operators.programs(grad, rows=128, per_multiprocessor=8)
     values = grad.new_empty((m, 32), dtype=torch.float8_e4m3fn)
     scale = grad.new_empty((m, 1), dtype=torch.float32)
-    largest = grad.new_empty((programs,), dtype=torch.float32)
+    scale_max = grad.new_empty((programs,), dtype=torch.float32)
     dadd = grad.new_empty((programs, 32), dtype=torch.float32)
-    _add_backward_e4m3_32[(programs,)](grad, values, scale, largest, dadd, grad.stride(0), m, num_warps=2)
-    return values, scale, largest, dadd
+    _add_backward_e4m3_32[(programs,)](grad, values, scale, scale_max, dadd, grad.stride(0), m, num_warps=2)
+    return values, scale, scale_max, dadd
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -128,7 +142,7 @@ def _add_layer_norm_silu_256(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, mean
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         tl.store(mean_ptr + row, mean, mask=valid)
         tl.store(rstd_ptr + row, rstd, mask=valid)
-        y = y * tl.sigmoid(y)
+        y = silu(y)
         tl.store(out_ptr + offsets, y, mask=valid[:, None])
 
 
@@ -153,7 +167,7 @@ def add_layer_norm_silu_256(
 
 
 @triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_256_unsaved(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, m):
+def _add_layer_norm_silu_256_inference(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, m):
     """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, 256)."""
     columns = tl.arange(0, 256)
     add = tl.load(add_ptr + columns).to(tl.float32)
@@ -170,11 +184,11 @@ def _add_layer_norm_silu_256_unsaved(x_ptr, add_ptr, weight_ptr, bias_ptr, out_p
         x = x - mean[:, None]
         rstd = tl.rsqrt(tl.sum(x * x, 1) / 256 + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        y = y * tl.sigmoid(y)
+        y = silu(y)
         tl.store(out_ptr + offsets, y, mask=valid[:, None])
 
 
-def add_layer_norm_silu_256_unsaved(
+def add_layer_norm_silu_256_inference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Addition -> LayerNorm (eps 1e-05) -> SiLU.
@@ -186,7 +200,7 @@ def add_layer_norm_silu_256_unsaved(
     m = x.shape[0]
     programs = operators.programs(x, rows=4, per_multiprocessor=16)
     out = x.new_empty((m, 256), dtype=x.dtype if dtype is None else dtype)
-    _add_layer_norm_silu_256_unsaved[(programs,)](
+    _add_layer_norm_silu_256_inference[(programs,)](
         x, add.contiguous(), weight.contiguous(), bias.contiguous(), out, x.stride(0), m, num_warps=1
     )
     return out
@@ -212,7 +226,7 @@ def _add_layer_norm_silu_64(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, mean_
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         tl.store(mean_ptr + row, mean, mask=valid)
         tl.store(rstd_ptr + row, rstd, mask=valid)
-        y = y * tl.sigmoid(y)
+        y = silu(y)
         tl.store(out_ptr + offsets, y, mask=valid[:, None])
 
 
@@ -237,7 +251,7 @@ def add_layer_norm_silu_64(
 
 
 @triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_64_unsaved(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, m):
+def _add_layer_norm_silu_64_inference(x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, m):
     """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, 64)."""
     columns = tl.arange(0, 64)
     add = tl.load(add_ptr + columns).to(tl.float32)
@@ -254,11 +268,11 @@ def _add_layer_norm_silu_64_unsaved(x_ptr, add_ptr, weight_ptr, bias_ptr, out_pt
         x = x - mean[:, None]
         rstd = tl.rsqrt(tl.sum(x * x, 1) / 64 + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        y = y * tl.sigmoid(y)
+        y = silu(y)
         tl.store(out_ptr + offsets, y, mask=valid[:, None])
 
 
-def add_layer_norm_silu_64_unsaved(
+def add_layer_norm_silu_64_inference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Addition -> LayerNorm (eps 1e-05) -> SiLU.
@@ -270,7 +284,7 @@ def add_layer_norm_silu_64_unsaved(
     m = x.shape[0]
     programs = operators.programs(x, rows=16, per_multiprocessor=16)
     out = x.new_empty((m, 64), dtype=x.dtype if dtype is None else dtype)
-    _add_layer_norm_silu_64_unsaved[(programs,)](
+    _add_layer_norm_silu_64_inference[(programs,)](
         x, add.contiguous(), weight.contiguous(), bias.contiguous(), out, x.stride(0), m, num_warps=1
     )
     return out
@@ -312,8 +326,7 @@ def _add_layer_norm_silu_backward_64(
         rstd = tl.load(rstd_ptr + row, mask=valid, other=0.0)
         n = (x - mean[:, None]) * rstd[:, None]
         z = n * weight[None, :] + bias[None, :]
-        s = tl.sigmoid(z)
-        dz = grad * s * (1.0 + z * (1.0 - s))
+        dz = silu_gradient(grad, z)
         dweight += dz * n
         dbias += dz
         dn = dz * weight[None, :]
@@ -375,7 +388,7 @@ def _add_layer_norm_silu_backward_e4m3_256(
     rstd_ptr,
     values_ptr,
     scale_ptr,
-    largest_ptr,
+    scale_max_ptr,
     dweight_ptr,
     dbias_ptr,
     dadd_ptr,
@@ -390,7 +403,7 @@ def _add_layer_norm_silu_backward_e4m3_256(
     dweight = tl.zeros([4, 256], tl.float32)
     dbias = tl.zeros([4, 256], tl.float32)
     dadd = tl.zeros([4, 256], tl.float32)
-    largest = 0.0
+    scale_max = 0.0
     for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
         row = first + tl.arange(0, 4)
         valid = row < m
@@ -403,8 +416,7 @@ def _add_layer_norm_silu_backward_e4m3_256(
         rstd = tl.load(rstd_ptr + row, mask=valid, other=0.0)
         n = (x - mean[:, None]) * rstd[:, None]
         z = n * weight[None, :] + bias[None, :]
-        s = tl.sigmoid(z)
-        dz = grad * s * (1.0 + z * (1.0 - s))
+        dz = silu_gradient(grad, z)
         dweight += dz * n
         dbias += dz
         dn = dz * weight[None, :]
@@ -412,22 +424,20 @@ def _add_layer_norm_silu_backward_e4m3_256(
         mean_dn_n = tl.sum(dn * n, 1) / 256
         dx = (dn - mean_dn[:, None] - n * mean_dn_n[:, None]) * rstd[:, None]
         dadd += dx
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(dx) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(dx), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, dx * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = dx * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
-        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
+        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
     part = tl.program_id(0).to(tl.int64) * 256 + columns
     tl.store(dweight_ptr + part, tl.sum(dweight, 0))
     tl.store(dbias_ptr + part, tl.sum(dbias, 0))
     tl.store(dadd_ptr + part, tl.sum(dadd, 0))
-    tl.store(largest_ptr + tl.program_id(0), largest)
+    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
 def add_layer_norm_silu_backward_e4m3_256(
@@ -436,7 +446,7 @@ def add_layer_norm_silu_backward_e4m3_256(
     """Gradient of addition, LayerNorm, SiLU -> e4m3 with one power-of-two scale a row.
 
     grad (M, 256), x (M, 256), add (256,), weight (256,), bias (256,), mean (M,), rstd (M,) -> values (M, 256), scale
-    (M, 1), largest (P,), dweight (P, 256), dbias (P, 256), dadd (P, 256).
+    (M, 1), scale_max (P,), dweight (P, 256), dbias (P, 256), dadd (P, 256).
     """
     operators.check_rows(grad, 256)
     operators.check_rows(x, 256, grad.shape[0])
@@ -445,7 +455,7 @@ def add_layer_norm_silu_backward_e4m3_256(
     programs = operators.programs(grad, rows=16, per_multiprocessor=8)
     values = grad.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = grad.new_empty((m, 1), dtype=torch.float32)
-    largest = grad.new_empty((programs,), dtype=torch.float32)
+    scale_max = grad.new_empty((programs,), dtype=torch.float32)
     dweight = grad.new_empty((programs, 256), dtype=torch.float32)
     dbias = grad.new_empty((programs, 256), dtype=torch.float32)
     dadd = grad.new_empty((programs, 256), dtype=torch.float32)
@@ -459,7 +469,7 @@ def add_layer_norm_silu_backward_e4m3_256(
         rstd,
         values,
         scale,
-        largest,
+        scale_max,
         dweight,
         dbias,
         dadd,
@@ -467,19 +477,19 @@ def add_layer_norm_silu_backward_e4m3_256(
         m,
         num_warps=2,
     )
-    return values, scale, largest, dweight, dbias, dadd
+    return values, scale, scale_max, dweight, dbias, dadd
 
 
 @triton.jit(do_not_specialize=["m"])
 def _add_layer_norm_silu_e4m3_256(
-    x_ptr, add_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, largest_ptr, mean_ptr, rstd_ptr, x_stride, m
+    x_ptr, add_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, mean_ptr, rstd_ptr, x_stride, m
 ):
     """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row of x (m, 256)."""
     columns = tl.arange(0, 256)
     add = tl.load(add_ptr + columns).to(tl.float32)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
-    largest = 0.0
+    scale_max = 0.0
     for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
         row = first + tl.arange(0, 4)
         valid = row < m
@@ -493,19 +503,17 @@ def _add_layer_norm_silu_e4m3_256(
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         tl.store(mean_ptr + row, mean, mask=valid)
         tl.store(rstd_ptr + row, rstd, mask=valid)
-        y = y * tl.sigmoid(y)
-        # Non-finite values have no say in the scale, and become NaN.
+        y = silu(y)
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(y) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, y * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = y * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
-        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(largest_ptr + tl.program_id(0), largest)
+        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
+    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
 def add_layer_norm_silu_e4m3_256(
@@ -513,7 +521,7 @@ def add_layer_norm_silu_e4m3_256(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row.
 
-    x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), largest (P,), mean (M,), rstd
+    x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), scale_max (P,), mean (M,), rstd
     (M,).
     """
     operators.check_rows(x, 256)
@@ -522,7 +530,7 @@ def add_layer_norm_silu_e4m3_256(
     programs = operators.programs(x, rows=4, per_multiprocessor=16)
     values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
     mean = x.new_empty((m,), dtype=torch.float32)
     rstd = x.new_empty((m,), dtype=torch.float32)
     _add_layer_norm_silu_e4m3_256[(programs,)](
@@ -532,26 +540,26 @@ def add_layer_norm_silu_e4m3_256(
         bias.contiguous(),
         values,
         scale,
-        largest,
+        scale_max,
         mean,
         rstd,
         x.stride(0),
         m,
         num_warps=1,
     )
-    return values, scale, largest, mean, rstd
+    return values, scale, scale_max, mean, rstd
 
 
 @triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_e4m3_256_unsaved(
-    x_ptr, add_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m
+def _add_layer_norm_silu_e4m3_256_inference(
+    x_ptr, add_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m
 ):
     """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row of x (m, 256)."""
     columns = tl.arange(0, 256)
     add = tl.load(add_ptr + columns).to(tl.float32)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
-    largest = 0.0
+    scale_max = 0.0
     for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
         row = first + tl.arange(0, 4)
         valid = row < m
@@ -563,27 +571,25 @@ def _add_layer_norm_silu_e4m3_256_unsaved(
         x = x - mean[:, None]
         rstd = tl.rsqrt(tl.sum(x * x, 1) / 256 + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        y = y * tl.sigmoid(y)
-        # Non-finite values have no say in the scale, and become NaN.
+        y = silu(y)
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(y) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, y * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = y * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
-        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(largest_ptr + tl.program_id(0), largest)
+        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
+    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-def add_layer_norm_silu_e4m3_256_unsaved(
+def add_layer_norm_silu_e4m3_256_inference(
     x: Tensor, add: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row.
 
-    x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), largest (P,).
+    x (M, 256), add (256,), weight (256,), bias (256,) -> values (M, 256), scale (M, 1), scale_max (P,).
     """
     operators.check_rows(x, 256)
     x = operators.whole_rows(x)
@@ -591,18 +597,27 @@ def add_layer_norm_silu_e4m3_256_unsaved(
     programs = operators.programs(x, rows=4, per_multiprocessor=16)
     values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    _add_layer_norm_silu_e4m3_256_unsaved[(programs,)](
-        x, add.contiguous(), weight.contiguous(), bias.contiguous(), values, scale, largest, x.stride(0), m, num_warps=1
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    _add_layer_norm_silu_e4m3_256_inference[(programs,)](
+        x,
+        add.contiguous(),
+        weight.contiguous(),
+        bias.contiguous(),
+        values,
+        scale,
+        scale_max,
+        x.stride(0),
+        m,
+        num_warps=1,
     )
-    return values, scale, largest
+    return values, scale, scale_max
 
 
 @triton.jit(do_not_specialize=["m"])
-def _join_2_residual_layer_norm_32(
+def _concat_norm_2_residual_layer_norm_32(
     part_0_ptr, part_1_ptr, residual_ptr, weight_ptr, bias_ptr, out_ptr, mean_ptr, rstd_ptr, n_0, n_1, n, m
 ):
-    """2 parts joined, a residual added -> LayerNorm (eps 1e-05): rows (m, 32), n of them a sample."""
+    """2 parts concatenated, a residual added -> LayerNorm (eps 1e-05): rows (m, 32), n of them a sample."""
     columns = tl.arange(0, 32)[None, :]
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
@@ -629,10 +644,10 @@ def _join_2_residual_layer_norm_32(
         tl.store(out_ptr + offsets, y, mask=mask)
 
 
-def join_2_residual_layer_norm_32(
+def concat_norm_2_residual_layer_norm_32(
     part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """2 parts joined, a residual added -> LayerNorm (eps 1e-05).
+    """2 parts concatenated, a residual added -> LayerNorm (eps 1e-05).
 
     part_0 (B, n_0, 32), part_1 (B, n_1, 32), residual (B, n, 32), weight (32,), bias (32,) -> out (B, n, 32), mean (B *
     n,), rstd (B * n,).
@@ -644,7 +659,7 @@ def join_2_residual_layer_norm_32(
     out = part_0.new_empty(shape, dtype=dtype)
     mean = part_0.new_empty((m,), dtype=torch.float32)
     rstd = part_0.new_empty((m,), dtype=torch.float32)
-    _join_2_residual_layer_norm_32[(programs,)](
+    _concat_norm_2_residual_layer_norm_32[(programs,)](
         part_0.contiguous(),
         part_1.contiguous(),
         residual.contiguous(),
@@ -663,7 +678,7 @@ def join_2_residual_layer_norm_32(
 
 
 @triton.jit(do_not_specialize=["m"])
-def _join_2_residual_layer_norm_backward_32(
+def _concat_norm_2_residual_layer_norm_backward_32(
     grad_ptr,
     part_0_ptr,
     part_1_ptr,
@@ -679,7 +694,7 @@ def _join_2_residual_layer_norm_backward_32(
     n,
     m,
 ):
-    """Gradient of 2 parts joined, a residual added -> LayerNorm: rows (m, 32), n of them a sample."""
+    """Gradient of 2 parts concatenated, a residual added -> LayerNorm: rows (m, 32), n of them a sample."""
     columns = tl.arange(0, 32)[None, :]
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     dweight = tl.zeros([64, 32], tl.float32)
@@ -714,10 +729,10 @@ def _join_2_residual_layer_norm_backward_32(
     tl.store(dbias_ptr + total, tl.sum(dbias, 0))
 
 
-def join_2_residual_layer_norm_backward_32(
+def concat_norm_2_residual_layer_norm_backward_32(
     grad: Tensor, part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient of 2 parts joined, a residual added -> LayerNorm.
+    """Gradient of 2 parts concatenated, a residual added -> LayerNorm.
 
     grad (B, n, 32), part_0 (B, n_0, 32), part_1 (B, n_1, 32), residual (B, n, 32), weight (32,), mean (B * n,), rstd (B
     * n,) -> dx (B, n, 32), dweight (P, 32), dbias (P, 32).
@@ -729,7 +744,7 @@ def join_2_residual_layer_norm_backward_32(
     dx = part_0.new_empty(shape, dtype=torch.promote_types(part_0.dtype, residual.dtype))
     dweight = part_0.new_empty((programs, 32), dtype=torch.float32)
     dbias = part_0.new_empty((programs, 32), dtype=torch.float32)
-    _join_2_residual_layer_norm_backward_32[(programs,)](
+    _concat_norm_2_residual_layer_norm_backward_32[(programs,)](
         grad.contiguous(),
         part_0.contiguous(),
         part_1.contiguous(),
@@ -747,6 +762,130 @@ def join_2_residual_layer_norm_backward_32(
         num_warps=2,
     )
     return dx, dweight, dbias
+
+
+@triton.jit(do_not_specialize=["batch"])
+def _fm_interaction_16x32_to_8_8(x_ptr, rank_ptr, compress_ptr, products_ptr, compressed_ptr, batch):
+    """Pairwise products at rank 8 and 8 weighted sums: x (batch, 16, 32)."""
+    n, d = tl.arange(0, 16), tl.arange(0, 32)
+    r = tl.arange(0, 16)
+    r_in = r < 8
+    rank_t = tl.load(rank_ptr + n[None, :] * 8 + r[:, None], mask=r_in[:, None], other=0.0)
+    c = tl.arange(0, 16)
+    c_in = c < 8
+    compress = tl.load(compress_ptr + c[:, None] * 16 + n[None, :], mask=c_in[:, None], other=0.0)
+    for index in tl.range(tl.program_id(0), batch, tl.num_programs(0), num_stages=3):
+        sample = tl.cast(index, tl.int64)
+        x_at = sample * 512 + n[:, None] * 32 + d[None, :]
+        x = tl.load(x_ptr + x_at)
+        inner = tl.dot(rank_t, x).to(x.dtype)  # (x^T @ rank)^T
+        products = tl.dot(x, tl.trans(inner))
+        products_at = products_ptr + sample * 128 + n[:, None] * 8 + r[None, :]
+        tl.store(products_at, products, mask=r_in[None, :])
+        compressed = tl.dot(compress, x)
+        compressed_at = compressed_ptr + sample * 256 + c[:, None] * 32 + d[None, :]
+        tl.store(compressed_at, compressed, mask=c_in[:, None])
+
+
+def fm_interaction_16x32_to_8_8(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor]:
+    """Pairwise products at rank 8 and 8 weighted sums.
+
+    x (B, 16, 32), rank (16, 8), compress (8, 16) -> products (B, 16, 8), compressed (B, 8, 32).
+    """
+    operators.check_sample(x, 16, 32)
+    if x.dtype.itemsize != 2:  # tensor cores take 16 bits; more is for torch's own products
+        return fm_reference.fm_forward(x, rank, compress)
+    programs = operators.programs(x, rows=1, per_multiprocessor=2)
+    products = x.new_empty((x.shape[0], 16, 8))
+    compressed = x.new_empty((x.shape[0], 8, 32))
+    _fm_interaction_16x32_to_8_8[(programs,)](
+        x.contiguous(), rank.contiguous(), compress.contiguous(), products, compressed, x.shape[0], num_warps=4
+    )
+    return products, compressed
+
+
+@triton.jit(do_not_specialize=["batch"])
+def _fm_interaction_backward_16x32_to_8_8_passed(
+    dproducts_ptr,
+    dcompressed_ptr,
+    x_ptr,
+    rank_ptr,
+    compress_ptr,
+    passed_ptr,
+    dx_ptr,
+    drank_ptr,
+    dcompress_ptr,
+    dcompressed_stride,
+    passed_stride,
+    batch,
+):
+    """Gradients of pairwise products at rank 8 and 8 weighted sums, of x (batch, 16, 32); 32 columns at a step."""
+    n, r = tl.arange(0, 16), tl.arange(0, 16)
+    r_in = r < 8
+    rank = tl.load(rank_ptr + n[:, None] * 8 + r[None, :], mask=r_in[None, :], other=0.0)
+    drank = tl.zeros([16, 16], tl.float32)
+    c = tl.arange(0, 16)
+    c_in = c < 8
+    compress = tl.load(compress_ptr + c[:, None] * 16 + n[None, :], mask=c_in[:, None], other=0.0)
+    dcompress = tl.zeros([16, 16], tl.float32)
+    steps = batch
+    for step in tl.range(tl.program_id(0), steps, tl.num_programs(0), num_stages=3):
+        sample = tl.cast(step, tl.int64)
+        d = tl.arange(0, 32)
+        x_at = sample * 512 + n[:, None] * 32 + d[None, :]
+        x = tl.load(x_ptr + x_at)
+        dproducts_at = dproducts_ptr + sample * 128 + n[:, None] * 8 + r[None, :]
+        dproducts = tl.load(dproducts_at, mask=r_in[None, :], other=0.0)
+        passed_at = passed_ptr + sample * passed_stride + n[:, None] * 32 + d[None, :]
+        passed = tl.load(passed_at)
+        inner = tl.dot(tl.trans(rank), x).to(x.dtype)
+        dinner = tl.dot(tl.trans(dproducts), x).to(x.dtype)
+        dx = tl.dot(dproducts, inner, passed.to(tl.float32))
+        dx = tl.dot(rank, dinner, dx)
+        dcompressed_at = dcompressed_ptr + sample * dcompressed_stride + c[:, None] * 32 + d[None, :]
+        dcompressed = tl.load(dcompressed_at, mask=c_in[:, None], other=0.0)
+        dx = tl.dot(tl.trans(compress), dcompressed, dx)
+        dcompress = tl.dot(dcompressed, tl.trans(x), dcompress)
+        drank = tl.dot(x, tl.trans(dinner), drank)
+        tl.store(dx_ptr + x_at, dx)
+    part = tl.program_id(0)
+    tl.store(drank_ptr + part * 128 + n[:, None] * 8 + r[None, :], drank, mask=r_in[None, :])
+    tl.store(dcompress_ptr + part * 128 + c[:, None] * 16 + n[None, :], dcompress, mask=c_in[:, None])
+
+
+def fm_interaction_backward_16x32_to_8_8_passed(
+    dproducts: Tensor, dcompressed: Tensor, x: Tensor, rank: Tensor, compress: Tensor, passed: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of pairwise products at rank 8 and 8 weighted sums.
+
+    dproducts (B, 16, 8), dcompressed (B, 8, 32), x (B, 16, 32), rank (16, 8), compress (8, 16), passed (B, 16, 32) ->
+    dx (B, 16, 32), drank (P, 16 * 8), dcompress (P, 8 * 16).
+    """
+    operators.check_sample(x, 16, 32)
+    if x.dtype.itemsize != 2:  # tensor cores take 16 bits; more is for torch's own products
+        return fm_reference.fm_backward(dproducts, dcompressed, x, rank, compress, passed)
+    dcompressed = operators.whole_samples(dcompressed)
+    passed = operators.whole_samples(passed)
+    programs = operators.programs(x, rows=1, per_multiprocessor=2) if x.dtype.itemsize == 2 else 1
+    dx = x.new_empty((x.shape[0], 16, 32), dtype=passed.dtype)
+    drank = x.new_empty((programs, 128), dtype=torch.float32)
+    dcompress = x.new_empty((programs, 128), dtype=torch.float32)
+    _fm_interaction_backward_16x32_to_8_8_passed[(programs,)](
+        dproducts.contiguous(),
+        dcompressed,
+        x.contiguous(),
+        rank.contiguous(),
+        compress.contiguous(),
+        passed,
+        dx,
+        drank,
+        dcompress,
+        dcompressed.stride(0),
+        passed.stride(0),
+        x.shape[0],
+        num_warps=4,
+    )
+    return dx, drank, dcompress
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -803,13 +942,13 @@ def layer_norm_backward_128(
 
 @triton.jit(do_not_specialize=["m"])
 def _layer_norm_e4m3_128(
-    x_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, largest_ptr, mean_ptr, rstd_ptr, x_stride, m
+    x_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, mean_ptr, rstd_ptr, x_stride, m
 ):
     """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row of x (m, 128)."""
     columns = tl.arange(0, 128)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
-    largest = 0.0
+    scale_max = 0.0
     for first in range(tl.program_id(0) * 8, m, tl.num_programs(0) * 8):
         row = first + tl.arange(0, 8)
         valid = row < m
@@ -822,24 +961,22 @@ def _layer_norm_e4m3_128(
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
         tl.store(mean_ptr + row, mean, mask=valid)
         tl.store(rstd_ptr + row, rstd, mask=valid)
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(y) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, y * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = y * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
-        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(largest_ptr + tl.program_id(0), largest)
+        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
+    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
 def layer_norm_e4m3_128(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
 
-    x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), largest (P,), mean (M,), rstd (M,).
+    x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), scale_max (P,), mean (M,), rstd (M,).
     """
     operators.check_rows(x, 128)
     x = operators.whole_rows(x)
@@ -847,22 +984,22 @@ def layer_norm_e4m3_128(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor
     programs = operators.programs(x, rows=8, per_multiprocessor=16)
     values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
     mean = x.new_empty((m,), dtype=torch.float32)
     rstd = x.new_empty((m,), dtype=torch.float32)
     _layer_norm_e4m3_128[(programs,)](
-        x, weight.contiguous(), bias.contiguous(), values, scale, largest, mean, rstd, x.stride(0), m, num_warps=1
+        x, weight.contiguous(), bias.contiguous(), values, scale, scale_max, mean, rstd, x.stride(0), m, num_warps=1
     )
-    return values, scale, largest, mean, rstd
+    return values, scale, scale_max, mean, rstd
 
 
 @triton.jit(do_not_specialize=["m"])
-def _layer_norm_e4m3_128_unsaved(x_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
+def _layer_norm_e4m3_128_inference(x_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
     """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row of x (m, 128)."""
     columns = tl.arange(0, 128)
     weight = tl.load(weight_ptr + columns).to(tl.float32)
     bias = tl.load(bias_ptr + columns).to(tl.float32)
-    largest = 0.0
+    scale_max = 0.0
     for first in range(tl.program_id(0) * 8, m, tl.num_programs(0) * 8):
         row = first + tl.arange(0, 8)
         valid = row < m
@@ -873,24 +1010,22 @@ def _layer_norm_e4m3_128_unsaved(x_ptr, weight_ptr, bias_ptr, values_ptr, scale_
         x = x - mean[:, None]
         rstd = tl.rsqrt(tl.sum(x * x, 1) / 128 + 1e-05)
         y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(y) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(y), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, y * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = y * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
-        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(largest_ptr + tl.program_id(0), largest)
+        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
+    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
-def layer_norm_e4m3_128_unsaved(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def layer_norm_e4m3_128_inference(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
 
-    x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), largest (P,).
+    x (M, 128), weight (128,), bias (128,) -> values (M, 128), scale (M, 1), scale_max (P,).
     """
     operators.check_rows(x, 128)
     x = operators.whole_rows(x)
@@ -898,166 +1033,40 @@ def layer_norm_e4m3_128_unsaved(x: Tensor, weight: Tensor, bias: Tensor) -> tupl
     programs = operators.programs(x, rows=8, per_multiprocessor=16)
     values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    _layer_norm_e4m3_128_unsaved[(programs,)](
-        x, weight.contiguous(), bias.contiguous(), values, scale, largest, x.stride(0), m, num_warps=1
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    _layer_norm_e4m3_128_inference[(programs,)](
+        x, weight.contiguous(), bias.contiguous(), values, scale, scale_max, x.stride(0), m, num_warps=1
     )
-    return values, scale, largest
-
-
-@triton.jit(do_not_specialize=["batch"])
-def _mix_16x32_to_8_8(x_ptr, rank_ptr, compress_ptr, products_ptr, compressed_ptr, batch):
-    """Pairwise products at rank 8 and 8 weighted sums: x (batch, 16, 32)."""
-    n, d = tl.arange(0, 16), tl.arange(0, 32)
-    r = tl.arange(0, 16)
-    r_in = r < 8
-    rank_t = tl.load(rank_ptr + n[None, :] * 8 + r[:, None], mask=r_in[:, None], other=0.0)
-    c = tl.arange(0, 16)
-    c_in = c < 8
-    compress = tl.load(compress_ptr + c[:, None] * 16 + n[None, :], mask=c_in[:, None], other=0.0)
-    for index in tl.range(tl.program_id(0), batch, tl.num_programs(0), num_stages=3):
-        sample = tl.cast(index, tl.int64)
-        x_at = sample * 512 + n[:, None] * 32 + d[None, :]
-        x = tl.load(x_ptr + x_at)
-        inner = tl.dot(rank_t, x).to(x.dtype)  # (x^T @ rank)^T
-        products = tl.dot(x, tl.trans(inner))
-        products_at = products_ptr + sample * 128 + n[:, None] * 8 + r[None, :]
-        tl.store(products_at, products, mask=r_in[None, :])
-        compressed = tl.dot(compress, x)
-        compressed_at = compressed_ptr + sample * 256 + c[:, None] * 32 + d[None, :]
-        tl.store(compressed_at, compressed, mask=c_in[:, None])
-
-
-def mix_16x32_to_8_8(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairwise products at rank 8 and 8 weighted sums.
-
-    x (B, 16, 32), rank (16, 8), compress (8, 16) -> products (B, 16, 8), compressed (B, 8, 32).
-    """
-    operators.check_sample(x, 16, 32)
-    if x.dtype.itemsize != 2:  # tensor cores take 16 bits; more is for torch's own products
-        return fm_reference.fm_forward(x, rank, compress)
-    programs = operators.programs(x, rows=1, per_multiprocessor=2)
-    products = x.new_empty((x.shape[0], 16, 8))
-    compressed = x.new_empty((x.shape[0], 8, 32))
-    _mix_16x32_to_8_8[(programs,)](
-        x.contiguous(), rank.contiguous(), compress.contiguous(), products, compressed, x.shape[0], num_warps=4
-    )
-    return products, compressed
-
-
-@triton.jit(do_not_specialize=["batch"])
-def _mix_backward_16x32_to_8_8_passed(
-    dproducts_ptr,
-    dcompressed_ptr,
-    x_ptr,
-    rank_ptr,
-    compress_ptr,
-    passed_ptr,
-    dx_ptr,
-    drank_ptr,
-    dcompress_ptr,
-    dcompressed_stride,
-    passed_stride,
-    batch,
-):
-    """Gradients of pairwise products at rank 8 and 8 weighted sums, of x (batch, 16, 32); 32 columns at a step."""
-    n, r = tl.arange(0, 16), tl.arange(0, 16)
-    r_in = r < 8
-    rank = tl.load(rank_ptr + n[:, None] * 8 + r[None, :], mask=r_in[None, :], other=0.0)
-    drank = tl.zeros([16, 16], tl.float32)
-    c = tl.arange(0, 16)
-    c_in = c < 8
-    compress = tl.load(compress_ptr + c[:, None] * 16 + n[None, :], mask=c_in[:, None], other=0.0)
-    dcompress = tl.zeros([16, 16], tl.float32)
-    steps = batch
-    for step in tl.range(tl.program_id(0), steps, tl.num_programs(0), num_stages=3):
-        sample = tl.cast(step, tl.int64)
-        d = tl.arange(0, 32)
-        x_at = sample * 512 + n[:, None] * 32 + d[None, :]
-        x = tl.load(x_ptr + x_at)
-        dproducts_at = dproducts_ptr + sample * 128 + n[:, None] * 8 + r[None, :]
-        dproducts = tl.load(dproducts_at, mask=r_in[None, :], other=0.0)
-        passed_at = passed_ptr + sample * passed_stride + n[:, None] * 32 + d[None, :]
-        passed = tl.load(passed_at)
-        inner = tl.dot(tl.trans(rank), x).to(x.dtype)
-        dinner = tl.dot(tl.trans(dproducts), x).to(x.dtype)
-        dx = tl.dot(dproducts, inner, passed.to(tl.float32))
-        dx = tl.dot(rank, dinner, dx)
-        dcompressed_at = dcompressed_ptr + sample * dcompressed_stride + c[:, None] * 32 + d[None, :]
-        dcompressed = tl.load(dcompressed_at, mask=c_in[:, None], other=0.0)
-        dx = tl.dot(tl.trans(compress), dcompressed, dx)
-        dcompress = tl.dot(dcompressed, tl.trans(x), dcompress)
-        drank = tl.dot(x, tl.trans(dinner), drank)
-        tl.store(dx_ptr + x_at, dx)
-    part = tl.program_id(0)
-    tl.store(drank_ptr + part * 128 + n[:, None] * 8 + r[None, :], drank, mask=r_in[None, :])
-    tl.store(dcompress_ptr + part * 128 + c[:, None] * 16 + n[None, :], dcompress, mask=c_in[:, None])
-
-
-def mix_backward_16x32_to_8_8_passed(
-    dproducts: Tensor, dcompressed: Tensor, x: Tensor, rank: Tensor, compress: Tensor, passed: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of pairwise products at rank 8 and 8 weighted sums.
-
-    dproducts (B, 16, 8), dcompressed (B, 8, 32), x (B, 16, 32), rank (16, 8), compress (8, 16), passed (B, 16, 32) ->
-    dx (B, 16, 32), drank (P, 16 * 8), dcompress (P, 8 * 16).
-    """
-    operators.check_sample(x, 16, 32)
-    if x.dtype.itemsize != 2:  # tensor cores take 16 bits; more is for torch's own products
-        return fm_reference.fm_backward(dproducts, dcompressed, x, rank, compress, passed)
-    dcompressed = operators.whole_samples(dcompressed)
-    passed = operators.whole_samples(passed)
-    programs = operators.programs(x, rows=1, per_multiprocessor=2) if x.dtype.itemsize == 2 else 1
-    dx = x.new_empty((x.shape[0], 16, 32), dtype=passed.dtype)
-    drank = x.new_empty((programs, 128), dtype=torch.float32)
-    dcompress = x.new_empty((programs, 128), dtype=torch.float32)
-    _mix_backward_16x32_to_8_8_passed[(programs,)](
-        dproducts.contiguous(),
-        dcompressed,
-        x.contiguous(),
-        rank.contiguous(),
-        compress.contiguous(),
-        passed,
-        dx,
-        drank,
-        dcompress,
-        dcompressed.stride(0),
-        passed.stride(0),
-        x.shape[0],
-        num_warps=4,
-    )
-    return dx, drank, dcompress
+    return values, scale, scale_max
 
 
 @triton.jit(do_not_specialize=["m"])
-def _quantise_e4m3_128(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
+def _quantise_e4m3_128(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
     """To e4m3 with one power-of-two scale a row of x (m, 128)."""
     columns = tl.arange(0, 128)
-    largest = 0.0
+    scale_max = 0.0
     for first in range(tl.program_id(0) * 8, m, tl.num_programs(0) * 8):
         row = first + tl.arange(0, 8)
         valid = row < m
         offsets = row[:, None].to(tl.int64) * 128 + columns[None, :]
         x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
         x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(x) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, x * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = x * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
-        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(largest_ptr + tl.program_id(0), largest)
+        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
+    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
 def quantise_e4m3_128(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """To e4m3 with one power-of-two scale a row.
 
-    x (M, 128) -> values (M, 128), scale (M, 1), largest (P,).
+    x (M, 128) -> values (M, 128), scale (M, 1), scale_max (P,).
     """
     operators.check_rows(x, 128)
     x = operators.whole_rows(x)
@@ -1065,40 +1074,38 @@ def quantise_e4m3_128(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     programs = operators.programs(x, rows=8, per_multiprocessor=16)
     values = x.new_empty((m, 128), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    _quantise_e4m3_128[(programs,)](x, values, scale, largest, x.stride(0), m, num_warps=1)
-    return values, scale, largest
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    _quantise_e4m3_128[(programs,)](x, values, scale, scale_max, x.stride(0), m, num_warps=1)
+    return values, scale, scale_max
 
 
 @triton.jit(do_not_specialize=["m"])
-def _quantise_e4m3_256(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
+def _quantise_e4m3_256(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
     """To e4m3 with one power-of-two scale a row of x (m, 256)."""
     columns = tl.arange(0, 256)
-    largest = 0.0
+    scale_max = 0.0
     for first in range(tl.program_id(0) * 4, m, tl.num_programs(0) * 4):
         row = first + tl.arange(0, 4)
         valid = row < m
         offsets = row[:, None].to(tl.int64) * 256 + columns[None, :]
         x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
         x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(x) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, x * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = x * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
-        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(largest_ptr + tl.program_id(0), largest)
+        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
+    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
 def quantise_e4m3_256(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """To e4m3 with one power-of-two scale a row.
 
-    x (M, 256) -> values (M, 256), scale (M, 1), largest (P,).
+    x (M, 256) -> values (M, 256), scale (M, 1), scale_max (P,).
     """
     operators.check_rows(x, 256)
     x = operators.whole_rows(x)
@@ -1106,38 +1113,36 @@ def quantise_e4m3_256(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     programs = operators.programs(x, rows=4, per_multiprocessor=16)
     values = x.new_empty((m, 256), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    _quantise_e4m3_256[(programs,)](x, values, scale, largest, x.stride(0), m, num_warps=1)
-    return values, scale, largest
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    _quantise_e4m3_256[(programs,)](x, values, scale, scale_max, x.stride(0), m, num_warps=1)
+    return values, scale, scale_max
 
 
 @triton.jit(do_not_specialize=["m"])
-def _quantise_e4m3_512(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
+def _quantise_e4m3_512(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
     """To e4m3 with one power-of-two scale a row of x (m, 512)."""
     columns = tl.arange(0, 512)
-    largest = 0.0
+    scale_max = 0.0
     for row in range(tl.program_id(0), m, tl.num_programs(0)):
         offsets = tl.cast(row, tl.int64) * 512 + columns
         x_offsets = tl.cast(row, tl.int64) * x_stride + columns
         x = tl.load(x_ptr + x_offsets).to(tl.float32)
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(x) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 0), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, x * reciprocal, float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = x * reciprocal
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv))
         tl.store(scale_ptr + row, scale)
-        largest = tl.maximum(largest, scale)
-    tl.store(largest_ptr + tl.program_id(0), largest)
+        scale_max = tl.maximum(scale_max, scale)
+    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
 def quantise_e4m3_512(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """To e4m3 with one power-of-two scale a row.
 
-    x (M, 512) -> values (M, 512), scale (M, 1), largest (P,).
+    x (M, 512) -> values (M, 512), scale (M, 1), scale_max (P,).
     """
     operators.check_rows(x, 512)
     x = operators.whole_rows(x)
@@ -1145,40 +1150,38 @@ def quantise_e4m3_512(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     programs = operators.programs(x, rows=1, per_multiprocessor=32)
     values = x.new_empty((m, 512), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    _quantise_e4m3_512[(programs,)](x, values, scale, largest, x.stride(0), m, num_warps=1)
-    return values, scale, largest
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    _quantise_e4m3_512[(programs,)](x, values, scale, scale_max, x.stride(0), m, num_warps=1)
+    return values, scale, scale_max
 
 
 @triton.jit(do_not_specialize=["m"])
-def _quantise_e4m3_64(x_ptr, values_ptr, scale_ptr, largest_ptr, x_stride, m):
+def _quantise_e4m3_64(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m):
     """To e4m3 with one power-of-two scale a row of x (m, 64)."""
     columns = tl.arange(0, 64)
-    largest = 0.0
+    scale_max = 0.0
     for first in range(tl.program_id(0) * 16, m, tl.num_programs(0) * 16):
         row = first + tl.arange(0, 16)
         valid = row < m
         offsets = row[:, None].to(tl.int64) * 64 + columns[None, :]
         x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
         x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        # Non-finite values have no say in the scale, and become NaN.
+        # Non-finite values are ignored when the scale is computed, and become NaN.
         finite = tl.abs(x) < float("inf")
         amax = tl.maximum(tl.max(tl.where(finite, tl.abs(x), 0.0), 1), 7.888609052210118e-31)  # 2**-100
-        # The smallest power of two that is not below amax / 448, from the bits of amax: 448 is 1.75 * 2**8.
-        bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
-        scale = bits.to(tl.float32, bitcast=True)
-        reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        values = tl.where(finite, x * reciprocal[:, None], float("nan"))
+        scale, reciprocal = e4m3_scale(amax)
+        values = x * reciprocal[:, None]
+        values = tl.where(finite, values, float("nan"))
         tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
         tl.store(scale_ptr + row, scale, mask=valid)
-        largest = tl.maximum(largest, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(largest_ptr + tl.program_id(0), largest)
+        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
+    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
 
 
 def quantise_e4m3_64(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """To e4m3 with one power-of-two scale a row.
 
-    x (M, 64) -> values (M, 64), scale (M, 1), largest (P,).
+    x (M, 64) -> values (M, 64), scale (M, 1), scale_max (P,).
     """
     operators.check_rows(x, 64)
     x = operators.whole_rows(x)
@@ -1186,13 +1189,13 @@ def quantise_e4m3_64(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     programs = operators.programs(x, rows=16, per_multiprocessor=16)
     values = x.new_empty((m, 64), dtype=torch.float8_e4m3fn)
     scale = x.new_empty((m, 1), dtype=torch.float32)
-    largest = x.new_empty((programs,), dtype=torch.float32)
-    _quantise_e4m3_64[(programs,)](x, values, scale, largest, x.stride(0), m, num_warps=1)
-    return values, scale, largest
+    scale_max = x.new_empty((programs,), dtype=torch.float32)
+    _quantise_e4m3_64[(programs,)](x, values, scale, scale_max, x.stride(0), m, num_warps=1)
+    return values, scale, scale_max
 
 
 @triton.jit
-def _reduce_1_columns(block, partial_ptr, total_ptr, p, n):
+def _reduce_1_block(block, partial_ptr, total_ptr, p, n):
     """Sums of 16 columns of partial (p, n), written to total (n,)."""
     column = block * 16 + tl.arange(0, 16)
     inside = column < n
@@ -1208,13 +1211,13 @@ def _reduce_1_columns(block, partial_ptr, total_ptr, p, n):
 def _reduce_1(partial_ptr, total_ptr, p, n):
     """Column sums of a matrix."""
     block = tl.program_id(0)
-    _reduce_1_columns(block, partial_ptr, total_ptr, p, n)
+    _reduce_1_block(block, partial_ptr, total_ptr, p, n)
 
 
 def reduce_1(partial: Tensor, dtype: torch.dtype) -> Tensor:
     """Column sums of a matrix.
 
-    partial (P, N) float32 -> total (N,) of dtype.
+    partial (P, N), dtype of total -> total (N,).
     """
     total = partial.new_empty((partial.shape[1],), dtype=dtype)
     blocks = triton.cdiv(partial.shape[1], 16)
@@ -1223,7 +1226,7 @@ def reduce_1(partial: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @triton.jit
-def _reduce_2_columns(block, partial_ptr, total_ptr, p, n):
+def _reduce_2_block(block, partial_ptr, total_ptr, p, n):
     """Sums of 16 columns of partial (p, n), written to total (n,)."""
     column = block * 16 + tl.arange(0, 16)
     inside = column < n
@@ -1240,16 +1243,16 @@ def _reduce_2(partial_0_ptr, total_0_ptr, p_0, n_0, partial_1_ptr, total_1_ptr, 
     """Column sums of 2 matrices."""
     block = tl.program_id(0)
     if block < blocks_0:
-        _reduce_2_columns(block, partial_0_ptr, total_0_ptr, p_0, n_0)
+        _reduce_2_block(block, partial_0_ptr, total_0_ptr, p_0, n_0)
     else:
-        _reduce_2_columns(block - blocks_0, partial_1_ptr, total_1_ptr, p_1, n_1)
+        _reduce_2_block(block - blocks_0, partial_1_ptr, total_1_ptr, p_1, n_1)
 
 
 def reduce_2(partial_0: Tensor, dtype_0: torch.dtype, partial_1: Tensor, dtype_1: torch.dtype) -> tuple[Tensor, Tensor]:
     """Column sums of 2 matrices.
 
-    partial_0 (P, N) float32 -> total_0 (N,) of dtype_0;
-    partial_1 (P, N) float32 -> total_1 (N,) of dtype_1.
+    partial_0 (P_0, N_0), dtype_0 of total_0, partial_1 (P_1, N_1), dtype_1 of total_1 -> total_0 (N_0,), total_1
+    (N_1,).
     """
     total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
     total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
@@ -1269,7 +1272,7 @@ def reduce_2(partial_0: Tensor, dtype_0: torch.dtype, partial_1: Tensor, dtype_1
 
 
 @triton.jit
-def _reduce_3_columns(block, partial_ptr, total_ptr, p, n):
+def _reduce_3_block(block, partial_ptr, total_ptr, p, n):
     """Sums of 16 columns of partial (p, n), written to total (n,)."""
     column = block * 16 + tl.arange(0, 16)
     inside = column < n
@@ -1301,11 +1304,11 @@ def _reduce_3(
     """Column sums of 3 matrices."""
     block = tl.program_id(0)
     if block < blocks_0:
-        _reduce_3_columns(block, partial_0_ptr, total_0_ptr, p_0, n_0)
+        _reduce_3_block(block, partial_0_ptr, total_0_ptr, p_0, n_0)
     elif block < blocks_0 + blocks_1:
-        _reduce_3_columns(block - blocks_0, partial_1_ptr, total_1_ptr, p_1, n_1)
+        _reduce_3_block(block - blocks_0, partial_1_ptr, total_1_ptr, p_1, n_1)
     else:
-        _reduce_3_columns(block - blocks_0 - blocks_1, partial_2_ptr, total_2_ptr, p_2, n_2)
+        _reduce_3_block(block - blocks_0 - blocks_1, partial_2_ptr, total_2_ptr, p_2, n_2)
 
 
 def reduce_3(
@@ -1318,9 +1321,8 @@ def reduce_3(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Column sums of 3 matrices.
 
-    partial_0 (P, N) float32 -> total_0 (N,) of dtype_0;
-    partial_1 (P, N) float32 -> total_1 (N,) of dtype_1;
-    partial_2 (P, N) float32 -> total_2 (N,) of dtype_2.
+    partial_0 (P_0, N_0), dtype_0 of total_0, partial_1 (P_1, N_1), dtype_1 of total_1, partial_2 (P_2, N_2), dtype_2 of
+    total_2 -> total_0 (N_0,), total_1 (N_1,), total_2 (N_2,).
     """
     total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
     total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
@@ -1346,7 +1348,7 @@ def reduce_3(
 
 
 @triton.jit
-def _reduce_6_columns(block, partial_ptr, total_ptr, p, n):
+def _reduce_6_block(block, partial_ptr, total_ptr, p, n):
     """Sums of 16 columns of partial (p, n), written to total (n,)."""
     column = block * 16 + tl.arange(0, 16)
     inside = column < n
@@ -1393,17 +1395,17 @@ def _reduce_6(
     """Column sums of 6 matrices."""
     block = tl.program_id(0)
     if block < blocks_0:
-        _reduce_6_columns(block, partial_0_ptr, total_0_ptr, p_0, n_0)
+        _reduce_6_block(block, partial_0_ptr, total_0_ptr, p_0, n_0)
     elif block < blocks_0 + blocks_1:
-        _reduce_6_columns(block - blocks_0, partial_1_ptr, total_1_ptr, p_1, n_1)
+        _reduce_6_block(block - blocks_0, partial_1_ptr, total_1_ptr, p_1, n_1)
     elif block < blocks_0 + blocks_1 + blocks_2:
-        _reduce_6_columns(block - blocks_0 - blocks_1, partial_2_ptr, total_2_ptr, p_2, n_2)
+        _reduce_6_block(block - blocks_0 - blocks_1, partial_2_ptr, total_2_ptr, p_2, n_2)
     elif block < blocks_0 + blocks_1 + blocks_2 + blocks_3:
-        _reduce_6_columns(block - blocks_0 - blocks_1 - blocks_2, partial_3_ptr, total_3_ptr, p_3, n_3)
+        _reduce_6_block(block - blocks_0 - blocks_1 - blocks_2, partial_3_ptr, total_3_ptr, p_3, n_3)
     elif block < blocks_0 + blocks_1 + blocks_2 + blocks_3 + blocks_4:
-        _reduce_6_columns(block - blocks_0 - blocks_1 - blocks_2 - blocks_3, partial_4_ptr, total_4_ptr, p_4, n_4)
+        _reduce_6_block(block - blocks_0 - blocks_1 - blocks_2 - blocks_3, partial_4_ptr, total_4_ptr, p_4, n_4)
     else:
-        _reduce_6_columns(
+        _reduce_6_block(
             block - blocks_0 - blocks_1 - blocks_2 - blocks_3 - blocks_4, partial_5_ptr, total_5_ptr, p_5, n_5
         )
 
@@ -1424,12 +1426,10 @@ def reduce_6(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Column sums of 6 matrices.
 
-    partial_0 (P, N) float32 -> total_0 (N,) of dtype_0;
-    partial_1 (P, N) float32 -> total_1 (N,) of dtype_1;
-    partial_2 (P, N) float32 -> total_2 (N,) of dtype_2;
-    partial_3 (P, N) float32 -> total_3 (N,) of dtype_3;
-    partial_4 (P, N) float32 -> total_4 (N,) of dtype_4;
-    partial_5 (P, N) float32 -> total_5 (N,) of dtype_5.
+    partial_0 (P_0, N_0), dtype_0 of total_0, partial_1 (P_1, N_1), dtype_1 of total_1, partial_2 (P_2, N_2), dtype_2 of
+    total_2, partial_3 (P_3, N_3), dtype_3 of total_3, partial_4 (P_4, N_4), dtype_4 of total_4, partial_5 (P_5, N_5),
+    dtype_5 of total_5 -> total_0 (N_0,), total_1 (N_1,), total_2 (N_2,), total_3 (N_3,), total_4 (N_4,), total_5
+    (N_5,).
     """
     total_0 = partial_0.new_empty((partial_0.shape[1],), dtype=dtype_0)
     total_1 = partial_1.new_empty((partial_1.shape[1],), dtype=dtype_1)
@@ -1473,14 +1473,14 @@ def reduce_6(
 
 
 @triton.jit
-def _requantize_transpose_2_tile(tile, values_ptr, scale_ptr, largest_ptr, transposed_ptr, spread_ptr, m, n, parts):
-    """One tile of 128 x 128 of values (m, n), written to transposed (n, m); the first ones fill spread (n,)."""
+def _requantize_transpose_2_tile(tile, values_ptr, scale_ptr, scale_max_ptr, transposed_ptr, scale_t_ptr, m, n, parts):
+    """One tile of 128 x 128 of values (m, n), written to transposed (n, m); the first ones fill scale_t (n,)."""
     # The largest of the scales; 2**-108 is that of a zero row, the smallest there is.
-    largest = tl.full([1024], 3.0814879110195774e-33, tl.float32)
+    scale_max = tl.full([1024], 3.0814879110195774e-33, tl.float32)
     for first in range(0, parts, 1024):
         part = first + tl.arange(0, 1024)
-        largest = tl.maximum(largest, tl.load(largest_ptr + part, mask=part < parts, other=0.0))
-    bits = tl.max(largest, 0).to(tl.int32, bitcast=True)
+        scale_max = tl.maximum(scale_max, tl.load(scale_max_ptr + part, mask=part < parts, other=0.0))
+    bits = tl.max(scale_max, 0).to(tl.int32, bitcast=True)
     reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
     across = tl.maximum(tl.cdiv(n, 128), 1)
     row = tile // across * 128 + tl.arange(0, 128)
@@ -1491,25 +1491,25 @@ def _requantize_transpose_2_tile(tile, values_ptr, scale_ptr, largest_ptr, trans
     transposed = tl.trans((values.to(tl.float32) * ratio[:, None]).to(tl.float8e4nv))
     tl.store(transposed_ptr + column[:, None].to(tl.int64) * m + row[None, :], transposed, mask=tl.trans(mask))
     if tile < across:
-        spread = tl.zeros([128], tl.float32) + bits.to(tl.float32, bitcast=True)
-        tl.store(spread_ptr + column, spread, mask=column < n)
+        scale_t = tl.zeros([128], tl.float32) + bits.to(tl.float32, bitcast=True)
+        tl.store(scale_t_ptr + column, scale_t, mask=column < n)
 
 
 @triton.jit(do_not_specialize=["parts_0", "parts_1", "tiles_0"])
 def _requantize_transpose_2(
     values_0_ptr,
     scale_0_ptr,
-    largest_0_ptr,
+    scale_max_0_ptr,
     transposed_0_ptr,
-    spread_0_ptr,
+    scale_t_0_ptr,
     m_0,
     n_0,
     parts_0,
     values_1_ptr,
     scale_1_ptr,
-    largest_1_ptr,
+    scale_max_1_ptr,
     transposed_1_ptr,
-    spread_1_ptr,
+    scale_t_1_ptr,
     m_1,
     n_1,
     parts_1,
@@ -1519,62 +1519,70 @@ def _requantize_transpose_2(
     tile = tl.program_id(0)
     if tile < tiles_0:
         _requantize_transpose_2_tile(
-            tile, values_0_ptr, scale_0_ptr, largest_0_ptr, transposed_0_ptr, spread_0_ptr, m_0, n_0, parts_0
+            tile, values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, parts_0
         )
     else:
         _requantize_transpose_2_tile(
-            tile - tiles_0, values_1_ptr, scale_1_ptr, largest_1_ptr, transposed_1_ptr, spread_1_ptr, m_1, n_1, parts_1
+            tile - tiles_0,
+            values_1_ptr,
+            scale_1_ptr,
+            scale_max_1_ptr,
+            transposed_1_ptr,
+            scale_t_1_ptr,
+            m_1,
+            n_1,
+            parts_1,
         )
 
 
 def requantize_transpose_2(
-    values_0: Tensor, scale_0: Tensor, largest_0: Tensor, values_1: Tensor, scale_1: Tensor, largest_1: Tensor
+    values_0: Tensor, scale_0: Tensor, scale_max_0: Tensor, values_1: Tensor, scale_1: Tensor, scale_max_1: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Transposed copies of 2 e4m3 matrices.
 
-    values_0 (R, C) e4m3, scale_0 (R, 1), largest_0 (P,) -> transposed_0 (C, R), spread_0 (C, 1);
-    values_1 (R, C) e4m3, scale_1 (R, 1), largest_1 (P,) -> transposed_1 (C, R), spread_1 (C, 1).
+    values_0 (R_0, C_0) e4m3, scale_0 (R_0, 1), scale_max_0 (P_0,), values_1 (R_1, C_1) e4m3, scale_1 (R_1, 1),
+    scale_max_1 (P_1,) -> transposed_0 (C_0, R_0), scale_t_0 (C_0, 1), transposed_1 (C_1, R_1), scale_t_1 (C_1, 1).
     """
     m_0, n_0 = values_0.shape
     transposed_0 = values_0.new_empty((n_0, m_0))
-    spread_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
+    scale_t_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
     m_1, n_1 = values_1.shape
     transposed_1 = values_1.new_empty((n_1, m_1))
-    spread_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
+    scale_t_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
     tiles_0 = max(triton.cdiv(m_0, 128), 1) * max(triton.cdiv(n_0, 128), 1)
     tiles_1 = max(triton.cdiv(m_1, 128), 1) * max(triton.cdiv(n_1, 128), 1)
     _requantize_transpose_2[(tiles_0 + tiles_1,)](
         values_0.contiguous(),
         scale_0,
-        largest_0,
+        scale_max_0,
         transposed_0,
-        spread_0,
+        scale_t_0,
         m_0,
         n_0,
-        largest_0.shape[0],
+        scale_max_0.shape[0],
         values_1.contiguous(),
         scale_1,
-        largest_1,
+        scale_max_1,
         transposed_1,
-        spread_1,
+        scale_t_1,
         m_1,
         n_1,
-        largest_1.shape[0],
+        scale_max_1.shape[0],
         tiles_0,
         num_warps=4,
     )
-    return transposed_0, spread_0, transposed_1, spread_1
+    return transposed_0, scale_t_0, transposed_1, scale_t_1
 
 
 @triton.jit
-def _requantize_transpose_3_tile(tile, values_ptr, scale_ptr, largest_ptr, transposed_ptr, spread_ptr, m, n, parts):
-    """One tile of 128 x 128 of values (m, n), written to transposed (n, m); the first ones fill spread (n,)."""
+def _requantize_transpose_3_tile(tile, values_ptr, scale_ptr, scale_max_ptr, transposed_ptr, scale_t_ptr, m, n, parts):
+    """One tile of 128 x 128 of values (m, n), written to transposed (n, m); the first ones fill scale_t (n,)."""
     # The largest of the scales; 2**-108 is that of a zero row, the smallest there is.
-    largest = tl.full([1024], 3.0814879110195774e-33, tl.float32)
+    scale_max = tl.full([1024], 3.0814879110195774e-33, tl.float32)
     for first in range(0, parts, 1024):
         part = first + tl.arange(0, 1024)
-        largest = tl.maximum(largest, tl.load(largest_ptr + part, mask=part < parts, other=0.0))
-    bits = tl.max(largest, 0).to(tl.int32, bitcast=True)
+        scale_max = tl.maximum(scale_max, tl.load(scale_max_ptr + part, mask=part < parts, other=0.0))
+    bits = tl.max(scale_max, 0).to(tl.int32, bitcast=True)
     reciprocal = (0x7F000000 - bits).to(tl.float32, bitcast=True)
     across = tl.maximum(tl.cdiv(n, 128), 1)
     row = tile // across * 128 + tl.arange(0, 128)
@@ -1585,33 +1593,33 @@ def _requantize_transpose_3_tile(tile, values_ptr, scale_ptr, largest_ptr, trans
     transposed = tl.trans((values.to(tl.float32) * ratio[:, None]).to(tl.float8e4nv))
     tl.store(transposed_ptr + column[:, None].to(tl.int64) * m + row[None, :], transposed, mask=tl.trans(mask))
     if tile < across:
-        spread = tl.zeros([128], tl.float32) + bits.to(tl.float32, bitcast=True)
-        tl.store(spread_ptr + column, spread, mask=column < n)
+        scale_t = tl.zeros([128], tl.float32) + bits.to(tl.float32, bitcast=True)
+        tl.store(scale_t_ptr + column, scale_t, mask=column < n)
 
 
 @triton.jit(do_not_specialize=["parts_0", "parts_1", "parts_2", "tiles_0", "tiles_1"])
 def _requantize_transpose_3(
     values_0_ptr,
     scale_0_ptr,
-    largest_0_ptr,
+    scale_max_0_ptr,
     transposed_0_ptr,
-    spread_0_ptr,
+    scale_t_0_ptr,
     m_0,
     n_0,
     parts_0,
     values_1_ptr,
     scale_1_ptr,
-    largest_1_ptr,
+    scale_max_1_ptr,
     transposed_1_ptr,
-    spread_1_ptr,
+    scale_t_1_ptr,
     m_1,
     n_1,
     parts_1,
     values_2_ptr,
     scale_2_ptr,
-    largest_2_ptr,
+    scale_max_2_ptr,
     transposed_2_ptr,
-    spread_2_ptr,
+    scale_t_2_ptr,
     m_2,
     n_2,
     parts_2,
@@ -1622,20 +1630,28 @@ def _requantize_transpose_3(
     tile = tl.program_id(0)
     if tile < tiles_0:
         _requantize_transpose_3_tile(
-            tile, values_0_ptr, scale_0_ptr, largest_0_ptr, transposed_0_ptr, spread_0_ptr, m_0, n_0, parts_0
+            tile, values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, parts_0
         )
     elif tile < tiles_0 + tiles_1:
         _requantize_transpose_3_tile(
-            tile - tiles_0, values_1_ptr, scale_1_ptr, largest_1_ptr, transposed_1_ptr, spread_1_ptr, m_1, n_1, parts_1
+            tile - tiles_0,
+            values_1_ptr,
+            scale_1_ptr,
+            scale_max_1_ptr,
+            transposed_1_ptr,
+            scale_t_1_ptr,
+            m_1,
+            n_1,
+            parts_1,
         )
     else:
         _requantize_transpose_3_tile(
             tile - tiles_0 - tiles_1,
             values_2_ptr,
             scale_2_ptr,
-            largest_2_ptr,
+            scale_max_2_ptr,
             transposed_2_ptr,
-            spread_2_ptr,
+            scale_t_2_ptr,
             m_2,
             n_2,
             parts_2,
@@ -1645,59 +1661,59 @@ def _requantize_transpose_3(
 def requantize_transpose_3(
     values_0: Tensor,
     scale_0: Tensor,
-    largest_0: Tensor,
+    scale_max_0: Tensor,
     values_1: Tensor,
     scale_1: Tensor,
-    largest_1: Tensor,
+    scale_max_1: Tensor,
     values_2: Tensor,
     scale_2: Tensor,
-    largest_2: Tensor,
+    scale_max_2: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Transposed copies of 3 e4m3 matrices.
 
-    values_0 (R, C) e4m3, scale_0 (R, 1), largest_0 (P,) -> transposed_0 (C, R), spread_0 (C, 1);
-    values_1 (R, C) e4m3, scale_1 (R, 1), largest_1 (P,) -> transposed_1 (C, R), spread_1 (C, 1);
-    values_2 (R, C) e4m3, scale_2 (R, 1), largest_2 (P,) -> transposed_2 (C, R), spread_2 (C, 1).
+    values_0 (R_0, C_0) e4m3, scale_0 (R_0, 1), scale_max_0 (P_0,), values_1 (R_1, C_1) e4m3, scale_1 (R_1, 1),
+    scale_max_1 (P_1,), values_2 (R_2, C_2) e4m3, scale_2 (R_2, 1), scale_max_2 (P_2,) -> transposed_0 (C_0, R_0),
+    scale_t_0 (C_0, 1), transposed_1 (C_1, R_1), scale_t_1 (C_1, 1), transposed_2 (C_2, R_2), scale_t_2 (C_2, 1).
     """
     m_0, n_0 = values_0.shape
     transposed_0 = values_0.new_empty((n_0, m_0))
-    spread_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
+    scale_t_0 = values_0.new_empty((n_0, 1), dtype=torch.float32)
     m_1, n_1 = values_1.shape
     transposed_1 = values_1.new_empty((n_1, m_1))
-    spread_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
+    scale_t_1 = values_1.new_empty((n_1, 1), dtype=torch.float32)
     m_2, n_2 = values_2.shape
     transposed_2 = values_2.new_empty((n_2, m_2))
-    spread_2 = values_2.new_empty((n_2, 1), dtype=torch.float32)
+    scale_t_2 = values_2.new_empty((n_2, 1), dtype=torch.float32)
     tiles_0 = max(triton.cdiv(m_0, 128), 1) * max(triton.cdiv(n_0, 128), 1)
     tiles_1 = max(triton.cdiv(m_1, 128), 1) * max(triton.cdiv(n_1, 128), 1)
     tiles_2 = max(triton.cdiv(m_2, 128), 1) * max(triton.cdiv(n_2, 128), 1)
     _requantize_transpose_3[(tiles_0 + tiles_1 + tiles_2,)](
         values_0.contiguous(),
         scale_0,
-        largest_0,
+        scale_max_0,
         transposed_0,
-        spread_0,
+        scale_t_0,
         m_0,
         n_0,
-        largest_0.shape[0],
+        scale_max_0.shape[0],
         values_1.contiguous(),
         scale_1,
-        largest_1,
+        scale_max_1,
         transposed_1,
-        spread_1,
+        scale_t_1,
         m_1,
         n_1,
-        largest_1.shape[0],
+        scale_max_1.shape[0],
         values_2.contiguous(),
         scale_2,
-        largest_2,
+        scale_max_2,
         transposed_2,
-        spread_2,
+        scale_t_2,
         m_2,
         n_2,
-        largest_2.shape[0],
+        scale_max_2.shape[0],
         tiles_0,
         tiles_1,
         num_warps=4,
     )
-    return transposed_0, spread_0, transposed_1, spread_1, transposed_2, spread_2
+    return transposed_0, scale_t_0, transposed_1, scale_t_1, transposed_2, scale_t_2

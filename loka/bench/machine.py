@@ -8,10 +8,10 @@ from importlib import metadata
 
 import torch
 
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEFAULT, DEVICES, GPUS, device_named
 from loka.errors import InputError
 from loka.version import __version__
-
-HOPPER = (9, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +35,31 @@ class Environment:
 
 
 def require_gpu() -> None:
-    """Raises InputError unless the current device is a Hopper GPU and Triton is there."""
+    """Raises InputError unless the current device is a GPU of a target's architecture and Triton is there."""
     if not torch.cuda.is_available():
         raise InputError(
             "loka bench: no CUDA device is visible, and times of the reference path would say nothing; run it on a "
-            "machine with an H100 or H200 and a CUDA build of torch (loka doctor shows what this one has)"
+            f"machine with an {GPUS} and a CUDA build of torch (loka doctor shows what this one has)"
         )
     capability = torch.cuda.get_device_capability()
-    if capability != HOPPER:
+    if not any(spec.capability == capability for spec in DEVICES.values()):
+        known = " or ".join(dict.fromkeys(_architecture(spec) for spec in DEVICES.values()))
         raise InputError(
             f"loka bench: {torch.cuda.get_device_name()} has compute capability {capability[0]}.{capability[1]}; the "
-            "generated kernels are for Hopper (9.0); run it on an H100 or H200"
+            f"generated kernels are for {known}; run it on an {GPUS}"
         )
     if version_of("triton", "pytorch-triton") is None:
         raise InputError("loka bench: Triton is not installed; install it: pip install 'triton>=3.6'")
+
+
+def device_here() -> DeviceSpec:
+    """The spec of the current CUDA device; the default target's where there is none, or it is no target."""
+    found = device_named(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+    return found or DEFAULT
+
+
+def _architecture(spec: DeviceSpec) -> str:
+    return f"{spec.architecture} ({spec.capability[0]}.{spec.capability[1]})"
 
 
 def environment() -> Environment:

@@ -8,16 +8,16 @@ from loka.bench.results import NOTHING, Table, markdown_table
 from loka.plan.evidence import ProfiledSites, over_budget
 from loka.plan.plan import NATIVE, Plan
 from loka.plan.planner import Planned
-from loka.plan.report.format import speedup_words
-from loka.plan.report.mod_plans import gained_words, left_words, mod_words
+from loka.plan.report.format import format_speedup
+from loka.plan.report.mod_plans import describe_gain_in, describe_mod, describe_unchanged
 from loka.plan.report.plan_rows import (
     PlanRow,
+    format_time_sources,
+    format_total,
     group_interactions,
     group_sites,
     pattern_of,
-    source_words,
     total_time,
-    total_words,
 )
 from loka.plan.report.profile_view import budgets
 from loka.probe.profile.profile import Finding
@@ -55,7 +55,7 @@ def shortfalls(plan: Plan, rows: Sequence[PlanRow]) -> list[str]:
     slower = [site for site in plan.sites if site.fp8 and site.timing is not None and site.timing.speedup < 1]
     for pattern in dict.fromkeys(pattern_of(site.site.name) for site in slower):
         worst = min(site.timing.speedup for site in slower if site.timing and pattern_of(site.site.name) == pattern)
-        lines.append(f"in FP8 though BF16 is faster: {pattern}, {speedup_words(worst)}")
+        lines.append(f"in FP8 though BF16 is faster: {pattern}, {format_speedup(worst)}")
     for row in rows:
         if row.share >= SMALL and set(row.runs_in) <= {NATIVE, NOTHING}:
             lines.append(f"not in FP8: {row.pattern}, {_percent(row.share)} of the FLOPs: {row.reason}")
@@ -97,9 +97,9 @@ def _decisions(rows: Sequence[PlanRow]) -> Table:
 def _mods(plan: Plan) -> str:
     lines = []
     for mod in plan.mods:
-        gain = gained_words(plan, mod)
-        lines.append(f"- {mod_words(mod)}{f'; {gain}' if gain else ''}")
-        lines += [f"  - left {line}" for line in left_words(mod.unchanged)]
+        gain = describe_gain_in(plan, mod)
+        lines.append(f"- {describe_mod(mod)}{f'; {gain}' if gain else ''}")
+        lines += [f"  - left {line}" for line in describe_unchanged(mod.unchanged)]
     return "\n".join(lines)
 
 
@@ -133,7 +133,7 @@ def _total(plan: Plan) -> str:
     total = total_time(plan)
     if total is None:
         return ""
-    return f"{total_words(total)} ({source_words(total)})."
+    return f"{format_total(total)} ({format_time_sources(total)})."
 
 
 def _interactions(plan: Plan) -> Table:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from loka.cli.environment import Item
+from loka.devices.targets import GPU_TARGETS, TargetDevice
 from loka.errors import InputError
-from loka.kernels.gemm.catalogue import GEMM_KERNELS, HOPPER_TARGETS, REFERENCE_TARGET
+from loka.kernels.gemm.catalogue import GEMM_KERNELS
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.versions import Versions
 from loka.mods.policy_loader import load_policy
@@ -28,7 +29,7 @@ def this_device() -> Versions | None:
 def shipped_items(here: Versions | None) -> tuple[Item, ...]:
     """The sets of measurements that come with LoKA, and that there is none for a target."""
     items = []
-    for target in HOPPER_TARGETS:
+    for target in GPU_TARGETS:
         name = f"measurements {target}"
         try:
             found = Measurements.shipped(target)
@@ -74,7 +75,7 @@ def _noted(found: Measurements, *notes: str) -> str:
 
 def _target(policy: Policy, here: Versions | None) -> Item:
     name, target = "policy target", policy.target
-    if target == REFERENCE_TARGET:
+    if target == TargetDevice.REFERENCE:
         return Item(name, "ok", target, "runs anywhere, slowly")
     if here is None:
         return Item(name, "ok", target, "can be planned and generated here; runs in FP8 on that device")
@@ -91,7 +92,7 @@ def _measurements(policy: Policy, here: Versions | None) -> Item:
         found = open_measurements(policy)
     except InputError as error:
         return Item(name, "problem", policy.measurements or "", str(error))
-    if found is None and policy.target == REFERENCE_TARGET:
+    if found is None and policy.target == TargetDevice.REFERENCE:
         return Item(name, "ok", "", "none are needed: there is nothing to choose from on the reference path")
     if found is None:
         note = f"none named and none ship for {policy.target}: time decides nothing; {RECORD} on that device"

@@ -68,7 +68,7 @@ def load_package(name: str) -> ModuleType:
 
 def patcher(package: ModuleType) -> Callable[[nn.Module], Patch]:
     """The package's `apply`, with what it warns of said once on stderr."""
-    said: set[str] = set()
+    shown: set[str] = set()
 
     def patch(model: nn.Module) -> Patch:
         from loka.dispatch import LokaWarning
@@ -79,8 +79,8 @@ def patcher(package: ModuleType) -> Callable[[nn.Module], Patch]:
         for warning in caught:
             if not issubclass(warning.category, LokaWarning):
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-            elif str(warning.message) not in said:
-                said.add(str(warning.message))
+            elif str(warning.message) not in shown:
+                shown.add(str(warning.message))
                 note(f"note: {warning.message}")
         return patched
 

@@ -46,7 +46,7 @@ class Verbs(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with _renamed_told():
+            with _renaming_shown():
                 result = super().invoke(ctx)
             sys.stdout.flush()
             return result
@@ -63,19 +63,19 @@ class Verbs(TyperGroup):
 
 
 @contextmanager
-def _renamed_told() -> Iterator[None]:
+def _renaming_shown() -> Iterator[None]:
     """Print what is written under a name of before as a note, once in a run; other warnings are shown as ever."""
-    told = False
+    shown = False
     with warnings.catch_warnings():
         warnings.simplefilter("always", RenamedWarning)
         show = warnings.showwarning
 
         def showwarning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-            nonlocal told
+            nonlocal shown
             if not issubclass(category, RenamedWarning):
                 show(message, category, *place, **more)
-            elif not told:
-                told = True
+            elif not shown:
+                shown = True
                 note(f"note: {message}")
 
         warnings.showwarning = showwarning
@@ -94,8 +94,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         print(f"loka {__version__}")
         raise typer.Exit
 

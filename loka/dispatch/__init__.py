@@ -20,7 +20,7 @@ from loka.dispatch.runtime.matrix_rows import rows
 from loka.dispatch.runtime.output_dtypes import joined_dtype, output_dtype, summed_dtype
 from loka.dispatch.runtime.saved_tensors import saved_tensors
 from loka.dispatch.static_scales import Overflow, StaticScale
-from loka.graph.loop_guards import counted
+from loka.graph.loop_guards import checked_length
 from loka.graph.reads import Reads
 from loka.kernels.gemm.m_buckets import mm_by_k_bucket, mm_by_m_bucket
 from loka.kernels.gemm.scaled_mm import scaled_mm
@@ -46,8 +46,8 @@ __all__ = [
     "adapt",
     "apply",
     "check_stamps",
+    "checked_length",
     "convert",
-    "counted",
     "joined_dtype",
     "mm_by_k_bucket",
     "mm_by_m_bucket",

@@ -1,4 +1,4 @@
-"""The identity gate: the printed forward, with nothing replaced, must be the same function as the original.
+"""The equivalence check: the printed forward, with nothing replaced, must be the same function as the original.
 
 Both run side by side on copies that start equal, through training and evaluation, every example, with and without
 autocast to bfloat16. Compared, bit for bit: outputs, gradients of inputs and Parameters, inputs that were written into,
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from loka.graph.ir import ForwardIR, Statement
-from loka.graph.loop_guards import counted
+from loka.graph.loop_guards import checked_length
 from loka.graph.refused import CannotTraceError
 from loka.graph.trace.examples import ExampleCall, Examples, copy_tree
 
@@ -90,7 +90,7 @@ def linear_text(statement: Statement, function: str = "torch.nn.functional.linea
 
 def with_forward(module: nn.Module, forward: ForwardIR, rewritten: bool = False) -> nn.Module:
     """The module, its class changed to one whose forward is the printed text."""
-    scope: dict[str, Any] = {"torch": torch, "dispatch": SimpleNamespace(counted=counted)}
+    scope: dict[str, Any] = {"torch": torch, "dispatch": SimpleNamespace(checked_length=checked_length)}
     exec(compile(source(forward, rewritten), f"<forward of {forward.owner!r}>", "exec"), scope)  # noqa: S102 - own text
     kind = type(module)
     module.__class__ = type(kind.__name__, (kind,), {"forward": scope["forward"]})

@@ -62,7 +62,7 @@ class Statement:
 class Region:
     """Consecutive statements around one site that one kernel takes along.
 
-    `first` and `last` index `StraightForward.statements`; what is read from outside are the region's arguments; only
+    `first` and `last` index `ForwardIR.statements`; what is read from outside are the region's arguments; only
     the last target is read outside.
     """
 
@@ -76,7 +76,7 @@ class Region:
 class FmInteraction:
     """Statements that mix a sample's embeddings (`fm_interaction`), which are computed together where they begin.
 
-    Numbers but `sizes` index `StraightForward.statements`.
+    Numbers but `sizes` index `ForwardIR.statements`.
     """
 
     first: int  # the first of the statements below
@@ -103,7 +103,7 @@ class FmInteraction:
 class ConcatNorm:
     """A norm with what is put together for it (`concat_norm`), which are computed together where the norm stands.
 
-    Numbers index `StraightForward.statements`.
+    Numbers index `ForwardIR.statements`.
     """
 
     norm: int
@@ -122,7 +122,7 @@ class ConcatNorm:
 class Cross:
     """A multiply-add behind a GEMM (`loka.graph.patterns.cross`), which is computed where its sum stands.
 
-    Numbers index `StraightForward.statements`.
+    Numbers index `ForwardIR.statements`.
     """
 
     sum: int  # factor * (product + bias) + residual

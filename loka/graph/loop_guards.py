@@ -1,4 +1,4 @@
-"""What a traced loop goes over is counted in each call of the printed forward: the loop was written out for so many."""
+"""Loops in printed forwards: each was written out for a number of items, which every call checks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TypeVar
 
 from loka.errors import InputError
 
-NAME = "dispatch.counted"  # as generated code calls it
+NAME = "dispatch.checked_length"  # as generated code calls it
 
 Items = TypeVar("Items", bound=Sized)
 
 
-def counted(items: Items, count: int) -> Items:
+def checked_length(items: Items, count: int) -> Items:
     """The list, tuple or Tensor as it is. Raises InputError unless it has `count` items, as when it was planned."""
     if len(items) != count:
         raise InputError(

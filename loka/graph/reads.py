@@ -66,8 +66,8 @@ def reads_of(owner: nn.Module, traced: Traced) -> tuple[Reads, ...]:
     order = {path: place for place, (path, _) in enumerate(owner.named_modules())}
     children = {path: owner.get_submodule(path) for path in ("", *traced.names, *traced.inlined, *traced.called)}
     asking = [path for path in ("", *traced.inlined) if _asks_for_types(children[path])]
-    asked = {path for path in traced.called if any(not outer or path.startswith(f"{outer}.") for outer in asking)}
-    typed = {*traced.inlined, *traced.relied, *asked}
+    asked_of = {path for path in traced.called if any(not outer or path.startswith(f"{outer}.") for outer in asking)}
+    typed = {*traced.inlined, *traced.relied, *asked_of}
     reader = _Reader(owner, traced)
     found: dict[tuple[str, int | tuple[str, ...] | None, tuple[tuple[str, str], ...]], list[str]] = {}
     for path in sorted(children, key=order.__getitem__):

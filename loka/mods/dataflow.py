@@ -89,24 +89,24 @@ def analyse_dataflow(built: BuiltModel) -> Adaptable:
     runs = [watched.training] if watched.evaluation is None else [watched.training, watched.evaluation]
     linears = [_Linears(calls, watched.outputs, modules) for calls in runs]
     final = frozenset(name for found in linears for name in found.final())
-    ways = [found.into() for found in linears]
-    into = {name: to for name, to in ways[0].items() if all(way.get(name) == to for way in ways)}
+    per_run = [found.into() for found in linears]
+    into = {name: to for name, to in per_run[0].items() if all(found.get(name) == to for found in per_run)}
     swishes, written = _functions(watched, modules)
     return Adaptable(built.module, final, into, watched.called, _read(watched, modules), swishes, written)
 
 
 def _watched(built: BuiltModel, evaluate: bool) -> Watched:
-    """The first way to run the model that works."""
-    ways: tuple[Callable[[], Watched], ...] = (
+    """The model watched in a run on fake tensors, or on a few real samples, or on all: the first that works."""
+    attempts: tuple[Callable[[], Watched], ...] = (
         lambda: watch_fake(built, built.batch_size, evaluate),
         lambda: watch_real(built, min(_FEW, built.batch_size), evaluate),
         lambda: watch_real(built, built.batch_size, evaluate),
     )
     errors: list[Exception] = []
-    for way in ways:
+    for attempt in attempts:
         try:
-            return way()
-        except Exception as error:  # noqa: BLE001 - a user's forward can raise anything; the next way may do
+            return attempt()
+        except Exception as error:  # noqa: BLE001 - a user's forward can raise anything; the next attempt may work
             errors.append(error)
     raise InputError(
         f"model: the forward of {type(built.module).__name__} raised {describe_error(errors[-1])}; make "

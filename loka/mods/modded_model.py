@@ -100,9 +100,9 @@ def _problems(rules: Sequence[ModRule], mods: Mapping[str, ModuleModPlanning], m
             return bool(_names(mod.find(model, selection_of(rule, pattern.matches, pattern.text))))
 
         problems += unmatched_problems(rule, alive, known, THINGS)
-        taken = [name for each in mod.find(model, selected(rule)).adaptations for name in each.modules]
-        problems += conflicts(rule, taken, earlier)
-        earlier.append((rule, taken))
+        changed = [name for each in mod.find(model, selected(rule)).adaptations for name in each.modules]
+        problems += conflicts(rule, changed, earlier)
+        earlier.append((rule, changed))
     return problems
 
 

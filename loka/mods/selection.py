@@ -102,9 +102,9 @@ def _reasons(unchanged: Sequence[Unchanged]) -> str:
     for each in unchanged:
         names.setdefault(each.reason, {})[repr(each.name) if each.name else "the model itself"] = None
     ordered = sorted(names.items(), key=lambda item: -len(item[1]))
-    told = [f"{_listed(tuple(found))}: {reason}" for reason, found in ordered]
-    rest = len(told) - _SHOWN
-    return "; ".join(told[:_SHOWN]) + (f"; and {rest} more reason{'s' if rest > 1 else ''}" if rest > 0 else "")
+    reasons = [f"{_listed(tuple(found))}: {reason}" for reason, found in ordered]
+    rest = len(reasons) - _SHOWN
+    return "; ".join(reasons[:_SHOWN]) + (f"; and {rest} more reason{'s' if rest > 1 else ''}" if rest > 0 else "")
 
 
 def _listed(names: Sequence[str]) -> str:

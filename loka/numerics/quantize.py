@@ -39,8 +39,9 @@ from torch import Tensor
 from loka.errors import InputError
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.formats import FORMATS
+from loka.numerics.scalings import block_of
 
-BLOCK = 128  # side of a block, elements
+BLOCK = 128  # neighbours that share a scale in blockwise_1x128, elements
 AMAX_FLOOR = 2.0**-100  # of amax; keeps a zero block's scale positive and normal
 
 
@@ -54,13 +55,7 @@ class Quantized:
 
 def scale_shape(rows: int, columns: int, scaling: Scaling) -> tuple[int, int]:
     """Shape of the scales of a (rows, columns) matrix."""
-    if scaling is Scaling.TENSORWISE:
-        return (1, 1)
-    if scaling is Scaling.ROWWISE:
-        return (rows, 1)
-    if scaling is Scaling.BLOCKWISE_1X128:
-        return (rows, _blocks(columns))
-    return (_blocks(rows), _blocks(columns))
+    return block_of(scaling).count(rows, columns)
 
 
 def static_scale(amax: float, format: Format, power_of_two: bool) -> float:
@@ -134,26 +129,25 @@ def expand_scale(scale: Tensor, rows: int, columns: int) -> Tensor:
 def _amax(x: Tensor, scaling: Scaling) -> Tensor:
     """Largest finite |x| of each block, in the shape of the scales; x is float32 (R, C) with elements."""
     magnitude = x.abs().nan_to_num(0.0, 0.0, 0.0)
-    if scaling is Scaling.TENSORWISE:
-        return magnitude.amax().view(1, 1)
-    if scaling is Scaling.ROWWISE:
-        return magnitude.amax(dim=1, keepdim=True)
-    rows, columns = x.shape
-    padded = F.pad(magnitude, (0, -columns % BLOCK))
-    in_rows = padded.view(rows, _blocks(columns), BLOCK).amax(dim=2)
-    if scaling is Scaling.BLOCKWISE_1X128:
+    block, (rows, columns) = block_of(scaling), x.shape
+    down, across = block.count(rows, columns)
+    if block.columns is None:
+        in_rows = magnitude.amax(dim=1, keepdim=True)
+    else:
+        padded = F.pad(magnitude, (0, -columns % block.columns))
+        in_rows = padded.view(rows, across, block.columns).amax(dim=2)
+    if block.rows is None:
+        return in_rows.amax(dim=0, keepdim=True)
+    if block.rows == 1:
         return in_rows
-    return F.pad(in_rows, (0, 0, 0, -rows % BLOCK)).view(_blocks(rows), BLOCK, _blocks(columns)).amax(dim=1)
+    return F.pad(in_rows, (0, 0, 0, -rows % block.rows)).view(down, block.rows, across).amax(dim=1)
 
 
 def _spread(scale: Tensor, scaling: Scaling, rows: int, columns: int) -> Tensor:
     """Scales as a tensor that multiplies a (rows, columns) matrix; one a row or one in all does so as it is."""
-    if scaling is Scaling.BLOCKWISE_1X128:
-        return scale.repeat_interleave(BLOCK, dim=1)[:, :columns]
-    if scaling is Scaling.BLOCKWISE_128X128:
-        return scale.repeat_interleave(BLOCK, dim=0)[:rows].repeat_interleave(BLOCK, dim=1)[:, :columns]
+    block = block_of(scaling)
+    if block.rows is not None and block.rows > 1:
+        scale = scale.repeat_interleave(block.rows, dim=0)[:rows]
+    if block.columns is not None:
+        scale = scale.repeat_interleave(block.columns, dim=1)[:, :columns]
     return scale
-
-
-def _blocks(size: int) -> int:
-    return -(-size // BLOCK)

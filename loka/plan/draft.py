@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pydantic_core import PydanticCustomError
 
+from loka.devices.targets import DEFAULT_TARGET
 from loka.errors import InputError
 from loka.plan.mod_proposals import Proposal
 from loka.policy.schema.checks import package_name
@@ -47,7 +48,7 @@ def draft_policy(options: DraftOptions, sites: Sequence[Site], mods: Sequence[Pr
         f"model: {{{', '.join(model)}}}",
         "# For loka train and loka compare, functions of (batch_size, seed) and of (output, target):",
         '# train: {batches: "package.module:name", test: "package.module:name", loss: "package.module:name"}',
-        "target: h100",
+        f"target: {DEFAULT_TARGET}",
         "",
         "defaults:",
         "  compute: auto # FP8 where the evidence allows it; fp8: wherever it can run; keep: as the model has it",

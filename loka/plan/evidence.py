@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from loka.errors import InputError
 from loka.mods.adaptation import Adaptation
 from loka.mods.fingerprint import mismatch_reason, mod_fingerprints
-from loka.numerics.enums import OPERANDS, Gemm, Operand, Range
+from loka.numerics.enums import OPERANDS, Gemm, Operand
+from loka.numerics.recipe import OperandPair
 from loka.plan.plan import Evidence, Plan
-from loka.plan.report.format import about_words, over_words, pair_words
+from loka.plan.report.format import format_near_budget, format_operands, format_over_budget
 from loka.plan.select.open_measurements import portable_name
-from loka.policy.cascade.settings import Budget, OperandRecipe
+from loka.policy.cascade.settings import Budget
 from loka.policy.policy import Policy
 from loka.probe.profile.profile import Estimate, OperandSummary, Profile, SiteProfile, Verdict
 from loka.sites.site import Site
@@ -24,8 +25,6 @@ from loka.sites.site import Site
 NO_EVIDENCE = "no evidence: run loka probe"
 NEVER_RAN = "never ran while probing"
 _LISTED = 20  # GEMMs over budget, or sites of another shape, that a message names
-
-Pair = tuple[OperandRecipe, OperandRecipe]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,9 @@ def check_sites(known: ProfiledSites, sites: Sequence[Site], adaptations: Sequen
         raise InputError("\n".join([*changed[:_LISTED], *rest]))
 
 
-def judge(known: ProfiledSites | None, site: str, gemm: Gemm, asked: Pair, ranged: Pair, budget: Budget) -> JudgedGemm:
+def judge(
+    known: ProfiledSites | None, site: str, gemm: Gemm, requested: OperandPair, ranged: OperandPair, budget: Budget
+) -> JudgedGemm:
     """What the evidence says of a GEMM of a site under exactly the recipes that the policy asks for.
 
     `ranged` are the same with the static ranges filled in from the profile: an estimate for either will do.
@@ -117,9 +118,9 @@ def judge(known: ProfiledSites | None, site: str, gemm: Gemm, asked: Pair, range
     seen = known.sites.get(site)
     if seen is None:
         return JudgedGemm(None, f"no evidence for this site in {known.name}: run loka probe")
-    estimate = _estimate(seen, gemm, asked, ranged)
+    estimate = _estimate(seen, gemm, requested, ranged)
     if estimate is None:
-        return JudgedGemm(None, _lacking(seen, gemm, asked))
+        return JudgedGemm(None, _lacking(seen, gemm, requested))
     evidence = evidence_of(estimate, budget, known.profile)
     unsupported_reason = "" if evidence.verdict is Verdict.SAFE else f"{evidence.verdict.value}: {evidence.figures}"
     return JudgedGemm(evidence, unsupported_reason)
@@ -130,8 +131,8 @@ def evidence_of(estimate: Estimate, budget: Budget, profile: Profile) -> Evidenc
     verdict = estimate.verdict(budget)
     figures = ""
     if verdict is not Verdict.SAFE:
-        words = over_words if verdict is Verdict.UNSAFE else about_words
-        figures = words(estimate.mere, estimate.sqnr_db, budget)
+        describe = format_over_budget if verdict is Verdict.UNSAFE else format_near_budget
+        figures = describe(estimate.mere, estimate.sqnr_db, budget)
     return Evidence(
         mere=estimate.mere,
         sqnr_db=estimate.sqnr_db,
@@ -143,18 +144,20 @@ def evidence_of(estimate: Estimate, budget: Budget, profile: Profile) -> Evidenc
     )
 
 
-def with_ranges(known: ProfiledSites | None, site: str, gemm: Gemm, asked: Pair) -> tuple[Pair, str | None]:
+def with_ranges(
+    known: ProfiledSites | None, site: str, gemm: Gemm, requested: OperandPair
+) -> tuple[OperandPair, str | None]:
     """The recipes with each static range that has no `amax` filled from the profile, and why one cannot be, or None."""
-    if all(recipe.range is not Range.STATIC or recipe.amax is not None for recipe in asked):
-        return asked, None
+    if not any(recipe.lacks_amax for recipe in requested):
+        return requested, None
     seen = known.sites.get(site) if known is not None else None
     ranged = []
-    for operand, recipe in zip(OPERANDS[gemm], asked, strict=True):
-        if recipe.range is Range.STATIC and recipe.amax is None:
+    for operand, recipe in zip(OPERANDS[gemm], requested, strict=True):
+        if recipe.lacks_amax:
             summary = operand_of(seen, operand)
             if summary is None or not summary.amax > 0:
                 what = "never seen" if summary is None else "nothing but zeros"
-                return asked, (
+                return requested, (
                     f"range: static: {operand.value} was {what} while probing; give amax, or use range: dynamic"
                 )
             recipe = replace(recipe, amax=summary.amax)
@@ -184,7 +187,7 @@ def over_budget(plan: Plan) -> tuple[str, ...]:
     )
 
 
-def over_budget_words(plan: Plan) -> str:
+def over_budget_message(plan: Plan) -> str:
     """The same as one message for people, with what to do; "" where nothing is over budget."""
     lines = over_budget(plan)
     if not lines:
@@ -199,16 +202,16 @@ def over_budget_words(plan: Plan) -> str:
     return "\n".join([head, *listed, advice])
 
 
-def _estimate(seen: SiteProfile, gemm: Gemm, asked: Pair, ranged: Pair) -> Estimate | None:
+def _estimate(seen: SiteProfile, gemm: Gemm, requested: OperandPair, ranged: OperandPair) -> Estimate | None:
     mine = [each for each in seen.estimates if each.gemm is gemm]
-    return next((each for pair in (asked, ranged) for each in mine if each.operands == pair), None)
+    return next((each for pair in (requested, ranged) for each in mine if each.operands == pair), None)
 
 
-def _lacking(seen: SiteProfile, gemm: Gemm, asked: Pair) -> str:
+def _lacking(seen: SiteProfile, gemm: Gemm, requested: OperandPair) -> str:
     """Why there is no estimate."""
     if not ran(seen):
         return NEVER_RAN
     for operand in OPERANDS[gemm]:
         if operand_of(seen, operand) is None:
             return f"no evidence: {operand.value} was never seen while probing"
-    return f"no evidence for {pair_words(gemm, asked)}: run loka probe"
+    return f"no evidence for {format_operands(gemm, requested)}: run loka probe"

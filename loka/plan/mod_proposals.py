@@ -10,7 +10,7 @@ from loka.mods.dataflow import analyse_dataflow
 from loka.mods.mod_planning import UnplannedModel
 from loka.mods.registry import ModKind, forward_planning, module_planning, names_of
 from loka.mods.selection import selected_for_all
-from loka.plan.report.mod_plans import adapted_words
+from loka.plan.report.mod_plans import describe_adaptations
 from loka.sites.build_model import BuiltModel, build_model
 from loka.sites.callables import current_directory_importable
 from loka.sites.discover import find_sites
@@ -70,4 +70,4 @@ def _new_model(built: BuiltModel) -> Iterator[Proposal]:
         mod = module_planning(name)
         found = mod.find(model, selected_for_all(mod)).adaptations
         if found and not mod.opt_in:
-            yield Proposal(name, ", ".join(adapted_words(found)), mod.exact)
+            yield Proposal(name, ", ".join(describe_adaptations(found)), mod.exact)

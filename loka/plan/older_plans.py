@@ -7,7 +7,7 @@ from typing import Any
 
 FIRST_WITH_TODAYS_NAMES = 5
 _TABLES = ("decisions", "bindings")  # whose keys are names of fields alone
-_KEYS = {"turned": "transposed"}
+_KEYS = {"turned": "transposed", "by_rows": "m_buckets"}  # the latter in files of any version
 _PATHS = {"turned": "requantize_transpose"}  # the last part of a policy's path
 
 

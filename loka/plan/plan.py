@@ -5,24 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from loka.devices.targets import TargetDevice
 from loka.graph.ir import ForwardIR
 from loka.kernels.measurements.parts import PartKind, TimeSource
 from loka.mods.adaptation import Adaptation, RewriteResult, Setting, Unchanged
 from loka.numerics.enums import Accumulation, Gemm
-from loka.policy.cascade.settings import Assignment, OperandRecipe
+from loka.numerics.recipe import OperandPair, Recipe
+from loka.policy.cascade.settings import Assignment
 from loka.probe.profile.profile import Interval, Verdict
 from loka.sites.site import Site
 
 NATIVE = "as-is"  # the kernel of a GEMM that stays as the model has it
 NOTHING_AROUND = "no norm, activation or residual around it can be taken along"  # a region_note that is no refusal
-
-
-class PlanTarget(StrEnum):
-    """The device that a plan is decided for."""
-
-    H100 = "h100"
-    H200 = "h200"
-    REFERENCE = "reference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +83,7 @@ class SiteTiming:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way of running all GEMMs of a site together, and why it is the chosen one, or is not."""
+    """One execution option of all GEMMs of a site, and why it is the chosen one, or is not."""
 
     kernels: tuple[str, ...]  # of each GEMM, in the order of `SitePlan.gemms`
     time: StepTime
@@ -103,19 +97,19 @@ class GemmPlan:
     """One GEMM's decision. `operands` and `accumulation` are None where it stays as the model has it."""
 
     gemm: Gemm
-    kernel: str  # a name of `loka.kernels.gemm.catalogue`, "torch.scaled_mm"; AS_IS where it stays
-    operands: tuple[OperandRecipe, OperandRecipe] | None
+    kernel: str  # a name of `loka.kernels.gemm.catalogue`, "torch.scaled_mm"; NATIVE where it stays
+    operands: OperandPair | None
     accumulation: Accumulation | None
     reason: str  # "fp8 by policies/ranker.yaml:14", "kept: no evidence: run loka probe", ...
     rejected: tuple[Rejected, ...] = ()
     evidence: Evidence | None = None  # also of a GEMM that is kept: what FP8 would cost
-    times: tuple[KernelTime, ...] = ()  # of every kernel that was measured, AS_IS among them
-    by_rows: tuple[tuple[int, str], ...] = ()  # (largest M, kernel), ascending, where M varies; above all, the last
+    times: tuple[KernelTime, ...] = ()  # of every kernel that was measured, NATIVE among them
+    m_buckets: tuple[tuple[int, str], ...] = ()  # (largest M, kernel), ascending, where M varies; above all, the last
 
     @property
     def kernels(self) -> tuple[str, ...]:
         """Every kernel that it may run on, the planned batch size's first."""
-        return tuple(dict.fromkeys((self.kernel, *(kernel for _, kernel in self.by_rows))))
+        return tuple(dict.fromkeys((self.kernel, *(kernel for _, kernel in self.m_buckets))))
 
     @property
     def fp8(self) -> bool:
@@ -138,13 +132,18 @@ class SitePlan:
     region: tuple[str, ...] = ()  # the operations of the region that is replaced around it, if one is
     region_note: str = ""  # why its region is not replaced although the policy asks, or ""
     timing: SiteTiming | None = None  # None where no measurement decided
-    candidates: tuple[Candidate, ...] = ()  # the ways that were compared
+    candidates: tuple[Candidate, ...] = ()  # the execution options that were compared
     gains_by_fusing: bool = False  # `fuse: auto`, and the measurements say that it is faster with its neighbours
 
     @property
     def fp8(self) -> bool:
         """Whether any of its GEMMs runs in FP8."""
         return any(gemm.fp8 for gemm in self.gemms)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What its GEMMs run in."""
+        return Recipe.of({gemm.gemm: gemm.operands for gemm in self.gemms})
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +164,7 @@ class InteractionPlan:
     @property
     def takes(self) -> tuple[str, ...]:
         """The sites whose GEMMs it computes."""
-        return self.sites if self.work is PartKind.MIX else ()
+        return self.sites if self.work is PartKind.FM_INTERACTION else ()
 
     @property
     def speedup(self) -> float | None:
@@ -232,7 +231,7 @@ class Plan:
     """Everything that code generation needs. Serialises to the same bytes on every machine (`loka.plan.serialize`)."""
 
     name: str
-    target: PlanTarget
+    target: TargetDevice
     batch_size: int
     policy_files: tuple[tuple[str, str], ...]  # (file as named, sha256), the policy first and then what it extends
     sites: tuple[SitePlan, ...]  # in model order

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from loka.devices.targets import DEVICES, TargetDevice
 from loka.errors import InputError
 from loka.gc import deferred_gc
 from loka.graph.trace.tracer import Tracer
@@ -23,7 +24,7 @@ from loka.mods.policy_loader import load_policy
 from loka.mods.registry import interaction_planning
 from loka.plan.evidence import ProfiledSites, check_sites, open_profile
 from loka.plan.merged_evidence import with_merged_sites
-from loka.plan.plan import NATIVE, Plan, PlanTarget
+from loka.plan.plan import NATIVE, Plan
 from loka.plan.report.mod_plans import ForwardOutcome, mod_plans
 from loka.plan.resolve import Situation, resolve
 from loka.plan.rewrite.float64 import float64_sites
@@ -32,7 +33,7 @@ from loka.plan.rewrite.owner_mods import OwnerTracer, owner_outcomes, requested_
 from loka.plan.rewrite.plan_bindings import bind
 from loka.plan.rewrite.rewrites import RewriteRequest, Rewrites, rewrite, rewrite_request_of, scopes_of, with_regions
 from loka.plan.rewrite.site_mods import with_site_mods
-from loka.plan.select.interaction_times import interaction_plans, without_taken
+from loka.plan.select.interaction_times import interaction_plans, without_fused_sites
 from loka.plan.select.mod_gains import with_gains
 from loka.plan.select.open_measurements import open_measurements
 from loka.plan.select.workload import Traced
@@ -193,7 +194,7 @@ def plan_of(
     sites, settings = modded.sites, modded.settings
     trace = OwnerTracer(modded.trace, requested_owners(policy.mods, model))
     evidence = with_merged_sites(known, sites)
-    situation = Situation(PlanTarget(policy.target), policy.model.batch_size, named, considered, evidence, costs)
+    situation = Situation(TargetDevice(policy.target), policy.model.batch_size, named, considered, evidence, costs)
     interacting = requested_interactions(policy.mods, sites, model)
     plans, wide = resolve(sites, settings, situation, {}), float64_sites(sites, model)
     request = rewrite_request_of(plans, settings, interacting, modded.changed, trace.scopes, wide)
@@ -206,8 +207,10 @@ def plan_of(
     if rewrites.refused:
         plans = resolve(sites, settings, situation, rewrites.refused, traced)
     plans = with_regions(plans, rewrites)
-    interactions = interaction_plans(rewrites.interactions.fused, plans, policy.model.batch_size, costs)
-    plans = without_taken(plans, interactions)
+    interactions = interaction_plans(
+        rewrites.interactions.fused, plans, policy.model.batch_size, costs, DEVICES[situation.target]
+    )
+    plans = without_fused_sites(plans, interactions)
     outcomes: dict[str, ForwardOutcome] = {**modded.outcomes}
     outcomes |= interaction_outcomes(policy.mods, model, rewrites.interactions)
     outcomes |= owner_outcomes(trace, rewrites.forwards, rewrites.untraced, model)

@@ -9,23 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from loka.devices.targets import DEVICES, TargetDevice
 from loka.errors import InputError
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, PREFERRED, Kernel
 from loka.kernels.measurements.parts import PartCosts
 from loka.numerics.enums import Accumulation, Compute, Fuse, Gemm
+from loka.numerics.recipe import OperandPair, transposed_form, with_scalings
 from loka.plan.evidence import JudgedGemm, ProfiledSites, judge, with_ranges
-from loka.plan.plan import NATIVE, GemmPlan, PlanTarget, Rejected, SitePlan
-from loka.plan.report.format import place_words
+from loka.plan.plan import NATIVE, GemmPlan, Rejected, SitePlan
+from loka.plan.report.format import format_place
 from loka.plan.select.enumerate import Offer, SiteOptions, enumerate_options
 from loka.plan.select.kernel_overrides import (
-    Pair,
     accepted_operands,
     candidates,
     impossible_overrides,
-    other_form,
     overridden_operands,
     unknown_kernels,
-    with_scalings,
 )
 from loka.plan.select.latency_selection import SAFE, LatencySelection, problem_of, revise
 from loka.plan.select.perf_model import PerfModel
@@ -36,14 +35,15 @@ from loka.policy.cascade.settings import Assignment, GemmSettings, SiteSettings
 from loka.probe.profile.profile import Verdict
 from loka.sites.site import Site
 
-_Sifted = tuple[dict[str, Pair], tuple[Rejected, ...]]  # the kernels that can, each with the form of operands it takes
+# The kernels that can, each with the form of operands that it takes; and those that cannot.
+_Sifted = tuple[dict[str, OperandPair], tuple[Rejected, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
     """What all sites of a plan are decided against."""
 
-    target: PlanTarget
+    target: TargetDevice
     batch_size: int
     files: Mapping[str, str] = field(default_factory=dict)  # a policy file as the plan calls it -> as the user named it
     kernels: tuple[Kernel, ...] = ()  # FP8, the first preferred; (): PREFERRED, or, with measurements, all
@@ -93,10 +93,12 @@ def resolve(
         if gemms is None:
             gemms = resolver.decide(site, wanted, obstacle)
             decided[key] = gemms
-        pins = impossible_overrides(site, wanted, gemms, situation.files, situation.batch_size, situation.target.value)
-        others = [plan for plan in gemms if plan.gemm not in pins]  # once said, at the rule that names the kernel
+        overrides = impossible_overrides(
+            site, wanted, gemms, situation.files, situation.batch_size, situation.target.value
+        )
+        others = [plan for plan in gemms if plan.gemm not in overrides]  # once said, at the rule that names the kernel
         problems.update(dict.fromkeys(_impossible(site, wanted, others, situation.files)))
-        problems.update(dict.fromkeys(pins.values()))
+        problems.update(dict.fromkeys(overrides.values()))
         drafts.append(_Draft(site, wanted, obstacle, gemms))
     if problems:
         raise ImpossibleRuleError("\n".join(problems))
@@ -140,8 +142,9 @@ class _Resolver:
     def __init__(self, situation: Situation) -> None:
         self._situation = situation
         self._sifted: dict[tuple[object, ...], _Sifted] = {}
-        self._pricer = PerfModel(situation.costs) if situation.costs is not None else None
-        self._menus: dict[tuple[object, ...], SiteOptions | None] = {}
+        device, costs = DEVICES[situation.target], situation.costs
+        self._perf_model = PerfModel(costs, device) if costs is not None else None
+        self._enumerated: dict[tuple[object, ...], SiteOptions | None] = {}
         self._around: dict[tuple[object, ...], Surroundings] = {}
 
     def decide(self, site: Site, wanted: SiteSettings, obstacle: str | None) -> tuple[GemmPlan, ...]:
@@ -153,21 +156,21 @@ class _Resolver:
         return tuple(gemms.values())
 
     def _decide(self, site: Site, gemm: Gemm, wanted: SiteSettings, obstacle: str | None) -> GemmPlan:
-        asked, known = wanted.gemms[gemm], self._situation.known
+        requested, known = wanted.gemms[gemm], self._situation.known
         by = _by(wanted.compute_set_by(gemm))
-        operands, lacking = with_ranges(known, site.name, gemm, asked.operands)
-        judged = judge(known, site.name, gemm, asked.operands, operands, wanted.budget)
-        operands = self._pinned(site, gemm, replace(asked, operands=operands))
-        if asked.compute is Compute.KEEP:
+        operands, lacking = with_ranges(known, site.name, gemm, requested.operands)
+        judged = judge(known, site.name, gemm, requested.operands, operands, wanted.budget)
+        operands = self._overridden(site, gemm, replace(requested, operands=operands))
+        if requested.compute is Compute.KEEP:
             return _kept(gemm, f"keep{by}", judged)
         obstacle = obstacle or lacking
         if obstacle is not None:
-            kernels = candidates(asked, self._situation.considered)
+            kernels = candidates(requested, self._situation.considered)
             return _kept(gemm, obstacle, judged, tuple(Rejected(kernel.name, obstacle) for kernel in kernels))
-        able, rejected = self._kernels(site, gemm, wanted, replace(asked, operands=operands))
+        able, rejected = self._kernels(site, gemm, wanted, replace(requested, operands=operands))
         if not able:
             return _kept(gemm, rejected[0].reason if rejected else "no kernel is known", judged, rejected)
-        if asked.compute is Compute.AUTO:
+        if requested.compute is Compute.AUTO:
             if judged.unsupported_reason:
                 waiting = tuple(Rejected(name, judged.unsupported_reason) for name in able)
                 return _kept(gemm, judged.unsupported_reason, judged, (*waiting, *rejected))
@@ -177,32 +180,32 @@ class _Resolver:
         first, *others = able
         later = tuple(Rejected(name, f"{first} is preferred where no measurement decides") for name in others)
         operands = with_scalings(operands, able[first])
-        return GemmPlan(gemm, first, operands, asked.accumulation, reason, (*later, *rejected), judged.evidence)
+        return GemmPlan(gemm, first, operands, requested.accumulation, reason, (*later, *rejected), judged.evidence)
 
-    def _kernels(self, site: Site, gemm: Gemm, wanted: SiteSettings, asked: GemmSettings) -> _Sifted:
+    def _kernels(self, site: Site, gemm: Gemm, wanted: SiteSettings, requested: GemmSettings) -> _Sifted:
         """The kernels that can run a GEMM, and those that cannot: asked once for sites that are alike."""
-        key = (gemm, id(wanted), site.rows, site.k, site.n, asked.accumulation)
+        key = (gemm, id(wanted), site.rows, site.k, site.n, requested.accumulation)
         if key not in self._sifted:
-            self._sifted[key] = _sift(site, gemm, asked, self._situation, self._pricer)
+            self._sifted[key] = _sift(site, gemm, requested, self._situation, self._perf_model)
         return self._sifted[key]
 
-    def _pinned(self, site: Site, gemm: Gemm, asked: GemmSettings) -> Pair:
-        return overridden_operands(site, gemm, asked, self._situation.batch_size, self._situation.target.value)
+    def _overridden(self, site: Site, gemm: Gemm, requested: GemmSettings) -> OperandPair:
+        return overridden_operands(site, gemm, requested, self._situation.batch_size, self._situation.target.value)
 
     def by_time(self, drafts: Sequence[_Draft], traced: Traced) -> list[LatencySelection | None]:
         """What measurements make of the drafts; None where they say nothing."""
         found: list[LatencySelection | None] = [None] * len(drafts)
-        if self._pricer is None:
+        if self._perf_model is None:
             return found
         problems = [self._problem(draft, traced) for draft in drafts]
         known: dict[tuple[object, ...], tuple[LatencySelection, ...]] = {}
         for run in _runs(drafts, problems, traced):
             chain = [(drafts[place].gemms, problem) for place, problem in run]
-            key = tuple((id(gemms), id(problem.menu)) for gemms, problem in chain)
+            key = tuple((id(gemms), id(problem.site_options)) for gemms, problem in chain)
             if key not in known:
                 chosen = select([problem for _, problem in chain])
                 known[key] = tuple(
-                    revise(problem, gemms, way) for (gemms, problem), way in zip(chain, chosen, strict=True)
+                    revise(problem, gemms, option) for (gemms, problem), option in zip(chain, chosen, strict=True)
                 )
             for (place, _), timed in zip(run, known[key], strict=True):
                 found[place] = timed
@@ -211,11 +214,11 @@ class _Resolver:
     def _problem(self, draft: _Draft, traced: Traced) -> SelectionProblem | None:
         if draft.obstacle is not None:
             return None
-        return problem_of(self._menu(draft, traced), draft.gemms, draft.wanted)
+        return problem_of(self._options_of(draft, traced), draft.gemms, draft.wanted)
 
-    def _menu(self, draft: _Draft, traced: Traced) -> SiteOptions | None:
+    def _options_of(self, draft: _Draft, traced: Traced) -> SiteOptions | None:
         site, wanted = draft.site, draft.wanted
-        if self._pricer is None:
+        if self._perf_model is None:
             return None
         key: tuple[object, ...] = (site.fed_by, site.followed_by)
         if key not in self._around:
@@ -225,31 +228,31 @@ class _Resolver:
             around = around.in_chain(traced.around[site.name])
         fuse = Fuse.NEVER if site.name in traced.alone else wanted.fuse
         key = (id(wanted), site.rows, site.k, site.n, site.input_grad, around, fuse)
-        if key not in self._menus:
+        if key not in self._enumerated:
             sizes = SiteSizes(site.rows.at(self._situation.batch_size), site.k, site.n)
-            self._menus[key] = enumerate_options(
-                sizes, site_gemms(site), self._offers(draft), around, fuse, self._pricer
+            self._enumerated[key] = enumerate_options(
+                sizes, site_gemms(site), self._offers(draft), around, fuse, self._perf_model
             )
-        return self._menus[key]
+        return self._enumerated[key]
 
     def _offers(self, draft: _Draft) -> dict[Gemm, Offer]:
         """The GEMMs of a site that some kernel could run in FP8, whatever policy and evidence say of it."""
         offers = {}
         for plan in draft.gemms:
-            asked = draft.wanted.gemms[plan.gemm]
-            operands = plan.operands or self._pinned(draft.site, plan.gemm, asked)
-            asked = replace(asked, operands=operands)
-            able = {(name, asked.accumulation): form for name, form in self._able(draft, plan.gemm, asked)}
-            if asked.may_be_fast:
-                faster = self._able(draft, plan.gemm, replace(asked, accumulation=Accumulation.FAST))
+            requested = draft.wanted.gemms[plan.gemm]
+            operands = plan.operands or self._overridden(draft.site, plan.gemm, requested)
+            requested = replace(requested, operands=operands)
+            able = {(name, requested.accumulation): form for name, form in self._able(draft, plan.gemm, requested)}
+            if requested.may_be_fast:
+                faster = self._able(draft, plan.gemm, replace(requested, accumulation=Accumulation.FAST))
                 able |= {(name, Accumulation.FAST): form for name, form in faster}
             if able:
-                offers[plan.gemm] = Offer(able, asked.padding)
+                offers[plan.gemm] = Offer(able, requested.padding)
         return offers
 
-    def _able(self, draft: _Draft, gemm: Gemm, asked: GemmSettings) -> Iterable[tuple[str, Pair]]:
+    def _able(self, draft: _Draft, gemm: Gemm, requested: GemmSettings) -> Iterable[tuple[str, OperandPair]]:
         """The kernels that can run a GEMM, each with the form of its operands."""
-        return self._kernels(draft.site, gemm, draft.wanted, asked)[0].items()
+        return self._kernels(draft.site, gemm, draft.wanted, requested)[0].items()
 
 
 def _runs(
@@ -277,40 +280,46 @@ def _over_budget(judged: JudgedGemm) -> str:
     return f", over budget: {evidence.figures}" if evidence is not None and evidence.verdict is Verdict.UNSAFE else ""
 
 
-def _sift(site: Site, gemm: Gemm, asked: GemmSettings, situation: Situation, pricer: PerfModel | None) -> _Sifted:
+def _sift(
+    site: Site, gemm: Gemm, requested: GemmSettings, situation: Situation, perf_model: PerfModel | None
+) -> _Sifted:
     """The kernels that can run a GEMM, in order, and those that cannot or gave wrong numbers, with why."""
-    able: dict[str, Pair] = {}
+    able: dict[str, OperandPair] = {}
     rejected = []
     sizes, target = SiteSizes(site.rows.at(situation.batch_size), site.k, site.n), situation.target.value
     shape = (sizes.m, sizes.k, sizes.n)
-    for kernel in candidates(asked, situation.considered):
-        operands = accepted_operands(kernel, gemm, asked, shape, target)
-        reason = kernel.unsupported_reason(gemm, operands, asked.accumulation, asked.padding, *shape, target)
-        if reason is None and pricer is not None:
-            wrong = pricer.wrong_reason(gemm_part(gemm, sizes, kernel.name, operands, asked.accumulation))
+    for kernel in candidates(requested, situation.considered):
+        operands = accepted_operands(kernel, gemm, requested, shape, target)
+        reason = kernel.unsupported_reason(gemm, operands, requested.accumulation, requested.padding, *shape, target)
+        if reason is None and perf_model is not None:
+            wrong = perf_model.wrong_reason(gemm_part(gemm, sizes, kernel.name, operands, requested.accumulation))
             reason = f"its numbers were wrong when it was measured: {wrong}" if wrong else None
         if reason is None:
-            able[kernel.name] = _faster_form(kernel, gemm, replace(asked, operands=operands), sizes, target, pricer)
+            able[kernel.name] = _faster_form(
+                kernel, gemm, replace(requested, operands=operands), sizes, target, perf_model
+            )
         else:
             rejected.append(Rejected(kernel.name, reason))
     return able, tuple(rejected)
 
 
 def _faster_form(
-    kernel: Kernel, gemm: Gemm, asked: GemmSettings, sizes: SiteSizes, target: str, pricer: PerfModel | None
-) -> Pair:
+    kernel: Kernel, gemm: Gemm, requested: GemmSettings, sizes: SiteSizes, target: str, perf_model: PerfModel | None
+) -> OperandPair:
     """The operands as asked for, or in their other form where a kernel takes that faster, by more than the noise."""
-    other = other_form(asked.operands)
-    if pricer is None or other is None:
-        return asked.operands
-    here, there = (gemm_part(gemm, sizes, kernel.name, form, asked.accumulation) for form in (asked.operands, other))
-    refused = kernel.unsupported_reason(
-        gemm, other, asked.accumulation, asked.padding, sizes.m, sizes.k, sizes.n, target
+    other = transposed_form(requested.operands)
+    if perf_model is None or other is None:
+        return requested.operands
+    here, there = (
+        gemm_part(gemm, sizes, kernel.name, form, requested.accumulation) for form in (requested.operands, other)
     )
-    price, beside = pricer.part(here), pricer.part(there)
-    if refused is not None or price is None or beside is None or pricer.wrong_reason(there):
-        return asked.operands
-    return other if beside.us < price.us and not beside.ties_with(price) else asked.operands
+    refused = kernel.unsupported_reason(
+        gemm, other, requested.accumulation, requested.padding, sizes.m, sizes.k, sizes.n, target
+    )
+    latency, beside = perf_model.part(here), perf_model.part(there)
+    if refused is not None or latency is None or beside is None or perf_model.wrong_reason(there):
+        return requested.operands
+    return other if beside.us < latency.us and not beside.ties_with(latency) else requested.operands
 
 
 def _kept(gemm: Gemm, reason: str, judged: JudgedGemm, rejected: tuple[Rejected, ...] = ()) -> GemmPlan:
@@ -319,7 +328,7 @@ def _kept(gemm: Gemm, reason: str, judged: JudgedGemm, rejected: tuple[Rejected,
 
 def _by(assignment: Assignment | None) -> str:
     """Who decided: ` by policies/ranker.yaml:14`."""
-    place = place_words(assignment) if assignment is not None else ""
+    place = format_place(assignment) if assignment is not None else ""
     return f" by {place}" if place else ""
 
 

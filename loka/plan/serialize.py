@@ -17,6 +17,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from loka.devices.targets import TargetDevice
 from loka.errors import InputError
 from loka.plan.older_plans import FIRST_WITH_TODAYS_NAMES, upgraded
 from loka.plan.plan import (
@@ -26,7 +27,6 @@ from loka.plan.plan import (
     ModPlan,
     Plan,
     PlannedBinding,
-    PlanTarget,
     SitePlan,
     SiteTiming,
     Skipped,
@@ -70,7 +70,7 @@ class _PlanFile:
     format: Literal["loka.plan"]
     version: Literal[1, 2, 3, 4, 5]
     name: str
-    target: PlanTarget
+    target: TargetDevice
     batch_size: int
     loka_version: str
     policy_files: tuple[tuple[str, str], ...]
@@ -153,8 +153,8 @@ def to_json(plan: Plan) -> str:
         _show_evidence(decision)
         _show_transposed(decision)
         _show_times(decision)
-        if not decision["by_rows"]:
-            del decision["by_rows"]
+        if buckets := decision.pop("m_buckets"):
+            decision["by_rows"] = buckets  # its name in plan files of every version
     for binding in data["bindings"]:
         _show_even(binding)
         if binding["forward"] is not None and not binding["forward"]["rewritten"]:
@@ -189,7 +189,7 @@ def from_json(text: str, name: str = "plan.json") -> Plan:
             "plan again with `loka generate`"
         )
     try:
-        if version < FIRST_WITH_TODAYS_NAMES:
+        if version < FIRST_WITH_TODAYS_NAMES or '"by_rows"' in text:
             text = json.dumps(upgraded(data))
         file = _adapter().validate_json(text)
         _refuse_nonsense(file, name)
@@ -264,12 +264,11 @@ def _to_file(plan: Plan) -> _PlanFile:
 
 
 def _version(plan: Plan, decisions: Sequence[GemmPlan]) -> Literal[1, 2, 3, 5]:
-    recipes = [recipe for decision in decisions for recipe in decision.operands or ()]
-    if plan.interactions or any(recipe.transposed for recipe in recipes):
+    if plan.interactions or any(site.recipe.transposed_operands for site in plan.sites):
         return 5
     if plan.mods:
         return 3
-    return 2 if plan.measurements or any(decision.by_rows for decision in decisions) else 1
+    return 2 if plan.measurements or any(decision.m_buckets for decision in decisions) else 1
 
 
 def _from_file(file: _PlanFile) -> Plan:

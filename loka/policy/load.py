@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from loka.devices.targets import DEFAULT_TARGET
 from loka.errors import RenamedWarning
 from loka.numerics.enums import Autocast
 from loka.policy.cascade.expand import RuleOrigin, built_in, expand, shown_value
@@ -53,18 +54,18 @@ def read_policy(path: Path | str, mods: ModSchemas) -> Policy:
     if problems or setting is None or documents.tree is None:
         raise PolicyError(_in_order(problems, documents))
     if documents.renamed:
-        warnings.warn(_renamed_words(documents.renamed), RenamedWarning, stacklevel=3)
+        warnings.warn(_renamed_message(documents.renamed), RenamedWarning, stacklevel=3)
     return _policy(Path(path), setting, documents.tree, documents, mods)
 
 
-def _renamed_words(renamed: tuple[RenamedKey, ...]) -> str:
+def _renamed_message(renamed: tuple[RenamedKey, ...]) -> str:
     """The first field under an old name, and at how many more places there is one."""
     others = len(dict.fromkeys(each.place for each in renamed)) - 1
     return f"{renamed[0]}" + (f" (so at {others} more place{'s' if others > 1 else ''})" if others else "")
 
 
 def _refuse_plan(tree: Mapping) -> None:
-    """Raises PolicyError for a plan.json, which is YAML too, instead of a complaint about each of its keys."""
+    """Raises PolicyError for a plan.json, which is YAML too, instead of a problem for each of its keys."""
     entry = tree.entries.get("format")
     if entry is not None and isinstance(entry.node, Scalar) and entry.node.value == PLAN_FORMAT:
         advice = "name the policy that it was generated from (its policy_files)"
@@ -100,7 +101,7 @@ def _policy(
         files=documents.files,
         model=model,
         train=_train(setting.train, model) if setting.train else None,
-        target=(setting.target or policy_schema.TargetDevice.H100).value,
+        target=(setting.target or DEFAULT_TARGET).value,
         rules=(_defaults(setting.defaults, tree), *rules),
         mods=tuple(_mod(mod, uses[type(mod)], tree, index) for index, mod in enumerate(setting.mods or [])),
         profile=setting.profile,

@@ -173,7 +173,7 @@ class Policy:
     files: tuple[tuple[str, str], ...]  # (path relative to the policy's directory, sha256): the policy, then its bases
     model: ModelSpec
     train: TrainSpec | None
-    target: str  # h100 | h200 | reference
+    target: str  # a TargetDevice
     rules: tuple[Rule, ...]
     mods: tuple[ModRule, ...] = ()
     profile: str | None = None

@@ -8,8 +8,9 @@ from dataclasses import replace
 from loka.errors import InputError
 from loka.mods.suggestions import Suggestible
 from loka.numerics.enums import OPERANDS, Compute, Gemm, Operand
-from loka.policy.cascade.settings import OperandRecipe, SiteSettings
-from loka.probe.diagnostics.finding_evidence import with_seen_ranges
+from loka.numerics.recipe import OperandPair
+from loka.policy.cascade.settings import SiteSettings
+from loka.probe.diagnostics.finding_evidence import with_observed_ranges
 from loka.probe.diagnostics.findings import find
 from loka.probe.estimate.candidate_recipes import candidates
 from loka.probe.estimate.estimate import estimate_site
@@ -22,7 +23,6 @@ from loka.sites.site import Site
 LIMIT = 16  # sampled pairs of operands for each GEMM, at most
 
 Progress = Callable[[int, int], None]  # (sites done, sites in all)
-Pair = tuple[OperandRecipe, OperandRecipe]
 
 
 def finish(
@@ -79,7 +79,7 @@ def check_sites(recorded: RecordedStats, sites: Sequence[Site]) -> None:
             )
 
 
-def recipes_of(site: Site, settings: SiteSettings, seen: SiteProfile) -> dict[Gemm, tuple[Pair, ...]]:
+def recipes_of(site: Site, settings: SiteSettings, seen: SiteProfile) -> dict[Gemm, tuple[OperandPair, ...]]:
     """The recipes to judge for each GEMM of a site: what the policy asks for, then the standard candidates.
 
     A GEMM that the policy keeps is left out. A static range without `amax` takes what was seen, as planning does; where
@@ -89,7 +89,7 @@ def recipes_of(site: Site, settings: SiteSettings, seen: SiteProfile) -> dict[Ge
     for gemm, wanted in settings.gemms.items():
         if wanted.compute is Compute.KEEP or (gemm is Gemm.DGRAD and not site.input_grad):
             continue
-        own = with_seen_ranges(seen, gemm, wanted.operands)
+        own = with_observed_ranges(seen, gemm, wanted.operands)
         found[gemm] = tuple(dict.fromkeys((*(() if own is None else (own,)), *candidates(gemm))))
     return found
 

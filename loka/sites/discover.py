@@ -1,8 +1,8 @@
 """Every GEMM of a model, wherever it is written, found from one forward on fake tensors.
 
 The model is copied with fake tensors in place of its own, the batch is kept symbolic, and one forward is watched in
-training and one in evaluation (see docs/architecture.md). Where the forward reads numbers, which fake tensors do not
-have, a copy is run on two and three real samples instead.
+training and one in evaluation. Where the forward reads numbers, which fake tensors do not have, a copy is run on two
+and three real samples instead.
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ def _find_sites(built: BuiltModel) -> SiteMap:
 
 
 def _find(built: BuiltModel, evaluate: bool) -> _Found:
-    """The first way to run the model that works; the error of the last where none does."""
+    """What the first attempt to run the model that works finds; the error of the last where none does."""
     fixed = "the batch size is written into the forward: rows follow it only as far as one size shows"
     numbers = "the forward reads values: it was run on a few real samples, and other values may call other GEMMs"
     usual = unusual_batch(built)
-    ways: list[tuple[bool, Callable[[], _Found]]] = [
+    attempts: list[tuple[bool, Callable[[], _Found]]] = [
         (False, lambda: _symbolic(built, usual, evaluate)),
         (False, lambda: _pair(built, usual, 2 * usual, watch_fake, evaluate)),
         (False, lambda: _single(built, watch_fake, evaluate, fixed)),
@@ -107,12 +107,12 @@ def _find(built: BuiltModel, evaluate: bool) -> _Found:
     ]
     first: Exception | None = None
     last: Exception | None = None
-    for real, way in ways:
+    for real, attempt in attempts:
         if isinstance(first, _NEEDS_NUMBERS) and not real:
             continue
         try:
-            return way()
-        except Exception as error:  # noqa: BLE001 - a user's forward can raise anything; the next way may do
+            return attempt()
+        except Exception as error:  # noqa: BLE001 - a user's forward can raise anything; the next attempt may work
             if first is None or (isinstance(error, _NEEDS_NUMBERS) and not isinstance(first, _NEEDS_NUMBERS)):
                 first = error
             last = error

@@ -60,7 +60,7 @@ class FakeLayout:
     whole: FakeLayout | None = None  # of one in blocks: what it was cut from
 
 
-class _Ghost(torch.autograd.Function):
+class _FakeOutput(torch.autograd.Function):
     """Gives a fake tensor a place in the autograd graph, so that requires_grad goes on and it is no leaf."""
 
     @staticmethod
@@ -134,7 +134,7 @@ class FakeOutputs:
         if torch.is_grad_enabled():
             for source in sources:
                 if source.requires_grad:  # one is enough for the output to require it too
-                    made: Tensor = _Ghost.apply(  # type: ignore[no-untyped-call]
+                    made: Tensor = _FakeOutput.apply(  # type: ignore[no-untyped-call]
                         lambda: self._fake(layout.meta, layout.device), source
                     )
                     return made

@@ -80,12 +80,12 @@ class Recorder(TorchFunctionMode):
         self,
         names: dict[int, str],
         buffers: dict[int, str],
-        ghosts: FakeOutputs | None,
+        fake_outputs: FakeOutputs | None,
         stop: CodeType,
     ) -> None:
         super().__init__()
         self.names = names
-        self.ghosts = ghosts
+        self.fake_outputs = fake_outputs
         self.calls: list[Call] = []
         self.others: list[Other] = []
         self.functions: list[Function] = []
@@ -140,7 +140,7 @@ class Recorder(TorchFunctionMode):
 
         def forward(input: Tensor) -> Tensor:
             with torch._C.DisableTorchFunction():
-                out = self._ghost_linear(input, weight, tensors) if linear.weight is weight else None
+                out = self._fake_linear(input, weight, tensors) if linear.weight is weight else None
                 if out is None:
                     made = None
                 else:
@@ -150,7 +150,9 @@ class Recorder(TorchFunctionMode):
                     product = MatrixProduct(GemmKind.LINEAR, input, names[0], None, *mkn, (mkn,))
                     result = self._result("linear", (input,), made, gemm=True)
                     if result is not None:
-                        result.layout = self.ghosts.widened(layout, weight.shape[0]) if self.ghosts else None
+                        result.layout = (
+                            self.fake_outputs.widened(layout, weight.shape[0]) if self.fake_outputs else None
+                        )
                         self._add(product, result, name, names[1], ("", 0), None)
             return made if made is not None else run(input)
 
@@ -167,7 +169,7 @@ class Recorder(TorchFunctionMode):
         named = dict(kwargs or {})
         describe = PRODUCTS.get(func)
         product = describe(args, named, self.origin) if describe else None
-        out, layout = self._ghost_of(func, args, named, product)
+        out, layout = self._fake_output_of(func, args, named, product)
         if out is None:
             out = func(*args, **named)
         if isinstance(out, Tensor | tuple | list) or (out is None and args and isinstance(args[0], Tensor)):
@@ -197,10 +199,10 @@ class Recorder(TorchFunctionMode):
             return TensorOrigin(None)
         return TensorOrigin(None, _history(node))
 
-    def _ghost_of(
+    def _fake_output_of(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], product: MatrixProduct | None
     ) -> tuple[Tensor | None, FakeLayout | None]:
-        if self.ghosts is None:
+        if self.fake_outputs is None:
             return None, None
         if func is F.linear and product is not None and product.kind is GemmKind.FUNCTIONAL_LINEAR and len(args) > 1:
             x, weight = args[0], args[1]
@@ -208,35 +210,35 @@ class Recorder(TorchFunctionMode):
             odd_bias = bias is not None and tuple(bias.shape) != tuple(weight.shape[:1])
             if product.x is not x or product.blocked or odd_bias:
                 return None, None
-            made = self._ghost_linear(args[0], weight, (weight,) if bias is None else (weight, bias))
-            return (None, None) if made is None else (made[1], self.ghosts.widened(made[0], weight.shape[0]))
+            made = self._fake_linear(args[0], weight, (weight,) if bias is None else (weight, bias))
+            return (None, None) if made is None else (made[1], self.fake_outputs.widened(made[0], weight.shape[0]))
         if func in VIEWS and not kwargs and isinstance(args[0], Tensor):
             before = self._layout(args[0])
-            after = None if before is None else self.ghosts.viewed(func, args, before)
-            return (None, None) if after is None else (self.ghosts.make(after, (args[0],)), after)
+            after = None if before is None else self.fake_outputs.viewed(func, args, before)
+            return (None, None) if after is None else (self.fake_outputs.make(after, (args[0],)), after)
         sources = keeps_layout(func, args, kwargs)
         layout = self._layout(sources[0]) if sources else None
         if layout is None or torch.is_autocast_enabled(layout.device.type):
             return None, None
-        return self.ghosts.make(layout, sources), layout
+        return self.fake_outputs.make(layout, sources), layout
 
-    def _ghost_linear(self, x: Tensor, weight: Tensor, tensors: tuple[Tensor, ...]) -> tuple[FakeLayout, Tensor] | None:
+    def _fake_linear(self, x: Tensor, weight: Tensor, tensors: tuple[Tensor, ...]) -> tuple[FakeLayout, Tensor] | None:
         """The input's layout and the output of a linear layer; None where torch must compute it (or refuse it)."""
-        if self.ghosts is None:
+        if self.fake_outputs is None:
             return None
         layout = self._layout(x)
         if layout is None or layout.last != weight.shape[1] or any(t.dtype != layout.dtype for t in tensors):
             return None
         if torch.is_autocast_enabled(layout.device.type):
             return None
-        return layout, self.ghosts.make(self.ghosts.widened(layout, weight.shape[0]), (x, *tensors))
+        return layout, self.fake_outputs.make(self.fake_outputs.widened(layout, weight.shape[0]), (x, *tensors))
 
     def _layout(self, tensor: Tensor) -> FakeLayout | None:
         node = self._nodes.get(id(tensor))
-        if node is None or self.ghosts is None:
+        if node is None or self.fake_outputs is None:
             return None
         if node.layout is None:
-            node.layout = self.ghosts.layout_of(tensor) or False
+            node.layout = self.fake_outputs.layout_of(tensor) or False
         return node.layout or None
 
     def _result(self, op: str, operands: tuple[Any, ...], out: Any, gemm: bool) -> Node | None:

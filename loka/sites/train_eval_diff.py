@@ -14,12 +14,12 @@ def depends_on_mode(modules: dict[str, nn.Module]) -> str | None:
 
     Only the code of the modules' own classes is read: torch's own dropout and normalisation never add or drop a GEMM.
     """
-    asked: dict[type, bool] = {}
+    reads_mode: dict[type, bool] = {}
     for name, module in modules.items():
         cls = type(module)
-        if cls not in asked:
-            asked[cls] = any(_asks(base) for base in cls.__mro__ if not base.__module__.startswith("torch."))
-        if asked[cls]:
+        if cls not in reads_mode:
+            reads_mode[cls] = any(_asks(base) for base in cls.__mro__ if not base.__module__.startswith("torch."))
+        if reads_mode[cls]:
             return name or type(module).__name__
     return None
 

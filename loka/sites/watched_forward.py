@@ -53,18 +53,18 @@ def watch_fake(built: BuiltModel, batch: int, evaluate: bool, symbolic: bool = F
     shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
     size: Size = _symbol(mode, batch) if symbolic else batch
-    ghosts = FakeOutputs(mode)
+    fake_outputs = FakeOutputs(mode)
     device = device_of(built)
 
-    def stand_in(tensor: Tensor) -> Tensor:
-        return ghosts.static(tensor, device if tensor.device.type == "meta" else tensor.device)
+    def fake_of(tensor: Tensor) -> Tensor:
+        return fake_outputs.static(tensor, device if tensor.device.type == "meta" else tensor.device)
 
     def example(tensor: Tensor, shape: BatchShape) -> Tensor:
         return _fake_input(mode, tensor, shape)
 
-    modules = copy_model(built.module, stand_in)
+    modules = copy_model(built.module, fake_of)
     args, kwargs = fake_inputs((built.args, built.kwargs), built.batch_size, size, example)
-    watched = _watch(modules, args, kwargs, ghosts, mode, evaluate)
+    watched = _watch(modules, args, kwargs, fake_outputs, mode, evaluate)
     if isinstance(size, torch.SymInt) and not size.node.expr.free_symbols:
         raise SpecialisedError("the forward fixes the batch size")
     return watched
@@ -106,7 +106,7 @@ def _watch(
     modules: dict[str, nn.Module],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    ghosts: FakeOutputs | None,
+    fake_outputs: FakeOutputs | None,
     mode: FakeTensorMode | None,
     evaluate: bool,
 ) -> Watched:
@@ -114,7 +114,7 @@ def _watch(
     names = {id(p): n for n, p in reversed(list(model.named_parameters(remove_duplicate=False)))}
     buffers = {id(b): n for n, b in model.named_buffers()}
     _unwrap_compiled(modules)
-    recorder = Recorder(names, buffers, ghosts, _run.__code__)
+    recorder = Recorder(names, buffers, fake_outputs, _run.__code__)
     for name, module in modules.items():
         if not isinstance(module, torch.jit.ScriptModule):
             recorder.watch(name, module)

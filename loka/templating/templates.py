@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +19,7 @@ KERNELS = "triton/"  # the templates of kernels, in a folder of their own
 OMIT = "\0"  # `omit` in a template: the line that it is in is left out
 _SUFFIX = ".j2"
 _FIRST = "kernels.py" + _SUFFIX
+_NOTHING = re.compile(r"^ +\n", re.MULTILINE)  # a line whose only expression gave nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +32,11 @@ class Templates:
     def render(self, template: str, values: Mapping[str, object]) -> str:
         """One template's text, with long lines wrapped; a name that it reads and was not given is an error.
 
-        Lines with `omit` in them are left out: `del {{ names | join(", ") or omit }}`.
+        A line of spaces alone is dropped (`    {{ "x = x + add" if spec.add }}` leaves one where nothing is added), and
+        so is one with `omit` in it: `del {{ names | join(", ") or omit }}`.
         """
-        lines = self.environment.get_template(template).render(values).split("\n")
-        return wrap("\n".join(line for line in lines if OMIT not in line))
+        text = _NOTHING.sub("", self.environment.get_template(template).render(values))
+        return wrap("\n".join(line for line in text.split("\n") if OMIT not in line))
 
     def hashes(self, *, kernels: bool = True) -> dict[str, str]:
         """sha256 of each template, those of kernels only where a package has `kernels`."""
@@ -87,8 +90,16 @@ def _environment(texts: dict[str, str]) -> jinja2.Environment:
         newline_sequence="\n",
     )
     environment.globals["omit"] = OMIT
-    environment.filters |= {"tuple": _tuple, "targets": _targets, "signature": _signature}
+    environment.filters |= {"at": _at, "tuple": _tuple, "targets": _targets, "signature": _signature}
     return environment
+
+
+def _at(text: str, columns: int) -> str:
+    """What a macro wrote, each of its lines but the first behind so many spaces; blank ones are left out.
+
+    So `        {{ quantise_row(spec) | at(8) }}` stands where its lines will.
+    """
+    return f"\n{' ' * columns}".join(line for line in text.split("\n") if line.strip())
 
 
 def _tuple(items: Iterable[object]) -> str:

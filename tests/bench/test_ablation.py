@@ -19,7 +19,10 @@ MODS = (*PAPER, "fuse_interaction")
 TEXT = """\
 version: 1
 name: clicks
-model: {factory: "ablation_model:build", inputs: "ablation_model:inputs", batch_size: 64}
+model:
+  factory: tests.support.models.ablation_model:build
+  inputs: tests.support.models.ablation_model:inputs
+  batch_size: 64
 profile: evidence.safetensors
 measurements: times.jsonl
 defaults: {compute: fp8, scaling: rowwise}

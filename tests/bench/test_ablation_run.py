@@ -10,15 +10,21 @@ import pytest
 
 from loka.bench.ablation import ablation_run
 from loka.bench.ablation.ablation_run import default_jobs, run_units, words
-from loka.bench.ablation.ablation_unit import Loss, Mode, UnitOutcome, Wanted
+from loka.bench.ablation.ablation_unit import Loss, Mode, RunSettings, UnitOutcome
 from loka.bench.ablation.plan_rows_columns import Column, Unit
 from loka.bench.speed.timing import Timing
 
 POLICY = """\
 version: 1
 name: {name}
-model: {{factory: "{factory}", inputs: "ablation_model:inputs", batch_size: 16}}
-train: {{batches: "ablation_model:batches", test: "ablation_model:held_out", loss: "ablation_model:loss"}}
+model:
+  factory: {factory}
+  inputs: tests.support.models.ablation_model:inputs
+  batch_size: 16
+train:
+  batches: tests.support.models.ablation_model:batches
+  test: tests.support.models.ablation_model:held_out
+  loss: tests.support.models.ablation_model:loss
 defaults: {{compute: {compute}, fuse: {fuse}, scaling: rowwise, power_of_two: true, requantize_transpose: true}}
 rules:
   - {{match: "head", compute: keep}}
@@ -27,7 +33,11 @@ FOREVER = float("inf")
 
 
 def unit(
-    column: Column, factory: str = "ablation_model:build", compute: str = "keep", fuse: str = "always", name: str = ""
+    column: Column,
+    factory: str = "tests.support.models.ablation_model:build",
+    compute: str = "keep",
+    fuse: str = "always",
+    name: str = "",
 ) -> Unit:
     package = f"ablated_{name or column.value.replace('-', '_')}"
     return Unit(column, (), package, POLICY.format(name=package, factory=factory, compute=compute, fuse=fuse))
@@ -39,17 +49,17 @@ COMPILED, OURS, FP8 = unit(Column.COMPILED), unit(Column.OURS), unit(Column.FP8,
 @pytest.fixture(autouse=True)
 def models_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The models of these tests are found from the current directory, in other processes too."""
-    monkeypatch.chdir(Path(__file__).parent)
+    monkeypatch.chdir(Path(__file__).parents[2])
 
 
-def measured(units: Sequence[Unit], wanted: Wanted, jobs: int = 1, seconds: float = FOREVER) -> list[UnitOutcome]:
+def measured(units: Sequence[Unit], wanted: RunSettings, jobs: int = 1, seconds: float = FOREVER) -> list[UnitOutcome]:
     found = list(run_units(units, wanted, jobs, seconds, lambda line: None))
     assert [each for each, _ in found] == list(units)
     return [outcome for _, outcome in found]
 
 
 def test_every_column_is_measured_with_real_numbers() -> None:
-    outcomes = measured((COMPILED, OURS, FP8), Wanted(("train", "infer"), 3, "cpu"))
+    outcomes = measured((COMPILED, OURS, FP8), RunSettings(("train", "infer"), 3, "cpu"))
     for outcome in outcomes:
         assert outcome.failures == {}
         assert list(outcome.modes) == ["train", "infer"]
@@ -69,16 +79,16 @@ def test_every_column_is_measured_with_real_numbers() -> None:
 
 
 def test_only_the_wanted_modes_run_and_nothing_is_trained_unasked() -> None:
-    (outcome,) = measured((COMPILED,), Wanted(("infer",), 0, "cpu"))
+    (outcome,) = measured((COMPILED,), RunSettings(("infer",), 0, "cpu"))
     assert list(outcome.modes) == ["infer"]
     assert outcome.loss is None
 
 
 def test_what_fails_is_told_and_loses_nothing_else() -> None:
-    missing = unit(Column.OURS, "ablation_model:nothing")
+    missing = unit(Column.OURS, "tests.support.models.ablation_model:nothing")
     fused_away = unit(Column.OURS, fuse="never", name="nothing_replaced")
     kept = unit(Column.FP8, name="kept")
-    outcomes = measured((missing, fused_away, kept, COMPILED), Wanted(("infer",), 0, "cpu"))
+    outcomes = measured((missing, fused_away, kept, COMPILED), RunSettings(("infer",), 0, "cpu"))
     assert "has no 'nothing'" in outcomes[0].failures[""]
     assert "nothing is replaced" in outcomes[1].failures[""]
     assert "no GEMM can run in FP8: keep by" in outcomes[2].failures[""]
@@ -87,7 +97,10 @@ def test_what_fails_is_told_and_loses_nothing_else() -> None:
 
 
 def test_a_mode_that_fails_leaves_the_other() -> None:
-    outcome = measured((unit(Column.COMPILED, "ablation_model:untrainable"),), Wanted(("train", "infer"), 2, "cpu"))[0]
+    outcome = measured(
+        (unit(Column.COMPILED, "tests.support.models.ablation_model:untrainable"),),
+        RunSettings(("train", "infer"), 2, "cpu"),
+    )[0]
     assert list(outcome.modes) == ["infer"]
     assert set(outcome.failures) == {"train", "loss"}
     assert "untrainable" in outcome.failures["train"]
@@ -95,13 +108,15 @@ def test_a_mode_that_fails_leaves_the_other() -> None:
 
 
 def test_results_that_are_not_finite_are_no_measurement() -> None:
-    outcome = measured((unit(Column.COMPILED, "ablation_model:broken"),), Wanted(("infer",), 0, "cpu"))[0]
+    outcome = measured(
+        (unit(Column.COMPILED, "tests.support.models.ablation_model:broken"),), RunSettings(("infer",), 0, "cpu")
+    )[0]
     assert "not finite" in outcome.failures["infer"]
 
 
 def test_side_by_side_a_process_that_dies_takes_its_unit_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    dying = unit(Column.COMPILED, "ablation_model:dying", name="dying")
-    outcomes = measured((COMPILED, dying), Wanted(("infer",), 0, "cpu"), jobs=2)
+    dying = unit(Column.COMPILED, "tests.support.models.ablation_model:dying", name="dying")
+    outcomes = measured((COMPILED, dying), RunSettings(("infer",), 0, "cpu"), jobs=2)
     assert outcomes[0].failures == {}
     assert outcomes[0].modes["infer"].timing.median_us > 0
     assert "its process ended with status 3" in outcomes[1].failures[""]
@@ -111,14 +126,14 @@ def test_side_by_side_a_process_that_dies_takes_its_unit_alone(capfd: pytest.Cap
 
 
 def test_a_process_that_takes_too_long_is_ended() -> None:
-    slow = unit(Column.COMPILED, "ablation_model:sleeping", name="slow")
-    (outcome,) = measured((slow,), Wanted(("infer",), 0, "cpu"), jobs=2, seconds=1.0)
+    slow = unit(Column.COMPILED, "tests.support.models.ablation_model:sleeping", name="slow")
+    (outcome,) = measured((slow,), RunSettings(("infer",), 0, "cpu"), jobs=2, seconds=1.0)
     assert "--seconds" in outcome.failures[""]
 
 
 def test_what_time_does_not_suffice_for_is_told() -> None:
     told: list[str] = []
-    assert list(run_units((COMPILED, OURS), Wanted(("infer",), 0, "cpu"), 1, 1e-9, told.append)) == []
+    assert list(run_units((COMPILED, OURS), RunSettings(("infer",), 0, "cpu"), 1, 1e-9, told.append)) == []
     assert told == ["no time is left for compile-bf16 with no mods, loka-bf16 with no mods"]
 
 
@@ -136,7 +151,7 @@ def test_a_unit_without_room_beside_others_is_measured_alone(monkeypatch: pytest
             return UnitOutcome({}, None, failures, 1.0)
 
     class Started:
-        def __init__(self, group: Sequence[Unit], wanted: Wanted, threads: int) -> None:
+        def __init__(self, group: Sequence[Unit], wanted: RunSettings, threads: int) -> None:
             groups.append(len(group))
             self.children = [Child(unit, len(group) == 1) for unit in group]
 
@@ -146,7 +161,7 @@ def test_a_unit_without_room_beside_others_is_measured_alone(monkeypatch: pytest
         def __exit__(self, *arguments: object) -> None: ...
 
     monkeypatch.setattr(ablation_run, "_Started", Started)
-    found = list(run_units((OURS, COMPILED), Wanted(("train",), 0, "cuda"), 2, FOREVER, lambda line: None))
+    found = list(run_units((OURS, COMPILED), RunSettings(("train",), 0, "cuda"), 2, FOREVER, lambda line: None))
     assert groups == [2, 1]
     assert [(each, outcome.failures) for each, outcome in found] == [(COMPILED, {}), (OURS, {})]
 

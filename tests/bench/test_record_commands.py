@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,7 @@ from loka.bench.record.run_record import parts_of
 from loka.errors import InputError
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.parts import Part, PartKind, TimeSource
-
-sys.path.insert(0, str(Path(__file__).parent))
-from made_recordings import fill, small_recording
+from tests.support.plan.made_recordings import fill, small_recording
 
 
 @pytest.fixture

@@ -12,30 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from loka.bench.machine import HOPPER
 from loka.bench.record.check_numbers import Check
-from loka.bench.record.clock import GraphClock, Span
+from loka.bench.record.clock import Span
 from loka.bench.record.compiled_kernels import PACKAGE, CompiledKernels
-from loka.bench.record.gemm_parts import Gemms
 from loka.bench.record.grid import grid
 from loka.bench.record.interaction_grid import interaction_parts
 from loka.bench.record.interaction_parts import InteractionParts, specs_of
-from loka.bench.record.producer_parts import Producers
-from loka.bench.record.record import AllParts, in_order, measure
+from loka.bench.record.record import in_order, measure
 from loka.errors import InputError
-from loka.kernels.measurements.interaction_forms import BACKWARDS, Crossing, Form, Joining, Mixing, parts_of
+from loka.kernels.measurements.interaction_forms import BACKWARDS, ConcatNormForm, FmForm, parts_of
 from loka.kernels.measurements.parts import COMPILED, RENDERED, Part, PartKind
+from tests.support.plan.interaction_parts import FORMS
 
-FORMS: tuple[tuple[Form, int], ...] = (
-    (Mixing(16, 8, 6, passing=True), 32),
-    (Mixing(16, 8, 0), 32),
-    (Joining((6, 10), True, "layer_norm", True, True), 32),
-    (Joining((5, 3, 1), False, "rms_norm", False, False), 24),
-    (Joining((7,), True, "rms_norm", True, True), 24),
-    (Crossing(True, True, True), 48),
-    (Crossing(True, False), 48),
-    (Crossing(False, False, True), 48),
-)
 PARTS = tuple(part for form, columns in FORMS for part in parts_of(form, 40, columns, RENDERED))
 COMPILED_PARTS = tuple(replace(part, kernel=COMPILED) for part in PARTS)
 
@@ -72,7 +60,7 @@ def test_wrong_samples_are_found(interactions: InteractionParts, part: Part) -> 
 
 
 def test_wrong_sums_are_found_where_all_samples_are_looked_at(interactions: InteractionParts) -> None:
-    part = next(part for part in PARTS if part.work is PartKind.MIX_BACKWARD)
+    part = next(part for part in PARTS if part.work is PartKind.FM_INTERACTION_BACKWARD)
     prepared = interactions.prepare(part)
     made = prepared.call(*prepared.arguments)
     made[1].mul_(1.5)
@@ -82,8 +70,11 @@ def test_wrong_sums_are_found_where_all_samples_are_looked_at(interactions: Inte
 def test_gradients_are_measured_with_the_reduction_of_their_sums() -> None:
     backwards = {part.around: part for part in PARTS if part.work in BACKWARDS}
     names = {around: [spec.function for spec in specs_of(part)] for around, part in backwards.items()}
-    assert names["16 embeddings, rank 8, 6 sums, passing"] == ["mix_backward_16x32_to_8_6_passed", "reduce_2"]
-    assert names["5 + 3 + 1 rows, rms_norm"] == ["join_3_rms_norm_unweighted_backward_24"]
+    assert names["16 embeddings, rank 8, 6 sums, passing"] == [
+        "fm_interaction_backward_16x32_to_8_6_passed",
+        "reduce_2",
+    ]
+    assert names["5 + 3 + 1 rows, rms_norm"] == ["concat_norm_3_rms_norm_unweighted_backward_24"]
     assert names["bias, itself, passing"] == ["cross_bias_itself_passed_backward_48", "reduce_1"]
 
 
@@ -99,7 +90,7 @@ class StepClock:
 
 
 def test_a_compiled_backward_is_its_step_less_its_forward(interactions: InteractionParts) -> None:
-    part = next(part for part in COMPILED_PARTS if part.work is PartKind.JOIN_BACKWARD)
+    part = next(part for part in COMPILED_PARTS if part.work is PartKind.CONCAT_NORM_BACKWARD)
     clock = StepClock()
     span, check = measure(part, interactions, clock)
     assert (span.us, check) == (7.0, Check())
@@ -126,30 +117,16 @@ def test_another_kernel_is_refused(interactions: InteractionParts) -> None:
 
 
 def test_the_grid_holds_the_interactions_of_the_shipped_policies() -> None:
-    wanted = [parts_of(Mixing(64, 32, 32, True), 16384, 128, kernel) for kernel in (RENDERED, COMPILED)]
-    wanted += [parts_of(Joining((32, 32), True, "rms_norm", False, False), 16384, 128, COMPILED)]
+    wanted = [parts_of(FmForm(64, 32, 32, True), 16384, 128, kernel) for kernel in (RENDERED, COMPILED)]
+    wanted += [parts_of(ConcatNormForm((32, 32), True, "rms_norm", False, False), 16384, 128, COMPILED)]
     wanted += [
-        parts_of(Mixing(12, 8, 6, True), 256, 32, COMPILED),
-        parts_of(Mixing(16, 8, 8, True), 4096, 32, COMPILED),
+        parts_of(FmForm(12, 8, 6, True), 256, 32, COMPILED),
+        parts_of(FmForm(16, 8, 8, True), 4096, 32, COMPILED),
     ]
     known = set(interaction_parts())
     assert {part for pair in wanted for part in pair} <= known
     assert all(specs_of(part) for part in known)
-    assert {part.work for part in grid(("mix", "mix-backward"))} == {PartKind.MIX, PartKind.MIX_BACKWARD}
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != HOPPER, reason="needs a Hopper GPU"
-)
-def test_interactions_are_measured_on_a_gpu(tmp_path: Path) -> None:
-    forms = (FORMS[0], FORMS[2], FORMS[5])
-    parts = [part for form, d in forms for kernel in (RENDERED, COMPILED) for part in parts_of(form, 4096, d, kernel)]
-    kernels = CompiledKernels(parts, tmp_path)
-    kernels.compile(2, print)
-    bench = AllParts(Gemms(), Producers(kernels.module), InteractionParts(kernels.module))
-    clock = GraphClock()
-    for part in in_order(parts):
-        span, check = measure(part, bench, clock)
-        assert check.wrong == "", part
-        assert 0.5 < span.us < 2000, part
+    assert {part.work for part in grid(("mix", "mix-backward"))} == {
+        PartKind.FM_INTERACTION,
+        PartKind.FM_INTERACTION_BACKWARD,
+    }

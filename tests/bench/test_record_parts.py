@@ -9,36 +9,16 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
-from loka.bench.machine import HOPPER
 from loka.bench.record.check_numbers import Check
-from loka.bench.record.clock import GraphClock
 from loka.bench.record.compiled_kernels import PACKAGE, CompiledKernels
-from loka.bench.record.gemm_parts import Gemms
-from loka.bench.record.grid import POWERS, WIDE, WIDTHS, gemm_sizes, grid, kinds
-from loka.bench.record.interaction_parts import InteractionParts
+from loka.bench.record.grid import POWERS, WIDE, WIDTHS, gemm_sizes, grid
 from loka.bench.record.interaction_parts import specs_of as interaction_specs
 from loka.bench.record.part_specs import parse_around, parse_written, specs_of
 from loka.bench.record.producer_parts import Producers
-from loka.bench.record.record import AllParts, measure
 from loka.errors import InputError
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartKind
-
-WIDTH = 256
-SIZES = ((512, 512, 512), (2048, 512, 512))  # the second is one of our own products, too
-OTHERS = (PartKind.QUANTISE, PartKind.REQUANTIZE_TRANSPOSE, PartKind.FORWARD, PartKind.BACKWARD, PartKind.COPY)
-USUAL = tuple(
-    Part(work, "rendered", 96, WIDTH, recipe=recipe, around=around)
-    for work in OTHERS
-    for recipe, around in kinds(work, WIDTH)
-)
-PARTS = (
-    *USUAL,
-    Part(PartKind.FORWARD, "rendered", 96, WIDTH, dtype="float32", recipe="e4m3 rowwise", around="layer_norm"),
-    Part(PartKind.QUANTISE, "rendered", 96, WIDTH, recipe="e5m2 rowwise"),
-    Part(PartKind.COPY, "rendered", 96, WIDTH, dtype="float32", recipe="bfloat16"),
-)
+from tests.support.plan.recorded_parts import PARTS, USUAL, WIDTH
 
 
 @pytest.fixture
@@ -143,21 +123,3 @@ def test_kernels_come_from_the_folder_that_is_asked_for(tmp_path: Path) -> None:
         made.append(CompiledKernels([part], folder))
     for kernels, part in ((made[0], parts[0]), (made[1], parts[1]), (made[0], parts[0])):
         assert hasattr(kernels.module(), specs_of(part)[0].function)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != HOPPER, reason="needs a Hopper GPU"
-)
-def test_parts_are_measured_on_a_gpu(tmp_path: Path) -> None:
-    parts = [*PARTS, *(part for part in grid(("gemm",)) if (part.rows, part.columns, part.contraction) in SIZES)]
-    kernels = CompiledKernels(parts, tmp_path)
-    bench = AllParts(Gemms(), Producers(kernels.module), InteractionParts(kernels.module))
-    clock = GraphClock()
-    for part in parts:
-        span, check = measure(part, bench, clock)
-        assert check.wrong == "", part
-        assert 0.5 < span.us < 200, part
-        assert span.spread < 0.3, part
-    single = bench.prepare(Part(PartKind.GEMM, "as-is", 4096, 4096, 4096, dtype="float32"))
-    assert clock.time(single.call, single.arguments).us < 1000  # 2700 us where it is not TF32

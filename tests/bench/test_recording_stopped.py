@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +10,7 @@ from loka.bench.record import commands
 from loka.bench.record.commands import RecordCommand
 from loka.bench.record.record import Tally
 from loka.kernels.measurements.lookup import Measurements, Versions
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-from measured_cases import HOPPER, LATER, gemm, measurement, record
+from tests.support.plan.measured_cases import HOPPER, LATER, gemm, measurement, record
 
 PARTS = (gemm(64, 64, 64), gemm(64, 64, 128))
 

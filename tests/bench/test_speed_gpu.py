@@ -14,18 +14,17 @@ from loka.bench.results import to_markdown, to_plain, write_files
 from loka.bench.speed import kernel_speed, library_gemms
 from loka.bench.speed.region_speed import Form
 from loka.bench.speed.request import Request, run
+from tests.support.gpu import ON_HOPPER
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = ON_HOPPER
 
 ABLATED = """\
 version: 1
 name: clicks
-model: {factory: "ablation_model:wide", inputs: "ablation_model:wide_inputs", batch_size: 4096}
+model:
+  factory: tests.support.models.ablation_model:wide
+  inputs: tests.support.models.ablation_model:wide_inputs
+  batch_size: 4096
 defaults: {compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always}
 rules:
   - {match: "head", compute: keep}
@@ -81,6 +80,7 @@ def test_memory_of_one_variant_is_not_counted_for_the_next(tmp_path: Path) -> No
     assert peaks[0] == pytest.approx(peaks[1], rel=0.15)  # float32 would hold twice as much
 
 
+@pytest.mark.timing
 def test_rendered_kernels_and_gemms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_speed, "SHAPES", ((256, 512),))
     monkeypatch.setattr(library_gemms, "SHAPES", ((512, 256, 128),))
@@ -104,7 +104,7 @@ def test_rendered_kernels_and_gemms(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_ablation_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(Path(__file__).parent)  # where the model is
+    monkeypatch.chdir(Path(__file__).parents[2])  # where the model is found from, in other processes too
     policy = tmp_path / "clicks.yaml"
     policy.write_text(ABLATED, encoding="utf-8")
     request = AblationRequest("model", (str(policy),), "mods", only="none,all", jobs=3)

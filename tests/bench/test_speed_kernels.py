@@ -15,11 +15,12 @@ import torch
 from loka.bench.speed import kernel_speed, library_gemms
 from loka.bench.speed.kernel_speed import CASES, FAMILIES, GEMM, SHAPES, KernelCase
 from loka.bench.speed.library_gemms import GEMMS, LibraryGemm
-from loka.bench.speed.roofline import PEAKS
+from loka.bench.speed.roofline import peaks_of
 from loka.bench.speed.steps import decibels
 from loka.bench.speed.timing import Timing, rotations, size_of
 from loka.bench.subjects.packages import Workshop
 from loka.bench.subjects.peers import PeerMissingError
+from loka.devices.targets import DEFAULT
 from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
 
 
@@ -85,7 +86,7 @@ def test_a_cell_has_the_bytes_as_its_bound_and_compares_with_the_reference(
     launch.__name__ = function
     monkeypatch.setattr(module, function, launch)
     monkeypatch.setattr(kernel_speed, "time_call", lambda call, sets: Timing(len(sets), 1.0, 1.0, 1))
-    peaks = PEAKS["NVIDIA H100 80GB HBM3"]
+    peaks = peaks_of("NVIDIA H100 80GB HBM3")
     cell = kernel_speed._cell(case, 64, width, module, peaks, lambda line: None)
     assert cell.failure == ""
     assert cell.timing is not None
@@ -112,7 +113,7 @@ def _place_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_partial_sums_are_as_many_as_a_backward_leaves() -> None:
     partial, dtype, *rest = kernel_speed.reduce_arguments(512, 2, "cpu")
     assert partial.shape[1] == 512
-    assert partial.shape[0] % kernel_speed.MULTIPROCESSORS == 0
+    assert partial.shape[0] % DEFAULT.multiprocessors == 0
     assert dtype is torch.bfloat16
     assert len(rest) == 2
     assert len(kernel_speed.reduce_arguments(512, 4, "cpu")) == len(Reduce(4).parameters)

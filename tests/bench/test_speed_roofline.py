@@ -7,7 +7,6 @@ import math
 import pytest
 
 from loka.bench.speed.roofline import (
-    PEAKS,
     Peaks,
     RooflineChain,
     SiteWork,
@@ -22,7 +21,7 @@ from loka.bench.speed.roofline import (
 from loka.bench.subjects.variants import Precision
 
 ROUND = Peaks(bandwidth=1e12, flops={Precision.BF16: 1e14, Precision.FP8: 2e14, Precision.FP8_FAST: 4e14})
-H100 = PEAKS["NVIDIA H100 80GB HBM3"]
+H100 = Peaks(2.43e12, {Precision.BF16: 732e12, Precision.FP8: 1277e12, Precision.FP8_FAST: 1352e12})
 NORMS = RooflineChain(rows=1000, widths=(100, 200), before=True, after=True)
 BARE = RooflineChain(rows=1000, widths=(100, 200, 300), before=False, after=False)
 
@@ -90,8 +89,10 @@ def test_a_precision_without_a_peak_has_no_bound() -> None:
 
 
 def test_a_device_that_was_not_measured_has_no_peaks() -> None:
-    assert peaks_of("NVIDIA H100 80GB HBM3") is H100
+    assert peaks_of("NVIDIA H100 80GB HBM3") == H100
     assert peaks_of("some other device") is None
+    assert peaks_of("NVIDIA H200") is None, "its rates were not measured"
+    assert peaks_of("") is None
 
 
 def test_a_model_is_the_sum_of_its_sites() -> None:

@@ -63,10 +63,10 @@ def test_chains_follow_the_forms() -> None:
 
 
 def test_every_fp8_bound_of_the_seven_is_below_bf16s() -> None:
-    from loka.bench.speed.roofline import PEAKS, chain_us
+    from loka.bench.speed.roofline import chain_us, peaks_of
     from loka.bench.subjects.variants import Precision
 
-    peaks = PEAKS["NVIDIA H100 80GB HBM3"]
+    peaks = peaks_of("NVIDIA H100 80GB HBM3")
     for shape in DEFAULT_SHAPES:
         for form in Form:
             for training in (True, False):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.dispatch import dispatch_cases, dispatch_run
 from benchmarks.dispatch.dispatch_bound import bound_us
@@ -19,59 +17,24 @@ from benchmarks.dispatch.dispatch_cases import (
     SHAPES,
     SINGLES,
     decisions,
-    gemm_words,
+    format_gemm,
     is_rendered,
 )
 from benchmarks.dispatch.dispatch_run import AS_COMPILED, Line, read_lines, run_dispatch
 from benchmarks.dispatch.dispatch_table import best_words, means, times, to_markdown, variants_of
-from loka.bench.machine import HOPPER
-from loka.bench.record.grid import DENSE_RECIPES, kinds
 from loka.bench.speed.region_speed import Shape
-from loka.bench.speed.roofline import PEAKS
+from loka.bench.speed.roofline import peaks_of
 from loka.bench.speed.steps import MeasuredStep
 from loka.bench.speed.timing import Timing
 from loka.bench.subjects.packages import Workshop
 from loka.codegen import render_package
 from loka.codegen.chains import chain_shapes
 from loka.errors import InputError
-from loka.kernels.measurements.lookup import Measurement, Measurements, Versions
 from loka.kernels.measurements.part_bounds import bound_us as part_us
 from loka.kernels.measurements.parts import Part, PartKind
+from tests.support.plan.bound_costs import MACHINE, SHAPE, known
 
-MACHINE = Versions("NVIDIA H100 80GB HBM3", "9.0", "580.65.06", "13.0", "13.1.1", "2.11.0", "3.6.0", "")
-SHAPE = Shape(8192, 2048, 1024)
 WIDE = Shape(256, 64, 20000)  # wider than a program holds
-
-
-def known(fp8: float = 0.5, fast: float = 1.0, fbgemm: float = 0.0) -> Measurements:
-    """Every part takes its bound, a GEMM in FP8 `fp8` of BF16's, with fast accumulation `fast` of that.
-
-    Where `fbgemm` is not 0, FBGEMM takes that share of cuBLASLt's time, and twice that of wgrad.
-    """
-    parts = []
-    for m, k, n in ((8192, 1024, 2048), (256, 20000, 64)):
-        for sizes in ((m, n, k), (m, k, n), (n, k, m)):
-            own = Part(PartKind.GEMM, "as-is", *sizes)
-            parts.append((own, part_us(own)))
-            for recipe in DENSE_RECIPES:
-                part = Part(PartKind.GEMM, "torch.scaled_mm", *sizes, recipe=recipe)
-                parts.append((part, part_us(own) * fp8 * (fast if "fast" in recipe else 1.0)))
-                if fbgemm and "rowwise" in recipe:
-                    share = fbgemm if sizes[2] != m else 2.0
-                    parts.append((replace(part, kernel="fbgemm.rowwise"), share * parts[-1][1]))
-        for rows, columns in ((m, k), (m, n), (n, k)):
-            for work in (
-                PartKind.QUANTISE,
-                PartKind.REQUANTIZE_TRANSPOSE,
-                PartKind.FORWARD,
-                PartKind.BACKWARD,
-                PartKind.COPY,
-            ):
-                for recipe, around in kinds(work, 512):
-                    part = Part(work, "rendered", rows, columns, recipe=recipe, around=around)
-                    parts.append((part, part_us(part)))
-    measured = {part: Measurement(part, us, 0.001, 9, None, None) for part, us in parts}
-    return Measurements.of(measured.values(), MACHINE)
 
 
 @pytest.fixture
@@ -95,7 +58,7 @@ def test_plans_follow_the_measurements(workshop: Workshop) -> None:
     assert plans["cublas-precise"].runs == f"{precise}, wgrad torch.scaled_mm tensorwise precise"
     assert plans[DISPATCH].runs == plans["cublas-fast"].runs
     made = plans[DISPATCH].plan()
-    assert gemm_words(made.sites) == plans[DISPATCH].runs
+    assert format_gemm(made.sites) == plans[DISPATCH].runs
     assert is_rendered(made)
 
 
@@ -133,7 +96,7 @@ def test_regions_wider_than_any_kernel_need_the_compiler(workshop: Workshop, mon
 
 
 def test_the_bound_is_bytes_and_the_best_gemms() -> None:
-    peaks = PEAKS["NVIDIA H100 80GB HBM3"]
+    peaks = peaks_of("NVIDIA H100 80GB HBM3")
     fast, slow = (bound_us(SHAPE, known(fp8=share), peaks) for share in (0.1, 0.2))
     gemms = sum(
         part_us(Part(PartKind.GEMM, "as-is", *sizes))
@@ -225,21 +188,3 @@ def test_means_are_over_the_regions_that_all_variants_have() -> None:
     assert rows[1] == ("torchao-rowwise", "2", "1.118x", "0.280")
     assert "## " not in to_markdown(lines, "A device", "made up")
     assert json.dumps(to_markdown(lines, "A device", "made up"))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != HOPPER, reason="needs a Hopper GPU"
-)
-def test_a_region_is_measured_on_a_gpu(tmp_path: Path) -> None:
-    variants = (COMPILED, FUSED, "cublas-precise", "cublas-fast", DISPATCH)
-    lines = run_dispatch(tmp_path / "lines.jsonl", known(fp8=0.3, fast=0.8), [SHAPE], variants, print, lambda: False)
-    assert {each.variant for each in lines} == set(variants)
-    for each in lines:
-        assert each.failure == "", each
-        assert each.us is not None
-        assert 20 < each.us < 2000
-        assert each.output_db is not None
-        assert each.output_db > (25 if "scaled_mm" in each.runs else 35)
-    by_name = {each.variant: each for each in lines}
-    assert by_name[DISPATCH].us == by_name["cublas-fast"].us

@@ -28,20 +28,15 @@ FEATURES = 8
 TINY = StudyCase(
     model="tiny",
     data="numbered",
-    factory="held_out_models:Tiny",
-    inputs="held_out_models:inputs",
-    batches="held_out_models:batches",
-    test_batches="held_out_models:test_batches",
+    factory="tests.support.models.held_out_models:Tiny",
+    inputs="tests.support.models.held_out_models:inputs",
+    batches="tests.support.models.held_out_models:batches",
+    test_batches="tests.support.models.held_out_models:test_batches",
     batch_size=16,
     learning_rate=1e-2,
     steps=40,
 )
 SIZES = StudySizes(watched=16, every=2, batches=6, draws=4, seed=3)
-
-
-@pytest.fixture(autouse=True)
-def on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
 def numbers(batches: list[tuple[tuple[Tensor, ...], Tensor]]) -> list[int]:
@@ -148,7 +143,7 @@ def test_the_command_writes_json_and_tables(tmp_path: Path, monkeypatch: pytest.
         torch.set_num_threads(threads)
     written = json.loads(out.read_text(encoding="utf-8"))
     assert written["sizes"]["draws"] == 2
-    assert written["cases"][0]["factory"] == "held_out_models:Tiny"
+    assert written["cases"][0]["factory"] == "tests.support.models.held_out_models:Tiny"
     assert {row["gemm"] for row in written["rows"]} == {"fprop", "dgrad", "wgrad"}
     assert "| tiny | numbered | 16 | 40 | 0.01 | 3 |" in table.read_text(encoding="utf-8")
 

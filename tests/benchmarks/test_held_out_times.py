@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from benchmarks.held_out_times import held_out, main
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.parts import PartKind
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-from measured_cases import HOPPER, gemm, grid, measurement, passes, quantise, record
+from tests.support.plan.measured_cases import HOPPER, gemm, grid, measurement, passes, quantise, record
 
 FINE = (64, 128, 256, 512)
 

@@ -16,9 +16,7 @@ from benchmarks.regret import __main__ as regret
 from benchmarks.study import run_study
 from loka.errors import CheckFailedError
 from loka.kernels.measurements.lookup import Measurements
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-from made_recordings import MACHINE, fill, small_recording
+from tests.support.plan.made_recordings import MACHINE, fill, small_recording
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STUDIES = sorted(

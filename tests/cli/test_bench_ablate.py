@@ -12,8 +12,14 @@ import pytest
 POLICY = """\
 version: 1
 name: clicks
-model: {factory: "ablation_model:build", inputs: "ablation_model:inputs", batch_size: 64}
-train: {batches: "ablation_model:batches", test: "ablation_model:held_out", loss: "ablation_model:loss"}
+model:
+  factory: tests.support.models.ablation_model:build
+  inputs: tests.support.models.ablation_model:inputs
+  batch_size: 64
+train:
+  batches: tests.support.models.ablation_model:batches
+  test: tests.support.models.ablation_model:held_out
+  loss: tests.support.models.ablation_model:loss
 defaults: {compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always}
 rules:
   - {match: "head", compute: keep}
@@ -22,7 +28,6 @@ mods:
   - {use: block_norm, block: 16}
   - {use: hard_swish}
 """
-MODELS = Path(__file__).parents[1] / "bench"
 
 
 @pytest.fixture
@@ -30,7 +35,6 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "clicks.yaml"
     path.write_text(POLICY, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(MODELS))
     return path
 
 
@@ -39,7 +43,11 @@ def test_every_subset_is_measured_in_every_column(loka: Callable[..., Any], poli
     assert ran.status == 0
     plain = json.loads(ran.out)
     assert plain["command"] == "loka bench model clicks.yaml --ablate mods --batch 32 --loss-steps 4"
-    assert plain["policy"] == {"name": "clicks", "factory": "ablation_model:build", "batch_size": 32}
+    assert plain["policy"] == {
+        "name": "clicks",
+        "factory": "tests.support.models.ablation_model:build",
+        "batch_size": 32,
+    }
     rows = [row["name"] for row in plain["rows"]]
     assert rows == [
         "none", "all", "no_bias", "block_norm", "hard_swish", "all-no_bias", "all-block_norm", "all-hard_swish",

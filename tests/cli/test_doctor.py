@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +14,8 @@ from loka.kernels.gemm.library import Library
 from loka.kernels.measurements import text_file
 from loka.kernels.measurements.lookup import Recording, Versions, export
 from loka.probe.profile.profile_file import save
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-from measured_cases import HOPPER, LATER, gemm, grid, measurement, record
-from test_plan_with_profile import SIZES, profile_of
+from tests.support.plan.measured_cases import HOPPER, LATER, gemm, grid, measurement, record
+from tests.support.plan.shop_profile import SIZES, profile_of
 
 FILE = "policies/h100.sqlite"
 HEAD = 'version: 1\nname: shop\nmodel: {factory: "shopmodel:build", inputs: "shopmodel:inputs", batch_size: 64}\n'

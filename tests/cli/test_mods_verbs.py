@@ -139,9 +139,9 @@ def test_a_profile_is_evidence_for_the_mods_that_it_was_learned_with_alone(modde
         assert "learned of the model with block_norm (2 modules, layers.0.norm to" in refused.err
 
 
-def test_a_probe_in_a_training_loop_takes_the_adapted_model(modded, loka):
+def test_a_probe_in_a_training_loop_takes_the_adapted_model(modded, loka, monkeypatch):
     assert loka("generate", modded.policy).status == 0
-    sys.path.insert(0, str(modded.folder))
+    monkeypatch.syspath_prepend(str(modded.folder))
     try:
         from shopmodel import build
 
@@ -161,6 +161,5 @@ def test_a_probe_in_a_training_loop_takes_the_adapted_model(modded, loka):
         with pytest.raises(InputError, match=r"probe: the policy's mods do not fit the model"):
             lk.Probe(model, modded.policy)
     finally:
-        sys.path.remove(str(modded.folder))
         for name in [name for name in sys.modules if name.split(".")[0] == "generated"]:
             del sys.modules[name]

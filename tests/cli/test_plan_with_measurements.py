@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-from measured_cases import grid, passes, record
+from tests.support.plan.measured_cases import grid, passes, record
 
 HEAD = 'version: 1\nname: shop\nmodel: {factory: "shopmodel:build", inputs: "shopmodel:inputs", batch_size: 64}\n'
 VERBS = (("plan",), ("validate",), ("generate",), ("explain", "layers.0.up"))

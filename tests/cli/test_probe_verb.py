@@ -6,7 +6,6 @@ import json
 import sys
 
 import pytest
-import torch
 
 from loka.probe.profile import profile_file
 from loka.probe.profile.profile import Profile
@@ -205,11 +204,3 @@ def test_findings_are_printed_once_for_sites_that_are_alike(shop, loka):
     assert evidence.strip().startswith("layers.0.down: input: feature 0 reaches ")
     assert remedy.strip().startswith('in the model, bring the features that meet in "layers.*.down" to one size')
     assert "mods:" not in remedy  # its input is followed by no norm in an nn.Sequential
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu(shop, loka):
-    ran = loka("probe", shop.policy, "--device", "cuda")
-    assert ran.status == 0, ran.err
-    assert profile_file.load_profile(shop.folder / SUMMARY).samples == 12

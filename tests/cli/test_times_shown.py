@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "plan"))
-
-from plan_costs import SCALED_MM, Remembering
 
 from loka.cli.tables import plan_table
 from loka.mods.policy_loader import load_policy
 from loka.plan.planner import examine, plan_of
 from loka.plan.serialize import from_json
+from tests.support.plan.plan_costs import SCALED_MM, Remembering
 
 POLICY = """\
 version: 1

@@ -1,15 +1,14 @@
-"""Puts what these tests share on the path, and gives those of mods a place to make packages in."""
+"""A place for tests of mods to make packages in."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from modded_models import Workplace
+from tests.support.codegen.modded_models import Workplace
 
 
 @pytest.fixture
@@ -20,3 +19,10 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workp
     made = Workplace(tmp_path)
     yield made
     made.forget()
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """No compiled code of one test reaches another."""
+    yield
+    torch._dynamo.reset()

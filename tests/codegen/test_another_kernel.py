@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-import codegen_plans as plans
 import pytest
 import torch
 
@@ -22,6 +21,7 @@ from loka.numerics.enums import Gemm
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.plan.serialize import from_json, to_json
+from tests.support.codegen import codegen_plans as plans
 
 PAGE = Path(__file__).parents[2] / "docs" / "kernels.md"
 MODEL = """

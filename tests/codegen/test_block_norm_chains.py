@@ -7,10 +7,7 @@ import importlib
 from collections.abc import Callable
 from types import ModuleType
 
-import chain_plans as chains
-import codegen_plans as plans
 import pytest
-import sum_models as sums
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,6 +17,9 @@ from loka.graph.patterns.linear_chain import StaticOperands, find_chains
 from loka.kernels.fused.norm.norm_spec import BLOCK
 from loka.mods.mod_modules import BlockNorm
 from loka.plan.planner import make_plan
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
+from tests.support.models import sum_models as sums
 
 KNOWN = StaticOperands(frozenset({"block_norm", "rms_norm"}), frozenset({"hardswish"}))
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 
-import chain_plans as chains
-import codegen_plans as plans
 import pytest
 import torch
-from test_chain_gpu import fresh_compiler, operands, pytestmark
 from torch import nn
 
 from loka.codegen import render_package
 from loka.mods.mod_modules import BlockNorm
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
+from tests.support.gpu import ON_HOPPER
 
-__all__ = ["fresh_compiler", "pytestmark"]  # a fixture and the markers of all tests here
+pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("fresh_compiler")]
 
 
 @pytest.mark.parametrize("recipe", [chains.CHAIN, chains.AS_IS], ids=["fp8", "plain"])
@@ -26,7 +26,7 @@ def test_against_float64_and_under_the_compiler(recipe, width, tmp_path):
     kind = "fp8" if recipe is chains.CHAIN else "plain"
     package = plans.import_package(render_package(plan), tmp_path, f"gen_gpu_blocks_{kind}_{width}")
     body = copy.deepcopy(tower).cuda().bfloat16()
-    x, dy = operands(4096, width)
+    x, dy = chains.gpu_operands(4096, width)
     exact = chains.simulated(body) if kind == "fp8" else copy.deepcopy(body).double()
     expected = chains.gradients(chains.Holder(exact), x.double(), dy.double())
     model = chains.Holder(copy.deepcopy(body))

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import chain_plans as chains
-import codegen_plans as plans
 import pytest
 import torch
-from torch import Tensor
 
 from loka import dispatch
 from loka.codegen import render_package
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
+from tests.support.gpu import ON_HOPPER
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("fresh_compiler")]
 
 WIDTHS, ROWS = (512, 2048), (4093, 8192)
 RECIPES = {"fp8": chains.CHAIN, "rowwise": chains.ROWWISE_CHAIN, "plain": chains.AS_IS}
@@ -47,26 +42,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return make
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
-
-
-def operands(rows: int, width: int, seed: int = 1) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator("cuda").manual_seed(seed)
-    x = torch.randn(rows, width, device="cuda", generator=generator)
-    heavy = torch.rand(rows, 1, device="cuda", generator=generator).clamp(min=1e-3).reciprocal().clamp(max=30.0)
-    dy = torch.randn(rows, width, device="cuda", generator=generator) * heavy
-    return x.bfloat16(), dy.bfloat16()
-
-
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_against_float64(made: Made, recipe: str, width: int, rows: int) -> None:
     package, tower = made(recipe, width)
-    x, dy = operands(rows, width)
+    x, dy = chains.gpu_operands(rows, width)
     exact = chains.gradients(chains.Holder(copy.deepcopy(tower).double()), x.double(), dy.double())
     model = chains.Holder(tower)
     with package.apply(model) as patch:
@@ -85,7 +66,7 @@ def test_against_float64(made: Made, recipe: str, width: int, rows: int) -> None
 @pytest.mark.parametrize("recipe", ["fp8", "plain"])
 def test_the_gpu_agrees_with_the_reference_on_the_cpu(made: Made, recipe: str, width: int) -> None:
     package, tower = made(recipe, width)
-    x, dy = operands(33, width)
+    x, dy = chains.gpu_operands(33, width)
     here, there = chains.Holder(tower), chains.Holder(copy.deepcopy(tower).cpu())
     with package.apply(here), package.apply(there):
         found = chains.gradients(here, x, dy)
@@ -102,7 +83,7 @@ def test_compiled_fullgraph_with_changing_batches(made: Made, recipe: str, width
     with package.apply(model) as patch:
         compiled = torch.compile(model, fullgraph=True)
         for rows in (*ROWS, 17):
-            x, dy = operands(rows, width)
+            x, dy = chains.gpu_operands(rows, width)
             expected = chains.gradients(model, x, dy)
             patch.reset()
             found = chains.gradients(compiled, x, dy)
@@ -118,7 +99,7 @@ def test_compiled_fullgraph_with_changing_batches(made: Made, recipe: str, width
 def test_captured_into_a_cuda_graph(made: Made, width: int, rows: int) -> None:
     package, tower = made("fp8", width)
     model = chains.Holder(tower)
-    x, dy = operands(rows, width)
+    x, dy = chains.gpu_operands(rows, width)
     x.requires_grad_()
     leaves = [x, *model.parameters()]
     with package.apply(model) as patch:
@@ -135,7 +116,7 @@ def test_captured_into_a_cuda_graph(made: Made, width: int, rows: int) -> None:
             grads = torch.autograd.grad(y, leaves, dy)
         patch.verify()
         for seed in (2, 3):
-            new_x, new_dy = operands(rows, width, seed)
+            new_x, new_dy = chains.gpu_operands(rows, width, seed)
             with torch.no_grad():
                 x.copy_(new_x)
                 dy.copy_(new_dy)
@@ -158,7 +139,7 @@ def test_frozen_weights(made: Made, recipe: str, width: int) -> None:
     package, tower = made(recipe, width)
     model = chains.Holder(tower)
     for rows in (1, 17, *ROWS):
-        x, dy = operands(rows, width)
+        x, dy = chains.gpu_operands(rows, width)
         with package.apply(model):
             expected = chains.gradients(model, x, dy)["y"]
         with package.apply(model, mode="infer") as patch, torch.no_grad():
@@ -169,7 +150,7 @@ def test_frozen_weights(made: Made, recipe: str, width: int) -> None:
 def test_rows_of_zeros_infinities_and_nans(made: Made) -> None:
     package, tower = made("fp8", 512)
     model = chains.Holder(tower)
-    x, dy = operands(64, 512)
+    x, dy = chains.gpu_operands(64, 512)
     with package.apply(model):
         clean = chains.gradients(model, x, dy)["y"]
         x[3] = 0.0

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-import chain_plans as chains
-import codegen_plans as plans
-import live_memory
 import pytest
-import sum_models as sums
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from loka.codegen import render_package
 from loka.mods.mod_modules import BlockNorm
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
+from tests.support.codegen import live_memory
+from tests.support.models import sum_models as sums
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 

@@ -9,10 +9,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-import chain_plans as chains
-import codegen_plans as plans
 import pytest
-import sum_models as sums
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,6 +21,9 @@ from loka.graph.source import forward_source_hash
 from loka.kernels import call_counters
 from loka.kernels.fused.norm import norm_reference
 from loka.plan.plan import BindingKind, Plan, PlannedBinding
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
+from tests.support.models import sum_models as sums
 
 Package = Callable[..., ModuleType]
 

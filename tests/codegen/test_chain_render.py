@@ -15,10 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-import chain_plans as chains
-import codegen_plans as plans
 import pytest
-import sum_models as sums
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -29,6 +26,9 @@ from loka.codegen.package.check_package import check_package
 from loka.errors import InputError
 from loka.numerics.enums import Format, Range, Scaling
 from loka.plan.plan import Plan
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
+from tests.support.models import sum_models as sums
 
 ROOT = Path(__file__).parents[2]
 RUFF = shutil.which("ruff") or str(Path(sys.executable).with_name("ruff"))
@@ -135,7 +135,7 @@ def test_manifest_stamps_and_check_know_the_new_files(tmp_path: Path) -> None:
     for name in ("fused.py", "triton_kernels.py", "kernels.py"):
         assert manifest["outputs"][name] == hashlib.sha256(files[name].encode()).hexdigest()
         assert f'STAMP = "{manifest["stamp"]}"' in files[name]
-    assert "template triton/norm_forward.py.j2" in manifest["inputs"]
+    assert "template triton/norm/forward.py.j2" in manifest["inputs"]
     write_package(files, tmp_path / "ranker")
     assert check_package(files, tmp_path / "ranker") == ()
     (tmp_path / "ranker" / "triton_kernels.py").unlink()
@@ -157,7 +157,7 @@ def test_operators_of_another_generation_do_not_import(tmp_path: Path) -> None:
 
 def test_same_bytes_under_any_hash_seed() -> None:
     script = (
-        "import sys, hashlib; sys.path.insert(0, sys.argv[1]); import torch, chain_plans as c\n"
+        "import hashlib, torch; from tests.support.codegen import chain_plans as c\n"
         "from loka.codegen import render_package\n"
         "torch.manual_seed(0)\n"
         "for name, text in sorted(render_package(c.chain_plan(c.Tower())).items()):\n"
@@ -165,7 +165,7 @@ def test_same_bytes_under_any_hash_seed() -> None:
     )
     outputs = {
         subprocess.run(
-            [sys.executable, "-c", script, str(Path(__file__).parent)],
+            [sys.executable, "-c", script],
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
@@ -224,7 +224,7 @@ def test_other_recipes_are_written_as_before() -> None:
 
 def recipe_of(**changes: object) -> bool:
     found = {**chains.CHAIN, **changes}
-    return site_recipe(plans.site_plan("a", **found)).transposed  # type: ignore[arg-type]
+    return site_recipe(plans.site_plan("a", **found)).operands.is_chain  # type: ignore[arg-type]
 
 
 def test_which_recipes_are_chains() -> None:

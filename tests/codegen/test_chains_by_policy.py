@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-import codegen_plans as plans
 import pytest
 import torch
 from torch import nn
@@ -18,6 +17,7 @@ from loka.codegen import render_package
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.zoo import ranker, ranker_inputs
+from tests.support.codegen import codegen_plans as plans
 
 FP8 = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true"
 RULES = (

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-import chain_plans as chains
-import codegen_plans as plans
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,6 +17,8 @@ from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.plan.serialize import from_json, to_json
 from loka.zoo.dlrm import DCNSizes, DCNv2
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import chain_plans as chains
-import codegen_plans as plans
 import pytest
-import sum_models as sums
 import torch
 from torch import Tensor, nn
 
 from loka.codegen import render_package
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
+from tests.support.gpu import ON_HOPPER
+from tests.support.models import sum_models as sums
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("fresh_compiler")]
 
 ROWS = (1, 17, 4093, 8192)
 
@@ -51,12 +46,6 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModuleType]:
         folder: Path = tmp_path_factory.mktemp(f"gpu_{name}")
         made[name] = plans.import_package(render_package(plan), folder, f"gen_cross_gpu_{name}")
     return made
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
 
 
 def operands(body: nn.Module, rows: int, width: int, seed: int = 1) -> tuple[Tensor, Tensor]:

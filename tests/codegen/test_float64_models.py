@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import chain_plans as chains
 import pytest
 import torch
-from modded_models import Workplace
 
 from loka.errors import InputError
 from loka.plan.plan import Plan
 from loka.plan.rewrite.float64 import REASON
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen.modded_models import Workplace
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 
-import chain_plans as chains
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from modded_models import Workplace, equal_but_for_rounding
 
 from loka.codegen import render_package
 from loka.errors import InputError
 from loka.plan.serialize import from_json, to_json
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen.modded_models import Workplace, equal_but_for_rounding
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
@@ -133,7 +133,7 @@ def test_any_shape_is_the_same_function(workplace: Workplace, shape: dict[str, o
     wukong = shape["kind"] == "wukong"
     normed = "{use: block_norm, optional: true}, " if shape["mods"] else ""
     _, files, package = workplace.make("sized", mods=f"{normed}{{use: fuse_interaction}}", inputs="sized_inputs")
-    for kind in ("mix_", "join_") if wukong else ("cross_",):
+    for kind in ("fm_interaction_", "concat_norm_") if wukong else ("cross_",):
         assert f"kernels.{kind}" in files["modules.py"], kind
     x = workplace.models.sized_inputs(batch)[0]
     model = workplace.models.sized()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-import codegen_plans as plans
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,8 +12,9 @@ from torch import Tensor, nn
 from loka.codegen import render_package
 from loka.numerics.enums import OPERANDS, Format, Gemm, Operand, Range, Scaling
 from loka.numerics.quantize import dequantize, quantize
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import SitePlan
-from loka.policy.cascade.settings import OperandRecipe
+from tests.support.codegen import codegen_plans as plans
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 
-import chain_plans as chains
 import pytest
 import torch
-from modded_models import Workplace
-from test_chain_gpu import fresh_compiler, pytestmark
 from torch import Tensor, nn
 
-__all__ = ["fresh_compiler", "pytestmark"]  # a fixture and the markers of all tests here
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen.modded_models import Workplace
+from tests.support.gpu import ON_HOPPER
+
+pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("fresh_compiler")]
 
 FUSED, HIGH = "{use: fuse_interaction}", "{use: residual_high_precision}"
 TRANSPOSED = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"

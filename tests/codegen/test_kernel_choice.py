@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import chain_plans as chains
-import codegen_plans as plans
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,6 +20,8 @@ from loka.kernels import call_counters
 from loka.numerics.enums import Gemm
 from loka.plan.plan import Plan
 from loka.plan.serialize import from_json, to_json
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
 
 FBGEMM, MSLK, TORCH = "fbgemm.rowwise", "mslk.rowwise", "torch.scaled_mm"
 MIXED = {Gemm.FPROP: FBGEMM, Gemm.DGRAD: TORCH, Gemm.WGRAD: MSLK}
@@ -215,10 +215,10 @@ def test_batches_run_on_their_kernels_in_two_compilations(package: Package, chai
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
-@pytest.mark.parametrize("by_rows", [None, dict.fromkeys(Gemm, TABLE)], ids=["kernel", "table"])
-def test_a_nan_is_traced_through_every_kernel(package: Package, by_rows) -> None:
+@pytest.mark.parametrize("m_buckets", [None, dict.fromkeys(Gemm, TABLE)], ids=["kernel", "table"])
+def test_a_nan_is_traced_through_every_kernel(package: Package, m_buckets) -> None:
     model = Linears()
-    plan = plans.planned_on(plans.linear_plan(("a", "b")), dict.fromkeys(Gemm, FBGEMM), by_rows)
+    plan = plans.planned_on(plans.linear_plan(("a", "b")), dict.fromkeys(Gemm, FBGEMM), m_buckets)
     patch = package(plan).apply(model)
     with torch.no_grad():
         model.b.weight[3, 4] = torch.nan

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-import codegen_plans as plans
 import pytest
 import torch
 from torch import nn
@@ -18,6 +17,7 @@ from loka.errors import InputError
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.zoo import ranker, ranker_inputs
+from tests.support.codegen import codegen_plans as plans
 
 STATIC = (
     "fprop: {input: {range: static, amax: 64.0}}, dgrad: {grad_output: {range: static, amax: 1.0}}, "
@@ -71,7 +71,7 @@ def test_an_mlp_is_one_chain_and_trains(make: Make) -> None:
     plan, files, package = make("gen_known_ranker", KNOWN, rules)
     found = {site.site.name: site for site in plan.sites}
     assert found["layers.0.fmb.0"].region == ("layer_norm", "linear", "layer_norm", "silu")
-    trained = set(re.findall(r"kernels\.(\w+_3_linears_e4m3_known_\w+)\(", files["modules.py"]))
+    trained = set(re.findall(r"kernels\.(\w+_3_linears_e4m3_static_\w+)\(", files["modules.py"]))
     (name,) = {each for each in trained if not each.endswith("_frozen")}
     assert files["kernels.py"].count(f"def {name}(") == 1  # for all layers, whatever their maxima are
     assert files["modules.py"].count(f"kernels.{name}(") == 2  # a class for each maximum
@@ -92,7 +92,7 @@ def test_an_mlp_is_one_chain_and_trains(make: Make) -> None:
 
 def test_linears_that_are_not_fused_are_chains_of_their_own(make: Make) -> None:
     _, files, package = make("gen_known_alone", KNOWN, "  - {match: {max_n: 16}, compute: keep}\n")
-    assert "def linear_e4m3_known_" in files["kernels.py"]
+    assert "def linear_e4m3_static_" in files["kernels.py"]
     model = ranker()
     with package.apply(model) as patch:
         step(model)

@@ -12,10 +12,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-import chain_plans as chains
-import codegen_plans as plans
 import pytest
-import sum_models as sums
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -27,6 +24,9 @@ from loka.mods.mod_modules import BlockNorm
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize, static_scale
 from loka.plan.plan import Plan
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
+from tests.support.models import sum_models as sums
 
 X, DY = 8.0, 16.0
 Package = Callable[[Plan], ModuleType]
@@ -231,11 +231,11 @@ def test_what_a_tile_is_enough_for_is_written_as_is_and_transposed() -> None:
     text = render_package(chains.chain_plan(local, chains.known_chain(X, DY)))["kernels.py"]
     called = re.findall(r"fused\.(\w+)\(", text[: text.index("\ndef linear_")])
     assert [name for name in called if name.endswith("_cast_transpose")] == [
-        "add_relu_e4m3_known_recorded_64_cast_transpose",
-        "block_norm_hardswish_e4m3_known_recorded_512_eps_1e_06_cast_transpose",
-        "add_backward_e4m3_known_recorded_32_cast_transpose",
-        "block_norm_hardswish_backward_e4m3_known_recorded_512_eps_1e_06_cast_transpose",
-        "add_relu_backward_e4m3_known_recorded_64_cast_transpose",
+        "add_relu_e4m3_static_counted_64_cast_transpose",
+        "block_norm_hardswish_e4m3_static_counted_512_eps_1e_06_cast_transpose",
+        "add_backward_e4m3_static_counted_32_cast_transpose",
+        "block_norm_hardswish_backward_e4m3_static_counted_512_eps_1e_06_cast_transpose",
+        "add_relu_backward_e4m3_static_counted_64_cast_transpose",
     ]
     assert not [name for name in called if name.startswith("transpose")]
     tower = render_package(PLANS["tower"])["kernels.py"]

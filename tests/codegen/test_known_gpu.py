@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import chain_plans as chains
-import codegen_plans as plans
 import pytest
 import torch
-from test_chain_gpu import operands, pytestmark
 from torch import Tensor, nn
 
 from loka.codegen import render_package
@@ -19,8 +16,11 @@ from loka.dispatch import Overflow, Patch
 from loka.mods.mod_modules import BlockNorm
 from loka.numerics.enums import Format
 from loka.numerics.quantize import static_scale
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
+from tests.support.gpu import ON_HOPPER
 
-__all__ = ["pytestmark"]  # the markers of all tests here
+pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("fresh_compiler")]
 
 WIDTHS, ROWS = (512, 2048), (4093, 8192)
 WIDE, NARROW = (64.0, 512.0), (2.0, 4.0)  # maxima of inputs and output gradients: what holds all, and what does not
@@ -55,12 +55,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return make
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
-
-
 def of_given(patch: Patch, form: str) -> list[Overflow]:
     """What the operands had that are there as they are: they do not depend on how a product rounds."""
     given = {("body.3", "grad_output"), ("body.0", "input")} if form == "block_norm" else set()
@@ -72,7 +66,7 @@ def of_given(patch: Patch, form: str) -> list[Overflow]:
 @pytest.mark.parametrize("form", BODIES)
 def test_against_float64(made: Made, form: str, width: int, rows: int) -> None:
     package, body = made(form, width, WIDE)
-    x, dy = operands(rows, width)
+    x, dy = chains.gpu_operands(rows, width)
     exact = chains.gradients(chains.Holder(copy.deepcopy(body).double()), x.double(), dy.double())
     model = chains.Holder(body)
     with package.apply(model) as patch:
@@ -87,7 +81,7 @@ def test_against_float64(made: Made, form: str, width: int, rows: int) -> None:
 @pytest.mark.parametrize("form", BODIES)
 def test_the_gpu_agrees_with_the_reference_on_the_cpu(made: Made, form: str, width: int) -> None:
     package, body = made(form, width, NARROW)
-    x, dy = operands(33, width)
+    x, dy = chains.gpu_operands(33, width)
     here, there = chains.Holder(body), chains.Holder(copy.deepcopy(body).cpu())
     with package.apply(here) as ours, package.apply(there) as theirs:
         found = chains.gradients(here, x, dy)
@@ -109,7 +103,7 @@ def test_overflow_is_counted_exactly(made: Made, width: int) -> None:
     with package.apply(model) as patch:
         for rows in (1, 17, *ROWS):
             patch.reset()
-            x, dy = operands(rows, width)
+            x, dy = chains.gpu_operands(rows, width)
             chains.gradients(model, x, dy)
             found = {each.operand: each for each in of_given(patch, "block_norm")}
             for operand, matrix, amax in zip(("input", "grad_output"), (x, dy), NARROW, strict=True):
@@ -127,7 +121,7 @@ def test_compiled_fullgraph_with_changing_batches(made: Made, form: str, width: 
     with package.apply(model) as patch:
         compiled = torch.compile(model, fullgraph=True)
         for rows in (*ROWS, 17):
-            x, dy = operands(rows, width)
+            x, dy = chains.gpu_operands(rows, width)
             patch.reset()
             expected, eager = chains.gradients(model, x, dy), patch.overflows()
             patch.reset()
@@ -142,7 +136,7 @@ def test_compiled_fullgraph_with_changing_batches(made: Made, form: str, width: 
 def test_a_replayed_graph_counts_in_each_replay(made: Made) -> None:
     package, body = made("block_norm", 512, NARROW)
     model = chains.Holder(body)
-    x, dy = operands(4096, 512)
+    x, dy = chains.gpu_operands(4096, 512)
     x.requires_grad_()
     leaves = [x, *model.parameters()]
 
@@ -177,7 +171,7 @@ def test_a_replayed_graph_counts_in_each_replay(made: Made) -> None:
 def test_a_step_never_waits_for_the_device(made: Made) -> None:
     package, body = made("tower", 512, NARROW)
     model = chains.Holder(body)
-    x, dy = operands(4096, 512)
+    x, dy = chains.gpu_operands(4096, 512)
     with package.apply(model) as patch:
         chains.gradients(model, x, dy)
         torch.cuda.set_sync_debug_mode("error")
@@ -194,7 +188,7 @@ def test_frozen_weights(made: Made, form: str, width: int) -> None:
     package, body = made(form, width, NARROW)
     model = chains.Holder(body)
     for rows in (1, 17, *ROWS):
-        x, dy = operands(rows, width)
+        x, dy = chains.gpu_operands(rows, width)
         with package.apply(model) as patch:
             expected = chains.gradients(model, x, dy)["y"]
             trained = [each for each in patch.overflows() if each.operand == "input"]
@@ -206,7 +200,7 @@ def test_frozen_weights(made: Made, form: str, width: int) -> None:
 def test_rows_of_zeros_infinities_and_nans(made: Made) -> None:
     package, body = made("tower", 512, WIDE)
     model = chains.Holder(body)
-    x, dy = operands(64, 512)
+    x, dy = chains.gpu_operands(64, 512)
     with package.apply(model) as patch:
         clean = chains.gradients(model, x, dy)["y"]
         x[3], x[5, 7], x[9, 1] = 0.0, float("inf"), float("nan")

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-import codegen_plans as plans
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.plan.serialize import from_json, to_json
 from loka.zoo.wukong import Wukong, WukongSizes
+from tests.support.codegen import codegen_plans as plans
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
@@ -39,13 +39,11 @@ def inputs(batch: int) -> tuple[Tensor, ...]:
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """The plan under these defaults, the files of its package, and the package."""
     monkeypatch.chdir(tmp_path)
-    here = Path(__file__)
-    monkeypatch.syspath_prepend(str(here.parent))
     names: list[str] = []
 
     def one(name: str, defaults: str, mods: str = "{use: fuse_interaction}") -> tuple[Plan, dict[str, str], ModuleType]:
         (tmp_path / "policy.yaml").write_text(
-            f'version: 1\nname: mixed\nmodel: {{factory: "{here.stem}:build", inputs: "{here.stem}:inputs", '
+            f'version: 1\nname: mixed\nmodel: {{factory: "{__name__}:build", inputs: "{__name__}:inputs", '
             f"batch_size: 32}}\ndefaults: {{{defaults}}}\nmods: [{mods}]\nrules:\n"
             "  - {match: {max_n: 8}, compute: keep}\n  - {match: {max_k: 16}, compute: keep, optional: true}\n"
         )
@@ -72,7 +70,7 @@ def test_kept_products_are_mixed_and_joined_and_give_what_the_model_gives(make: 
     sites = {site.site.name: site for site in plan.sites}
     assert sites["layers.0.rank"].region == sites["layers.1.compress"].region == ("transpose", "matmul", "matmul")
     assert (
-        files["modules.py"].count("kernels.mix_16x24_to_4_8_passing(") == 4
+        files["modules.py"].count("kernels.fm_interaction_16x24_to_4_8_passing(") == 4
     )  # two layers, each for training and frozen
     assert "torch.cat(" not in files["modules.py"]
     torch.manual_seed(0)
@@ -95,7 +93,7 @@ def test_they_stand_beside_chains_in_fp8(make: Make) -> None:
     _, files, package = make(
         "gen_mixed_fp8", "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
     )
-    assert "kernels.join_2_residual_layer_norm_24(view" in files["modules.py"]
+    assert "kernels.concat_norm_2_residual_layer_norm_24(view" in "".join(files["modules.py"].split())
     torch.manual_seed(0)
     model = build()
     x, dy = inputs(16)[0].requires_grad_(), torch.randn(16, 1)
@@ -111,8 +109,8 @@ def test_they_stand_beside_chains_in_fp8(make: Make) -> None:
 @pytest.mark.parametrize("fuse", ["auto", "always"])
 def test_without_the_mod_they_stay_as_they_are(make: Make, fuse: str) -> None:
     _, files, _ = make("gen_unmixed", f"compute: fp8, scaling: rowwise, fuse: {fuse}", "")
-    assert "mix_" not in files["modules.py"]
-    assert "join_" not in files["modules.py"]
+    assert "fm_interaction_" not in files["modules.py"]
+    assert "concat_norm_" not in files["modules.py"]
 
 
 def test_a_plan_keeps_them_in_its_file(make: Make) -> None:

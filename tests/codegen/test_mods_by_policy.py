@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-import codegen_plans as plans
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,6 +21,7 @@ from loka.mods.adaptation import Adaptation
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.zoo.wukong import Wukong, WukongSizes
+from tests.support.codegen import codegen_plans as plans
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is on cpu.*:loka.dispatch.dispatch_errors.LokaWarning")
 
@@ -44,13 +44,11 @@ def inputs(batch: int) -> tuple[Tensor, ...]:
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """The plan under these defaults and mods, the files of its package, and the package."""
     monkeypatch.chdir(tmp_path)
-    here = Path(__file__)
-    monkeypatch.syspath_prepend(str(here.parent))
     names: list[str] = []
 
     def one(name: str, defaults: str, mods: str = MODS) -> tuple[Plan, dict[str, str], ModuleType]:
         (tmp_path / "policy.yaml").write_text(
-            f'version: 1\nname: modded\nmodel: {{factory: "{here.stem}:build", inputs: "{here.stem}:inputs", '
+            f'version: 1\nname: modded\nmodel: {{factory: "{__name__}:build", inputs: "{__name__}:inputs", '
             f"batch_size: 32}}\ndefaults: {{{defaults}}}\nmods: [{mods}]\n"
             "rules:\n  - {match: {max_n: 8}, compute: keep}\n"
         )

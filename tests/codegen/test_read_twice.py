@@ -14,12 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parent))
-import chain_plans as chains
-import codegen_plans as plans
-
 from loka.codegen import render_package
 from loka.plan.planner import make_plan
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 

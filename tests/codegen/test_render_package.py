@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import codegen_plans as plans
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,6 +27,7 @@ from loka.graph.ir import ForwardIR, Region, SiteCall, Statement
 from loka.graph.reads import Reads
 from loka.plan.plan import BindingKind, Plan, PlannedBinding
 from loka.templating.wrap import WIDTH
+from tests.support.codegen import codegen_plans as plans
 
 ROOT = Path(__file__).parents[2]
 RUFF = shutil.which("ruff") or str(Path(sys.executable).with_name("ruff"))
@@ -271,7 +271,7 @@ def test_absolute_paths_stay_out() -> None:
 
 def test_same_bytes_under_any_hash_seed() -> None:
     script = (
-        "import sys, hashlib; sys.path.insert(0, sys.argv[1]); import codegen_plans as p\n"
+        "import hashlib; from tests.support.codegen import codegen_plans as p\n"
         "from loka.codegen import render_package\n"
         "for plan in (p.mixed_plan(), p.forward_plan()):\n"
         "    for name, text in sorted(render_package(plan).items()):\n"
@@ -279,7 +279,7 @@ def test_same_bytes_under_any_hash_seed() -> None:
     )
     outputs = {
         subprocess.run(
-            [sys.executable, "-c", script, str(Path(__file__).parent)],
+            [sys.executable, "-c", script],
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,

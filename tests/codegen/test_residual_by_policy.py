@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 
-import chain_plans as chains
 import pytest
 import torch
-from modded_models import Workplace, equal_but_for_rounding
 from torch import Tensor, nn
 
 from loka.codegen import render_package
 from loka.errors import InputError
 from loka.plan.serialize import from_json, to_json
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen.modded_models import Workplace, equal_but_for_rounding
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
@@ -50,7 +50,9 @@ def test_the_model_in_wide_dtypes_is_the_same_function(workplace: Workplace, nam
         ("", f"3 residual sums in float32: of {writers} (3)")
     ]
     assert said.unchanged == ()
-    kernels = {"dcn": ("kernels.cross_96(",), "wukong": ("kernels.mix_", "kernels.join_2_residual_")}[name]
+    kernels = {"dcn": ("kernels.cross_96(",), "wukong": ("kernels.fm_interaction_", "kernels.concat_norm_2_residual_")}[
+        name
+    ]
     assert all((kernel in files["modules.py"]) == (FUSED in mods) for kernel in kernels)
     assert render_package(from_json(to_json(plan))) == files
     equal_but_for_rounding(model, package, x, limit=2e-4)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 
-import chain_plans as chains
-import codegen_plans as plans
 import pytest
 import torch
-from chain_plans import SwishNorm
 from torch import Tensor, nn
 
 from loka.codegen import render_package
@@ -17,6 +14,9 @@ from loka.graph.patterns.linear_chain import find_chains
 from loka.graph.source import is_swish_norm
 from loka.mods.mod_modules import BlockNorm
 from loka.plan.planner import make_plan
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
+from tests.support.codegen.chain_plans import SwishNorm
 
 
 class Apart(nn.Module):

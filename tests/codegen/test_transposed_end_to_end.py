@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-import codegen_plans as plans
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,10 +16,11 @@ from loka.codegen import render_package
 from loka.numerics.enums import OPERANDS, Gemm, Operand
 from loka.numerics.metrics import sqnr
 from loka.numerics.quantize import dequantize, quantize
+from loka.numerics.recipe import OperandRecipe
 from loka.numerics.requantize_transpose import requantize_transpose
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
-from loka.policy.cascade.settings import OperandRecipe
+from tests.support.codegen import codegen_plans as plans
 
 SHORTEST = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true"
 # what `defaults` says, and the operands that it transposes, of a site whose input needs a gradient

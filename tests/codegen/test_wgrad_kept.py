@@ -8,15 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import chain_plans as chains
-import codegen_plans as plans
 import pytest
-import sum_models as sums
 import torch
 from torch import Tensor, nn
 
 from loka.codegen import render_package
 from loka.kernels import call_counters
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
+from tests.support.models import sum_models as sums
 
 KEPT = {**chains.CHAIN, "wgrad": None}
 

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import codegen_plans as plans
 import pytest
 
 from loka.codegen import check_package, render_package, write_package
 from loka.codegen.package import write
+from tests.support.codegen import codegen_plans as plans
 
 ROOT = Path(__file__).parents[2]
 State = dict[str, str]
@@ -82,7 +82,7 @@ class Disk:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
     process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("killed_writer.py"))],
+        [sys.executable, "-m", "tests.support.processes.killed_writer"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -8,12 +8,12 @@ import os
 import threading
 from pathlib import Path
 
-import codegen_plans as plans
 import pytest
 
 from loka.codegen import DifferenceKind, check_package, render_package, write_package
 from loka.codegen.package import write
 from loka.errors import InputError
+from tests.support.codegen import codegen_plans as plans
 
 A = render_package(plans.linear_plan())
 B = render_package(plans.forward_plan())

@@ -1,14 +1,9 @@
-"""Makes the hand-written sample package and its models importable, here and in the processes that tests start."""
+"""The state of the compiler between tests."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)

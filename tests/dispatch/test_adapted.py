@@ -6,8 +6,6 @@ import copy
 import io
 import warnings
 
-import dispatch_models as models
-import dispatch_sample as sample
 import pytest
 import torch
 from torch import nn
@@ -15,6 +13,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from loka import dispatch
 from loka.mods.mod_modules import BlockNorm
+from tests.support import dispatch_sample as sample
+from tests.support.models import dispatch_models as models
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is on cpu.*:loka.dispatch.dispatch_errors.LokaWarning")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import warnings
 
-import dispatch_models as models
-import dispatch_sample as sample
 import pytest
 import torch
 from torch import nn
@@ -13,6 +11,8 @@ from torch import nn
 from loka import dispatch
 from loka.dispatch.bind.device_warning import warn_of_devices
 from loka.graph.source import forward_source_hash
+from tests.support import dispatch_sample as sample
+from tests.support.models import dispatch_models as models
 
 
 def test_only_the_forward_changes():

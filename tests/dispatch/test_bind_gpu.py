@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import dispatch_models as models
-import dispatch_sample as sample
 import pytest
 import torch
 
 from loka import dispatch
+from tests.support import dispatch_sample as sample
+from tests.support.gpu import ON_HOPPER
+from tests.support.models import dispatch_models as models
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU with FP8"
-    ),
-]
+pytestmark = ON_HOPPER
 
 
 def step_on_gpu(model, rows=8):

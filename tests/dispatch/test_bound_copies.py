@@ -6,13 +6,13 @@ import copy
 import io
 import pickle
 
-import dispatch_models as models
-import dispatch_sample as sample
 import pytest
 import torch
 from torch import nn
 
 from loka import dispatch
+from tests.support import dispatch_sample as sample
+from tests.support.models import dispatch_models as models
 
 
 def through_torch_save(model):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dispatch_models as models
-import dispatch_sample as sample
 import pytest
 import torch
 from torch import nn
+
+from tests.support import dispatch_sample as sample
+from tests.support.models import dispatch_models as models
 
 E4M3_ROWWISE_SQNR_DB = 28.0  # both operands rounded to four significant bits: about 31 dB on normal data
 

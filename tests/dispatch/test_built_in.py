@@ -6,17 +6,17 @@ import copy
 import dataclasses
 import pickle
 
-import changed_models as models
-import dispatch_sample as sample
 import pytest
 import torch
-from dispatch_models import mlp, step
 from torch import nn
 
 from generated import ranker as package
 from loka import dispatch
 from loka.dispatch.bind.built_in import AGAIN, BACK
 from loka.zoo import ranker, ranker_inputs
+from tests.support import dispatch_sample as sample
+from tests.support.models import changed_models as models
+from tests.support.models.dispatch_models import mlp, step
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.*is on cpu"), pytest.mark.filterwarnings("ignore:Mismatch dtype")]
 
@@ -172,8 +172,8 @@ def test_attributes_of_every_kind():
     assert said[0] == "act = torch.sin, planned was torch.tanh"
     assert said[1].startswith("leaky = absent, planned was partial torch.nn.functional.leaky_relu(negative_slope=0.3)")
     assert said[2] == "name = 'silu', planned was 'gelu'"
-    assert said[3].startswith("own = changed_models.shifted_by.<locals>.shifted(shift=3) (source ")
-    values = (f"changed_models.Settings(rounds=2, shift={shift})" for shift in (4, 1))
+    assert said[3].startswith("own = tests.support.models.changed_models.shifted_by.<locals>.shifted(shift=3) (source ")
+    values = (f"{models.__name__}.Settings(rounds=2, shift={shift})" for shift in (4, 1))
     assert said[4] == "settings = {}, planned was {}".format(*values)
 
 
@@ -207,7 +207,7 @@ def test_a_constant_from_outside(monkeypatch):
     _, bind = bound("functional", ())
     patch = bind()
     monkeypatch.setattr(models, "SCALE", 0.25)
-    reads = "the model itself: its forward reads changed_models.SCALE = 0.25, planned was 0.5"
+    reads = f"the model itself: its forward reads {models.__name__}.SCALE = 0.25, planned was 0.5"
     found_out(patch, f"{reads}: {BACK}")
     _, bind = bound("functional", ())
     refused(bind, f"{reads}: {AGAIN}")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from changed_models import SHAPES, agree, bound_as, inputs, made
 from hypothesis import assume, given, reject
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from model_changes import changes
 
 from loka import dispatch
+from tests.support.models.changed_models import SHAPES, agree, bound_as, inputs, made
+from tests.support.models.model_changes import changes
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 WAYS = [(name, inline) for name, shape in SHAPES.items() for inline in shape.inlines]

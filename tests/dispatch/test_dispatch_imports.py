@@ -8,11 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import dispatch_sample as sample
 import pytest
 import torch
 
 from loka import dispatch
+from tests.support import dispatch_sample as sample
 
 FORBIDDEN = ("pydantic", "jinja2", "yaml", "typer", "rich", "safetensors", "loka.codegen", "loka.plan", "loka.policy")
 

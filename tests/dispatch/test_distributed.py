@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dispatch_models as models
-import dispatch_sample as sample
-import dispatch_workers as workers
 import pytest
 import torch
 from torch import multiprocessing
+
+from tests.support import dispatch_sample as sample
+from tests.support.models import dispatch_models as models
+from tests.support.processes import dispatch_workers as workers
 
 
 @pytest.fixture(scope="module")

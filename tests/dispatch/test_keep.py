@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 
-import dispatch_models as models
-import dispatch_sample as sample
 import pytest
 import torch
 
 from loka import dispatch
 from loka.dispatch.patch.keep_sites import chosen_modules
+from tests.support import dispatch_sample as sample
+from tests.support.models import dispatch_models as models
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_a_named_site_runs_as_the_model_has_it_and_the_others_in_fp8(model):
     assert torch.equal(model[2](x), plain[2](x))
     assert not torch.equal(model[0](x), plain[0](x))
     assert not torch.equal(model(x), before)
-    assert repr(patch) == "<Patch dispatch_sample: 2 sites in 2 modules, 1 kept>"
+    assert repr(patch) == f"<Patch {sample.__name__}: 2 sites in 2 modules, 1 kept>"
 
 
 def test_verify_asks_for_what_is_left(model):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import struct
 
-import dispatch_models as models
-import dispatch_sample as sample
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,6 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from loka import dispatch
+from tests.support import dispatch_sample as sample
+from tests.support.models import dispatch_models as models
 
 
 class Counting(dispatch.Bound):

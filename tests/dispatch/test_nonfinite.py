@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dispatch_models as models
-import dispatch_sample as sample
 import pytest
 import torch
 
 from loka import dispatch
+from tests.support import dispatch_sample as sample
+from tests.support.models import dispatch_models as models
 
 
 @pytest.fixture

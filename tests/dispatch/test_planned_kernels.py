@@ -6,14 +6,14 @@ import copy
 import pickle
 from dataclasses import replace
 
-import dispatch_models as models
-import dispatch_sample as sample
 import pytest
 import torch
 
 from loka import dispatch
 from loka.dispatch.bind import check_libraries
 from loka.kernels import call_counters
+from tests.support import dispatch_sample as sample
+from tests.support.models import dispatch_models as models
 
 FBGEMM, TORCH = ("fbgemm.rowwise",), ("torch.scaled_mm",)
 
@@ -86,7 +86,7 @@ def test_a_missing_library_is_an_error_at_apply_and_the_model_is_left_alone(mode
     monkeypatch.setattr(check_libraries, "_on_fp8", lambda module: True)
     with pytest.raises(dispatch.BindError) as error:
         sample.apply(model, on(FBGEMM, TORCH, TORCH))
-    assert str(error.value).startswith("dispatch_sample cannot run on this machine; the model is left as it was:")
+    assert str(error.value).startswith(f"{sample.__name__} cannot run on this machine; the model is left as it was:")
     torchs, fbgemms = (
         next(problem for problem in error.value.problems if name in problem) for name in (*TORCH, *FBGEMM)
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 
-import dispatch_models as models
-import dispatch_sample as sample
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from loka import dispatch
+from tests.support import dispatch_sample as sample
+from tests.support.models import dispatch_models as models
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Operands for the kernel tests: quantised matrices and their float64 product."""
+"""Operands for the kernel tests: quantised matrices and their float64 product; memory and caches of their own."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from loka.kernels import call_counters
 from loka.kernels.gemm.scaled_mm import scaled_mm
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import dequantize, quantize
+from tests.support.kernels.poison import poisoned
 
 
 @dataclass(frozen=True)
@@ -102,3 +103,15 @@ def numbers() -> Iterator[int]:
     first = call_counters.new_counters(3)
     yield first
     call_counters.reset(range(first, first + 3))
+
+
+@pytest.fixture
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New memory is full of NaN, so that what a kernel leaves unwritten shows."""
+    monkeypatch.setattr(Tensor, "new_empty", poisoned(Tensor.new_empty))
+
+
+@pytest.fixture
+def triton_cache(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Triton compiles is kept in build/, by its text and by Triton's own, for the other tests and the next run."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(pytestconfig.rootpath / "build" / "triton"))

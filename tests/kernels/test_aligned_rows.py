@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,16 +11,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).parent))
-from aligned_cases import ALIGNED, ROWS
-from rendered_cases import Package, write_package
-
 from loka.codegen.chains.chain_shapes import quantiser
 from loka.errors import InputError
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.quantisation import Quantisation
 from loka.kernels.fused.rendering import render, render_files
 from loka.templating.templates import load_templates
+from tests.support.kernels.aligned_cases import ALIGNED, ROWS
+from tests.support.kernels.rendered_cases import Package, write_package
+from tests.support.processes.launch import run_interpreted
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,11 +42,7 @@ def test_the_reference_is_the_quantiser_of_padded_rows(package: Package, spec) -
 
 def test_the_kernel_reads_and_writes_what_it_should(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
-    program = Path(__file__).with_name("aligned_interpreted.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, program, tmp_path], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == 2 * len(ALIGNED) * len(ROWS)
+    assert run_interpreted("aligned_interpreted", tmp_path) == 2 * len(ALIGNED) * len(ROWS)
 
 
 def test_the_text_is_formatted_and_linted_as_rendered(tmp_path: Path) -> None:
@@ -75,14 +69,3 @@ def test_the_text_is_formatted_and_linted_as_rendered(tmp_path: Path) -> None:
 def test_what_no_kernel_does_is_refused(spec, change: dict[str, object]) -> None:
     with pytest.raises(InputError, match=r"columns of zeros behind them|cannot be made"):
         replace(spec, **change)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a Hopper GPU")
-@pytest.mark.parametrize("spec", ALIGNED, ids=lambda spec: spec.function)
-def test_on_a_gpu_it_is_the_reference(package: Package, spec) -> None:
-    for rows in (1, 17, 4093):
-        x = torch.randn(rows, spec.width, device="cuda", dtype=torch.bfloat16)
-        got, expected = package.run(spec, x), package.run(spec, x.cpu())
-        assert torch.equal(got["values"].cpu().view(torch.uint8), expected["values"].view(torch.uint8))
-        assert torch.equal(got["scale"].cpu(), expected["scale"])

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from rendered_cases import BLOCK_PARTS, arguments_of, exact_forward, exact_gradients, norm_specs, random_inputs
-from rendered_cases import write_package as write
-
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.mods.mod_modules import BlockNorm
 from loka.numerics.quantize import Quantized, dequantize
+from tests.support.kernels.rendered_cases import (
+    BLOCK_PARTS,
+    arguments_of,
+    exact_forward,
+    exact_gradients,
+    norm_specs,
+    random_inputs,
+)
+from tests.support.kernels.rendered_cases import write_package as write
 
 WIDTHS = (256, 768, 2048)
 SPECS = {width: norm_specs(width, BLOCK_PARTS) for width in WIDTHS}
@@ -85,6 +87,6 @@ def test_zeros_infinities_and_nan_are_those_of_torch():
 def test_nothing_is_saved_for_the_backward():
     forward = NormForward(2048, "block_norm", False, False, 1e-6, "hardswish", False, True, save=True)
     backward = NormBackward(2048, "block_norm", False, False, 1e-6, "hardswish", False, True)
-    assert forward.results == ("values", "scale", "largest")
+    assert forward.results == ("values", "scale", "scale_max")
     assert backward.parameters == ("grad", "x")
     assert backward.function == "block_norm_hardswish_backward_e4m3_2048_eps_1e_06"

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
-from ptx_registers import unset_halves
-from rendered_cases import BLOCK_PARTS, norm_specs, reads_sixteen_bytes, write_package
-from test_rendered_compile import SHARED, compiled, own_cache, spilled
+from tests.support.kernels.ptx_registers import unset_halves
+from tests.support.kernels.rendered_cases import BLOCK_PARTS, norm_specs, reads_sixteen_bytes, write_package
+from tests.support.kernels.sm90 import SHARED, compiled, spilled
 
-__all__ = ["own_cache"]  # a fixture
+pytestmark = pytest.mark.usefixtures("triton_cache")
+
 
 SPECS = [spec for width in (256, 768, 2048, 4096, 8192) for spec in norm_specs(width, BLOCK_PARTS[1:3])]
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from rendered_cases import BLOCK_PARTS, arguments_of, norm_specs, random_inputs, write_package
-from test_rendered_gpu import check_backward, check_forward, ordered, poisoned_memory, pytestmark
-
 from loka.kernels.fused.norm.norm_spec import NormForward
+from tests.support.gpu import ON_HOPPER
+from tests.support.kernels.fp8_codes import ordered
+from tests.support.kernels.norm_checks import check_backward, check_forward
+from tests.support.kernels.rendered_cases import BLOCK_PARTS, arguments_of, norm_specs, random_inputs, write_package
 
-__all__ = ["poisoned_memory", "pytestmark"]  # a fixture and the markers of all tests here
+pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("poisoned_memory")]
 
 WIDTHS = (256, 512, 768, 1024, 2048, 3584, 4096, 8192, 16384)  # each a configuration of its own, or masked
 SPECS = {width: norm_specs(width, BLOCK_PARTS) for width in WIDTHS}

@@ -10,11 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from ptx_registers import unset_halves
-from quantised_cases import CAST_TRANSPOSES, modes
-from rendered_cases import write_package
-
 from loka.errors import InputError
 from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
 from loka.kernels.fused.norm import norm_launch, norm_reference
@@ -23,6 +18,9 @@ from loka.kernels.fused.rendering import render, render_files
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import quantize
 from loka.templating.templates import load_templates
+from tests.support.kernels.ptx_registers import unset_halves
+from tests.support.kernels.quantised_cases import CAST_TRANSPOSES, modes
+from tests.support.kernels.rendered_cases import write_package
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +40,7 @@ def test_the_text_is_formatted_and_linted(tmp_path):
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr
 
 
-@pytest.mark.parametrize("how", [how for how in modes() if how.scaling not in ("known", "tensorwise")], ids=str)
+@pytest.mark.parametrize("how", [how for how in modes() if how.scaling not in ("static", "tensorwise")], ids=str)
 def test_only_one_scale_serves_both_copies(how):
     with pytest.raises(InputError, match="one scale for both copies"):
         CastTranspose(how)
@@ -75,28 +73,22 @@ def test_both_copies_are_the_quantisers(package, shape):
 
 
 def test_no_matrix_is_refused(package):
-    spec = CastTranspose(Quantisation("known"))
+    spec = CastTranspose(Quantisation("static"))
     with pytest.raises(InputError, match="floating matrix"):
         package.run(spec, torch.ones(2, 3, 4), torch.ones(1, 1))
 
 
 @pytest.mark.parametrize("spec", CAST_TRANSPOSES, ids=lambda spec: spec.function)
 @pytest.mark.parametrize("element", ["bf16", "fp32"])
-def test_it_compiles_for_hopper(package, spec, element, tmp_path, monkeypatch):
-    triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
-    from test_rendered_compile import SHARED, spilled
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+@pytest.mark.usefixtures("triton_cache")
+def test_it_compiles_for_hopper(package, spec, element, tmp_path):
+    from tests.support.kernels.sm90 import SHARED, compile_for_sm90, spilled
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernel = getattr(package.triton_kernels, f"_{spec.function}")
     fp8 = "*fp8e4nv" if spec.how.format is Format.E4M3 else "*fp8e5"
     known = {"x_ptr": f"*{element}", "values_ptr": fp8, "transposed_ptr": fp8, "overflow_ptr": "*i32"}
     types = {name: known.get(name, "*fp32") if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
-    aligned = {(index,): [["tt.divisibility", 16]] for index in range(len(types))}
-    source = ASTSource(fn=kernel, signature=types, constexprs={}, attrs=aligned)
-    options = {"num_warps": norm_launch.QUANTISE_WARPS}
-    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    binary = compile_for_sm90(kernel, types, range(len(types)), num_warps=norm_launch.QUANTISE_WARPS)
     ptx = binary.asm["ptx"]
     assert not unset_halves(ptx)
     assert binary.metadata.shared <= SHARED

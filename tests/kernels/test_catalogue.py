@@ -14,8 +14,8 @@ from loka.kernels.gemm.catalogue import GEMM_KERNELS, NATIVE, PREFERRED, SCALED_
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.parts import TimeSource
 from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import NATIVE as AS_IS_IN_PLANS
-from loka.policy.cascade.settings import OperandRecipe
 
 HOPPER = pytest.mark.parametrize("target", ["h100", "h200"])
 BLOCKWISE = (Scaling.BLOCKWISE_1X128, Scaling.BLOCKWISE_128X128)

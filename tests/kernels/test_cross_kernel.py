@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from cross_cases import LARGE, SPECS, check, inputs_of
-from ptx_registers import unset_halves
-from rendered_cases import reads_sixteen_bytes, write_package
-
 from loka.errors import InputError
 from loka.kernels.fused.cross.cross_kernel import CrossBackward
+from tests.support.kernels.cross_cases import LARGE, SPECS, check, inputs_of
+from tests.support.kernels.ptx_registers import unset_halves
+from tests.support.kernels.rendered_cases import reads_sixteen_bytes, write_package
+from tests.support.processes.launch import run_interpreted
 
 
 @pytest.fixture(scope="module")
@@ -64,27 +57,19 @@ def test_other_widths_are_refused(package):
 
 def test_the_kernel_reads_and_writes_what_it_should(tmp_path):
     pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
-    program = Path(__file__).parent / "cross_interpreted.py"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, program, tmp_path], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == 2 * len(SPECS)
+    assert run_interpreted("cross_interpreted", tmp_path) == 2 * len(SPECS)
 
 
 @pytest.mark.parametrize("spec", [LARGE, SPECS[0]], ids=lambda spec: spec.function)
-def test_it_compiles_for_hopper(package, spec, tmp_path, monkeypatch):
-    triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+@pytest.mark.usefixtures("triton_cache")
+def test_it_compiles_for_hopper(package, spec):
+    from tests.support.kernels.sm90 import compile_for_sm90, warps_of
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernel = getattr(package.triton_kernels, f"_{spec.function}")
     types = {name: "*bf16" if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
     types["dbias_ptr"] = "*fp32"
-    attributes = {(index,): [["tt.divisibility", 16]] for index in range(len(types) - 1)}  # as allocations are
-    warps = int(re.search(r"num_warps=(\d+)", package.kernels[spec.function].text).group(1))
-    source = ASTSource(fn=kernel, signature=types, constexprs={}, attrs=attributes)
-    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    warps = warps_of(package.kernels[spec.function])
+    binary = compile_for_sm90(kernel, types, range(len(types) - 1), num_warps=warps)
     assert binary.metadata.shared <= 64 * 1024
     assert reads_sixteen_bytes(binary.asm["ptx"])
     assert ".local" not in binary.asm["ptx"]

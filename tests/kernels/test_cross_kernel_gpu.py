@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from cross_cases import LARGE, SPECS, check, inputs_of
-from rendered_cases import write_package
+from tests.support.gpu import ON_HOPPER
+from tests.support.kernels.cross_cases import LARGE, SPECS, check, inputs_of
+from tests.support.kernels.rendered_cases import write_package
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("poisoned_memory")]
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
     return write_package(tmp_path_factory.mktemp("cross_gpu") / "cross_gpu_package", [*SPECS, LARGE])
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch):
-    """New memory is full of NaN, so that what a kernel leaves unwritten shows."""
-    new_empty = Tensor.new_empty
-    monkeypatch.setattr(Tensor, "new_empty", lambda like, *a, **k: new_empty(like, *a, **k).fill_(torch.nan))
 
 
 @pytest.mark.parametrize("spec", [*SPECS, LARGE], ids=lambda spec: spec.function)

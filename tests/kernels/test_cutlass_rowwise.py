@@ -12,7 +12,7 @@ from loka.kernels import call_counters
 from loka.kernels.gemm import cutlass_rowwise, fbgemm, mslk
 from loka.kernels.gemm.cutlass_rowwise import CutlassRowwise
 from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
-from loka.policy.cascade.settings import OperandRecipe
+from loka.numerics.recipe import OperandRecipe
 
 E4M3, E5M2 = OperandRecipe(), OperandRecipe(format=Format.E5M2)
 KERNELS = pytest.mark.parametrize("kernel", [fbgemm.ROWWISE, mslk.ROWWISE], ids=lambda kernel: kernel.name)

@@ -12,13 +12,9 @@ from loka.kernels import call_counters
 from loka.kernels.gemm import fbgemm, mslk
 from loka.kernels.gemm.cutlass_rowwise import CutlassRowwise
 from loka.numerics.enums import Format, Scaling
+from tests.support.gpu import ON_HOPPER
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = ON_HOPPER
 
 SIZES = [*itertools.product((1, 3, 17), (1, 8, 24), (13, 16, 479)), (130, 272, 384), (256, 128, 1024), (4093, 256, 512)]
 E4M3 = (Format.E4M3, Format.E4M3)

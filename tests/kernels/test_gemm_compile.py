@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from gemm_cases import EPILOGUES, FAST, NORM, PRECISE, ROWS, blocked, write_products
+from loka.devices.launches import Tiling
+from loka.devices.targets import DEFAULT
+from loka.kernels.fused.triton_gemm.gemm_spec import Epilogue, GemmSpec, GroupedGemm, TiledGemm
+from loka.kernels.fused.triton_gemm.gemm_tiling import candidates, is_aligned
+from tests.support.kernels.gemm_cases import EPILOGUES, FAST, NORM, PRECISE, ROWS, blocked, write_products
+from tests.support.kernels.sm90 import compile_for_sm90, spilled
 
-from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, Epilogue, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
-from loka.kernels.fused.triton_gemm.gemm_tiling import SHARED, SPLIT_POINTERS, Tiling, candidates, is_aligned
+pytestmark = pytest.mark.usefixtures("triton_cache")
 
-triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
 
-CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 TYPES = {"e4m3": "fp8e4nv", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 SPECS: list[GemmSpec] = [
     *[TiledGemm(1024, 1024, accumulation=accumulation) for accumulation in (FAST, PRECISE)],
@@ -33,20 +30,10 @@ SPECS: list[GemmSpec] = [
     *[TiledGemm(n, k, "bfloat16") for n, k in ((24, 512), (8256, 479))],
     TiledGemm(512, 479, accumulation=FAST, epilogue=NORM),
     *[TiledGemm(512, 479, epilogue=blocked(block)) for block in (64, 256)],
-    *[SplitGemm(512, 512, accumulation=accumulation) for accumulation in (FAST, PRECISE)],
-    SplitGemm(512, 512, "bfloat16"),
-    SplitGemm(24, 479, "bfloat16"),
-    SplitGemm(24, 479, out="float32"),
-    *[BatchedGemm(n, k, operands) for n, k in ((64, 512), (24, 479)) for operands in ("e4m3", "bfloat16")],
     GroupedGemm(((64, 512), (128, 256), (24, 64))),
     GroupedGemm(((64, 512), (24, 479))),
 ]
 CASES = [(spec, index) for spec in SPECS for index in range(len(candidates(spec)))]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def argument_type(spec: GemmSpec, name: str, tiling: Tiling) -> str:
@@ -62,46 +49,24 @@ def argument_type(spec: GemmSpec, name: str, tiling: Tiling) -> str:
     block = [tiling.rows, tiling.columns]
     if kind in ("a", "b"):
         block = [tiling.rows if kind == "a" else tiling.columns, tiling.depth]
-        if isinstance(spec, SplitGemm) and spec.operands != "e4m3":
-            block.reverse()
     return f"tensordesc<{element}[{block[0]}, {block[1]}]>"
 
 
 def kernels_of(package, spec: GemmSpec, tiling: Tiling):
-    """(name, compiled, tiling) of each kernel that is launched."""
+    """(name, compiled) of each kernel that is launched."""
     text = package.kernels[spec.function].text
     for name, options in re.findall(r"^ +(_\w+)\[.*?\]\((.*?)^    \S", text + "\n    x", re.MULTILINE | re.DOTALL):
-        own = SPLIT_POINTERS if name.endswith("_pointers") else tiling
         kernel = getattr(package.triton_kernels, name)
-        types = {argument: argument_type(spec, argument, own) for argument in kernel.arg_names}
-        attributes = {
-            (i,): [["tt.divisibility", 16]] for i, n in enumerate(kernel.arg_names) if types[n].startswith("*")
-        }
-        source = ASTSource(fn=kernel, signature=types, constexprs={}, attrs=attributes)
+        types = {argument: argument_type(spec, argument, tiling) for argument in kernel.arg_names}
+        aligned = [index for index, argument in enumerate(kernel.arg_names) if types[argument].startswith("*")]
         launched = {key: int(value) for key, value in re.findall(r"(num_\w+)=(\d+)", options)}
-        yield name, triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launched), own
+        yield name, compile_for_sm90(kernel, types, aligned, **launched)
 
 
-def spilled(binary, folder: Path) -> int:
-    """How many registers of a thread are kept in local memory."""
-    if not CUOBJDUMP.is_file():
-        pytest.skip("this Triton brings no cuobjdump, which tells what a kernel spills")
-    file = folder / "kernel.cubin"
-    file.write_bytes(binary.asm["cubin"])
-    said = subprocess.run([CUOBJDUMP, "-res-usage", file], capture_output=True, text=True, check=True).stdout
-    return int(re.search(r"STACK:(\d+)", said).group(1)) // 4
-
-
-def reads_by_descriptor(spec: GemmSpec, name: str) -> bool:
+def reads_by_descriptor(spec: GemmSpec) -> bool:
     """Whether a spec's kernel has operands that a descriptor can read."""
-    if name.endswith("_pointers"):
-        return False
-    match spec:
-        case SplitGemm():
-            return spec.operands == "e4m3" or (is_aligned(spec.n, "bfloat16") and is_aligned(spec.k, "bfloat16"))
-        case GroupedGemm():
-            return any(is_aligned(k, spec.operands) for _, k in spec.shapes)
-    return is_aligned(spec.k, spec.operands)
+    shapes = spec.shapes if isinstance(spec, GroupedGemm) else ((spec.n, spec.k),)
+    return any(is_aligned(k, spec.operands) for _, k in shapes)
 
 
 @pytest.mark.parametrize(("spec", "index"), CASES, ids=lambda value: getattr(value, "function", str(value)))
@@ -110,27 +75,28 @@ def test_it_compiles_for_hopper(spec, index, tmp_path):
     package = write_products(tmp_path / f"{spec.function}_{index}", [spec], tiling)
     launched = list(kernels_of(package, spec, tiling))
     assert launched
-    for name, binary, _ in launched:
+    for name, binary in launched:
         ptx = binary.asm["ptx"]
-        assert binary.metadata.shared <= SHARED
+        assert binary.metadata.shared <= DEFAULT.shared_bytes
         # Rows of 512 in e4m3 are 128 sums and as many results a thread: a few registers more than there are.
         full = isinstance(spec, TiledGemm) and spec.n > 256 and spec.epilogue.quantise
         assert spilled(binary, tmp_path) <= (12 if full else 2), name
-        if name.endswith("_sums"):
-            continue
         products = re.findall(r"wgmma\.mma_async\S*", ptx)
         assert products
         assert all(("e4m3" in product) == (spec.operands == "e4m3") for product in products)
-        assert ("cp.async.bulk.tensor.2d.shared" in ptx) == reads_by_descriptor(spec, name)
+        assert ("cp.async.bulk.tensor.2d.shared" in ptx) == reads_by_descriptor(spec)
 
 
 def sums_outside_the_tensor_core(folder: Path, spec: TiledGemm) -> int:
-    """Additions of float32 in a product that is only rounded."""
+    """Additions of float32 in a product without any in its epilogue."""
     package = write_products(folder / spec.function, [spec])
-    ((_, binary, _),) = kernels_of(package, spec, candidates(spec)[0])
+    ((_, binary),) = kernels_of(package, spec, candidates(spec)[0])
     return len(re.findall(r"add\S*\.f32", binary.asm["ptx"]))
 
 
 def test_precise_sums_are_added_up_in_float32(tmp_path):
-    assert sums_outside_the_tensor_core(tmp_path, TiledGemm(1024, 1024, accumulation=FAST)) == 0
-    assert sums_outside_the_tensor_core(tmp_path, TiledGemm(1024, 1024)) == 128 * 128 // (8 * 32)  # all of a thread's
+    relu = Epilogue(activation="relu")
+    assert sums_outside_the_tensor_core(tmp_path, TiledGemm(1024, 1024, accumulation=FAST, epilogue=relu)) == 0
+    assert sums_outside_the_tensor_core(tmp_path, TiledGemm(1024, 1024, epilogue=relu)) == 128 * 128 // (
+        8 * 32
+    )  # all of a thread's

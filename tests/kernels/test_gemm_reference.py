@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from gemm_cases import EPILOGUES, FAST, blocked, case, exact_epilogue, write_products
-
 from loka.errors import InputError
 from loka.kernels.fused.triton_gemm import gemm_launch
-from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, GroupedGemm, SplitGemm, TiledGemm
-from loka.kernels.fused.triton_gemm.gemm_tiling import most_parts, tiling
+from loka.kernels.fused.triton_gemm.gemm_spec import GroupedGemm, TiledGemm
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import Quantized, dequantize, quantize
+from tests.support.kernels.gemm_cases import EPILOGUES, FAST, blocked, case, exact_epilogue, write_products
 
 EPILOGUED = [
     *[TiledGemm(48, k, operands, epilogue=e) for e in EPILOGUES for k, operands in ((13, "e4m3"), (64, "bfloat16"))],
@@ -25,17 +19,13 @@ EPILOGUED = [
     TiledGemm(24, 479, accumulation=FAST, scaling_a=Scaling.TENSORWISE),
     TiledGemm(24, 479, scaling_b=Scaling.TENSORWISE),
 ]
-OTHERS = [
-    *[SplitGemm(24, 13, operands, out="float32") for operands in ("e4m3", "bfloat16")],
-    *[BatchedGemm(24, 13, operands, out="float32") for operands in ("e4m3", "bfloat16")],
-    *[GroupedGemm(((24, 13), (1, 479)), operands, out="float32") for operands in ("e4m3", "bfloat16")],
-]
+GROUPED = [GroupedGemm(((24, 13), (1, 479)), operands, out="float32") for operands in ("e4m3", "bfloat16")]
 ROWS = (1, 17, 0)
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    return write_products(tmp_path_factory.mktemp("gemms") / "gemm_reference_cases", [*EPILOGUED, *OTHERS])
+    return write_products(tmp_path_factory.mktemp("gemms") / "gemm_reference_cases", [*EPILOGUED, *GROUPED])
 
 
 def close(actual: Tensor, exact: Tensor, allowed: float) -> None:
@@ -58,7 +48,7 @@ def test_epilogues_against_float64(package, spec):
         exact = exact_epilogue(spec.epilogue, made.products[0], made.vectors)
         if spec.epilogue.quantise:
             assert got["values"].dtype == torch.float8_e4m3fn
-            assert got["largest"].max() == (got["scale"].max() if m else 0.0)
+            assert got["scale_max"].max() == (got["scale"].max() if m else 0.0)
             value = dequantize(Quantized(got["values"], got["scale"])).double()
             usual = quantize(exact["y"], format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True).scale
             assert ((got["scale"] / usual).log2().abs() <= 1.0).all()
@@ -73,8 +63,8 @@ def test_epilogues_against_float64(package, spec):
             close(got[name], exact[name], 1e-4)
 
 
-@pytest.mark.parametrize("spec", OTHERS, ids=lambda spec: spec.function)
-def test_other_products_against_float64(package, spec):
+@pytest.mark.parametrize("spec", GROUPED, ids=lambda spec: spec.function)
+def test_groups_against_float64(package, spec):
     for m in ROWS:
         made = case(spec, m)
         got = package.run(spec, *made.arguments)
@@ -83,7 +73,7 @@ def test_other_products_against_float64(package, spec):
             assert ((got[name] - exact).abs() <= 1e-5 * size).all()
 
 
-@pytest.mark.parametrize("spec", [*EPILOGUED, *OTHERS], ids=lambda spec: spec.function)
+@pytest.mark.parametrize("spec", [*EPILOGUED, *GROUPED], ids=lambda spec: spec.function)
 def test_shapes_for_the_compiler(package, spec):
     for m in ROWS:
         made = case(spec, m)
@@ -97,11 +87,12 @@ def test_shapes_for_the_compiler(package, spec):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_graph_without_breaks(package, dynamic):
-    for spec in (EPILOGUED[0], OTHERS[0]):
+    for spec in (EPILOGUED[0], GROUPED[0]):
         call = getattr(package.fused, spec.function)
 
         def run(*arguments: Tensor, call=call) -> Tensor:
-            return call(*arguments).float() + 1.0
+            results = call(*arguments)
+            return (results if isinstance(results, Tensor) else results[0]).float() + 1.0
 
         compiled = torch.compile(run, fullgraph=True, dynamic=dynamic, backend="aot_eager")
         for m in (17, 33, 48) if dynamic else (17,):
@@ -110,30 +101,19 @@ def test_a_graph_without_breaks(package, dynamic):
 
 
 def test_wrong_shapes_are_refused(package):
-    gemm, batch = EPILOGUED[0], OTHERS[2]
-    a, scale_a, b, scale_b = case(gemm, 17).arguments
+    gemm, group = EPILOGUED[0], GROUPED[0]
+    a, scale_a, b, scale_b, add = case(gemm, 17).arguments
     with pytest.raises(InputError, match="takes a of shape"):
-        package.run(gemm, a[:, :5], scale_a, b, scale_b)
+        package.run(gemm, a[:, :5], scale_a, b, scale_b, add)
     with pytest.raises(InputError, match="takes b of shape"):
-        package.run(gemm, a, scale_a, b[:5], scale_b)
+        package.run(gemm, a, scale_a, b[:5], scale_b, add)
     with pytest.raises(InputError, match="takes scale_a of shape"):
-        package.run(gemm, a, scale_a[:1], b, scale_b)
-    a, scale_a, b, scale_b = case(batch, 17).arguments
-    with pytest.raises(InputError, match="takes b of shape"):
-        package.run(batch, a, scale_a, b[:1], scale_b)
-    with pytest.raises(InputError, match="takes a of shape"):
-        package.run(batch, a[0], scale_a, b, scale_b)
-
-
-def test_a_contraction_is_split_so_that_the_device_is_filled_and_no_part_is_short():
-    for n, k, most in ((512, 512, 8), (1024, 1024, 2), (512, 3456, 1), (13, 24, 16)):
-        spec = SplitGemm(n, k)
-        assert most_parts(spec, tiling(spec)) == most
-    for m in (1, 511, 512, 1023, 1024, 4093, 1 << 20):
-        parts = gemm_launch.splits(m, 16, 512)
-        assert parts in (1, 2, 4, 8, 16)
-        assert parts == 1 or m >= parts * 512
-        assert parts == 16 or m < 2 * parts * 512
+        package.run(gemm, a, scale_a[:1], b, scale_b, add)
+    a, scale_a, b, scale_b, *others = case(group, 17).arguments
+    with pytest.raises(InputError, match="takes b_0 of shape"):
+        package.run(group, a, scale_a, b[:1], scale_b, *others)
+    with pytest.raises(InputError, match="takes a_0 of shape"):
+        package.run(group, a[0], scale_a, b, scale_b, *others)
 
 
 def test_addresses_that_are_not_aligned_are_copied():

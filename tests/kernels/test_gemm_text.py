@@ -11,16 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from gemm_cases import EPILOGUES, FAST, NORM, PRECISE, blocked
-
+from loka.devices.launches import Tiling
 from loka.errors import InputError
 from loka.kernels.fused.rendering import render, render_files
 from loka.kernels.fused.triton_gemm import gemm_launch
-from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, Epilogue, GroupedGemm, SplitGemm, TiledGemm
-from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling, candidates
+from loka.kernels.fused.triton_gemm.gemm_spec import Epilogue, GroupedGemm, TiledGemm
+from loka.kernels.fused.triton_gemm.gemm_tiling import candidates
 from loka.numerics.enums import Scaling
 from loka.templating.templates import load_templates
+from tests.support.kernels.gemm_cases import EPILOGUES, FAST, NORM, PRECISE, blocked
 
 ROOT = Path(__file__).parents[2]
 SHAPES = [(512, 512), (479, 512), (512, 479), (24, 13), (1, 13), (256, 3456)]
@@ -38,14 +37,6 @@ SPECS = [
             (EPILOGUES[0], EPILOGUES[1], blocked(64), blocked(128), blocked(256)),
         )
     ],
-    *[
-        SplitGemm(n, k, operands, accumulation, out)
-        for (n, k), operands, accumulation, out in itertools.product(
-            SHAPES, ("e4m3", "bfloat16"), (FAST, PRECISE), ("bfloat16", "float32")
-        )
-    ],
-    *[BatchedGemm(n, k, "e4m3", out="float32") for n, k in SHAPES],
-    *[BatchedGemm(n, k, "bfloat16", out="float16") for n, k in SHAPES],
     *[GroupedGemm(tuple((SHAPES * 2)[:count]), o) for count in range(1, 9) for o in ("e4m3", "bfloat16")],
 ]  # fmt: skip
 
@@ -62,7 +53,6 @@ def test_every_variant_is_formatted_and_linted_as_rendered(tmp_path, templates):
         for spec in (
             TiledGemm(512, 512),
             TiledGemm(512, 512, epilogue=NORM),
-            SplitGemm(130, 512),
             GroupedGemm(((24, 64),)),
         )
         for tiling in candidates(spec)[1:]
@@ -83,7 +73,7 @@ def test_one_name_is_one_text_and_one_text_one_name(templates):
         kernel = render(spec, templates)
         assert texts.setdefault(kernel.name, kernel.text) == kernel.text
         assert functions.setdefault(kernel.function, kernel.name) == kernel.name
-    assert len(set(texts.values())) == len(texts) > 150
+    assert len(set(texts.values())) == len(texts) > 130
 
 
 def test_nothing_is_passed_or_made_that_is_not_read(templates):
@@ -99,7 +89,7 @@ def test_nothing_is_passed_or_made_that_is_not_read(templates):
 
 
 def test_only_what_is_used_is_imported(templates):
-    plain = render_files([render(SplitGemm(13, 479, "bfloat16"), templates)], templates, "a test")
+    plain = render_files([render(GroupedGemm(((13, 479),), "bfloat16"), templates)], templates, "a test")
     assert "TensorDescriptor" not in plain["triton_kernels.py"]
     assert "from loka.kernels.fused.triton_gemm import gemm_launch, gemm_reference\n" in plain["fused.py"]
 
@@ -120,8 +110,9 @@ def test_only_what_is_used_is_imported(templates):
         (lambda: Epilogue(weight=True), "neither weight nor bias"),
         (lambda: Epilogue(norm="rms_norm", eps=float("nan")), "eps"),
         (lambda: Epilogue(out="e5m2"), "e5m2"),
-        (lambda: SplitGemm(16, 16, out="e4m3"), "e4m3"),
-        (lambda: BatchedGemm(16, 0), "k = 0"),
+        (lambda: TiledGemm(16, 16, epilogue=Epilogue(out="float16")), "torch.scaled_mm"),
+        (lambda: GroupedGemm(((16, 16),), out="e4m3"), "e4m3"),
+        (lambda: GroupedGemm(((16, 0),)), "k = 0"),
         (lambda: GroupedGemm(()), "1 to 8 products"),
         (lambda: GroupedGemm(((16, 16),) * 9), "1 to 8 products"),
     ],

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loka.kernels.gemm import scaled_mm_layout, scaled_mm_limits
+from loka.devices.targets import DEFAULT
+from loka.kernels.gemm import scaled_mm_layout
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import dequantize, expand_scale, quantize, scale_shape
+
+LIMITS = DEFAULT.scaled_mm
 
 SIZES = [(1, 13), (3, 128), (17, 479), (128, 384), (24, 640), (300, 512)]
 
@@ -48,7 +51,7 @@ def test_scales_keep_their_meaning_in_the_shape_and_strides_of_the_kernel(
     size: tuple[int, int], scaling: Scaling
 ) -> None:
     quantized = quantize(torch.randn(size), format=Format.E4M3, scaling=scaling)
-    values = scaled_mm_layout.pad_operand(quantized.values, scaled_mm_limits.ALIGNMENT, scaled_mm_limits.ALIGNMENT)
+    values = scaled_mm_layout.pad_operand(quantized.values, LIMITS.alignment, LIMITS.alignment)
     rows, columns = values.shape
     blocks = -(-columns // 128)
     first = scaled_mm_layout.first_scale(quantized.scale, scaling, rows)
@@ -66,7 +69,7 @@ def test_scales_keep_their_meaning_in_the_shape_and_strides_of_the_kernel(
         aligned = scaled_mm_layout.round_up(blocks, 4)
         assert (first.shape, first.stride()) == ((aligned, -(-rows // 128)), (1, aligned))
         back = first[:blocks].t()
-    if scaling in scaled_mm_limits.BLOCKWISE:
+    if scaling in LIMITS.precise_e4m3:
         assert (second.shape, second.stride()) == (first.shape, first.stride())
         assert torch.equal(second, first)
     assert back.shape == scale_shape(rows, columns, scaling)

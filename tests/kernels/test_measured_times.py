@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,10 +16,7 @@ from loka.kernels.measurements.interpolate import is_aligned
 from loka.kernels.measurements.lookup import DRIFT, HELD_OUT, Measurements
 from loka.kernels.measurements.part_bounds import bound_us
 from loka.kernels.measurements.parts import Part, PartKind, TimeSource
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from measured_cases import (
+from tests.support.plan.measured_cases import (
     FP8,
     HOPPER,
     SIZES,

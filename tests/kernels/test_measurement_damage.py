@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,9 +10,7 @@ from hypothesis import strategies as st
 
 from loka.errors import InputError
 from loka.kernels.measurements.lookup import Measurements, export
-
-sys.path.insert(0, str(Path(__file__).parent))
-from measured_cases import grid, passes, record
+from tests.support.plan.measured_cases import grid, passes, record
 
 changes = st.lists(st.tuples(st.integers(0, 1 << 20), st.binary(min_size=1, max_size=40)), min_size=1, max_size=6)
 damaging = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -18,14 +18,12 @@ from loka.errors import InputError
 from loka.kernels.measurements.lookup import Measurements, Recording, Versions
 from loka.kernels.measurements.parts import Part, PartKind, TimeSource
 from loka.kernels.measurements.sqlite_file import APPLICATION_ID, SCHEMA
-
-sys.path.insert(0, str(Path(__file__).parent))
-from measured_cases import HOPPER, LATER, gemm, grid, measurement, passes, quantise, record
+from tests.support.plan.measured_cases import HOPPER, LATER, gemm, grid, measurement, passes, quantise, record
+from tests.support.processes.launch import environment
 
 WRITER = """
 import sys
-sys.path.insert(0, {folder!r})
-from measured_cases import HOPPER, gemm, measurement
+from tests.support.plan.measured_cases import HOPPER, gemm, measurement
 from loka.kernels.measurements.lookup import Recording
 
 path, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -40,9 +38,8 @@ with Recording(path, lambda kernel: HOPPER) as recording:
 
 def writer(path: Path, first: int, count: int) -> subprocess.Popen[str]:
     """A process that measures `count` parts from `first` on, and says which it has finished."""
-    code = WRITER.format(folder=str(Path(__file__).parent))
-    command = [sys.executable, "-c", code, str(path), str(first), str(count)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", WRITER, str(path), str(first), str(count)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
 
 
 def kept(path: Path) -> set[int]:
@@ -241,7 +238,7 @@ def test_nor_does_one_that_lacks_a_kind_of_work(tmp_path):
 
 
 def test_a_recording_without_interactions_is_complete(tmp_path):
-    mix = Part(PartKind.MIX, "rendered", 4096, 128, around="64 embeddings, rank 32")
+    mix = Part(PartKind.FM_INTERACTION, "rendered", 4096, 128, around="64 embeddings, rank 32")
     path = record(tmp_path / "m.sqlite", [measurement(gemm(64, 64, 64)), measurement(mix)])
     stamped(path, HOPPER, "2026-01-05T00:00:00Z")
     record(path, [measurement(gemm(64, 64, 64))], LATER)

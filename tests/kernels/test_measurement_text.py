@@ -6,18 +6,14 @@ import json
 import math
 import os
 import stat
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from loka.errors import InputError
 from loka.kernels.measurements import text_file
 from loka.kernels.measurements.lookup import Measurements, export
-
-sys.path.insert(0, str(Path(__file__).parent))
-from measured_cases import HOPPER, LATER, gemm, grid, measurement, passes, quantise, record
+from tests.support.plan.measured_cases import HOPPER, LATER, gemm, grid, measurement, passes, quantise, record
 
 COMMAND = "loka bench kernels --record h100.sqlite"
 ODD = [

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from product_cases import every
-from ptx_registers import unset_halves
-from rendered_cases import reads_sixteen_bytes, write_package
-
 from loka.kernels.fused.cast_transpose.matrix_spec import Products
 from loka.kernels.fused.norm.norm_launch import configuration
+from tests.support.kernels.product_cases import every
+from tests.support.kernels.ptx_registers import unset_halves
+from tests.support.kernels.rendered_cases import reads_sixteen_bytes, write_package
+from tests.support.kernels.sm90 import CUOBJDUMP, SHARED, compile_for_sm90, spilled, warps_of
 
-triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
-from test_rendered_compile import CUOBJDUMP, SHARED, spilled  # noqa: E402
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
+pytestmark = pytest.mark.usefixtures("triton_cache")
 
-FLOATS = ("values", "scale", "largest", "mean", "rstd", "dweight", "dbias", "dadd")
+
+FLOATS = ("values", "scale", "scale_max", "mean", "rstd", "dweight", "dbias", "dadd")
 SPECS = [spec for spec in every(3456) if isinstance(spec, Products) or spec.quantise]
 SPECS += [spec for spec in every(2048) if not isinstance(spec, Products) and spec.norm == "block_norm"]
 
@@ -30,11 +25,6 @@ SPECS += [spec for spec in every(2048) if not isinstance(spec, Products) and spe
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
     return write_package(tmp_path_factory.mktemp("compiled") / "products_for_sm_90", SPECS)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
 def pointer_type(name: str) -> str:
@@ -47,10 +37,8 @@ def pointer_type(name: str) -> str:
 def compiled(package, spec):
     kernel = getattr(package.triton_kernels, f"_{spec.function}")
     types = {name: pointer_type(name) if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
-    attributes = {(index,): [["tt.divisibility", 16]] for index, name in enumerate(types) if name != "m"}
-    warps = int(re.search(r"num_warps=(\d+)", package.kernels[spec.function].text).group(1))
-    source = ASTSource(fn=kernel, signature=types, constexprs={}, attrs=attributes)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    aligned = [index for index, name in enumerate(types) if name != "m"]
+    return compile_for_sm90(kernel, types, aligned, num_warps=warps_of(package.kernels[spec.function]))
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.function)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from product_cases import (
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from tests.support.gpu import ON_HOPPER
+from tests.support.kernels.product_cases import (
     arguments,
     backwards,
     every,
@@ -21,17 +19,9 @@ from product_cases import (
     product_inputs,
     products,
 )
-from rendered_cases import write_package
-from rendered_interpreted import poisoned
+from tests.support.kernels.rendered_cases import write_package
 
-from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("poisoned_memory")]
 
 WIDTHS = (13, 512, 1100, 3456)
 ROWS = (1, 17, 4093)
@@ -42,12 +32,6 @@ NOISE = 1e-4  # of a row's largest element
 def package(tmp_path_factory):
     specs = [spec for width in WIDTHS for spec in every(width)]
     return write_package(tmp_path_factory.mktemp("gpu") / "products_gpu", specs)
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch):
-    """New memory is full of NaN, so that what a kernel leaves unwritten shows."""
-    monkeypatch.setattr(Tensor, "new_empty", poisoned(Tensor.new_empty))
 
 
 def near_rows(found: Tensor, exact: Tensor, relative: float, extra: Tensor | float = 0.0) -> bool:
@@ -62,12 +46,12 @@ def known_of(spec: NormForward | NormBackward, tensors: dict[str, Tensor]) -> di
         return known
     # The sum and the product are replaced by an input that bfloat16 holds, and the factor is applied afterwards.
     bare = NormBackward(spec.width, spec.norm, spec.weight, spec.bias, 1e-5, spec.activation, False, True,
-                        carried=spec.carried)  # fmt: skip
+                        residual_grad_in=spec.residual_grad_in)  # fmt: skip
     kept = known["kept"].to(tensors["x"].dtype)
     again = exact(bare, {**tensors, "x": kept}, residual=False)
     dsum = again["dx"]
     dx = dsum * tensors["times"].double() if spec.times else dsum
-    return {**again, "kept": kept, "dsum": dsum, "dx": dx, "dadd": dx.sum(0)}
+    return {**again, "kept": kept, "residual_grad_out": dsum, "dx": dx, "dadd": dx.sum(0)}
 
 
 @pytest.mark.parametrize("spec", [s for w in WIDTHS for s in (*forwards(w), *backwards(w))], ids=lambda s: s.function)
@@ -80,10 +64,10 @@ def test_against_float64(package, spec):
         expected = known["y" if isinstance(spec, NormForward) else "dx"]
         if spec.quantise:
             assert near_rows(got["values"].double() * got["scale"], expected, 2.0**-4, 2.0**-9 * got["scale"])
-            assert got["largest"].max() == got["scale"].max()
+            assert got["scale_max"].max() == got["scale"].max()
         else:
             assert near_rows(got["out" if "out" in got else "dx"], expected, 2.0**-8)
-        for name in ("kept", "dsum"):
+        for name in ("kept", "residual_grad_out"):
             if name in spec.results:
                 assert near_rows(got[name], known[name], 2.0**-8)
         for name in ("dweight", "dbias", "dadd"):

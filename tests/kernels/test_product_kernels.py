@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from product_cases import (
+from loka.errors import InputError
+from loka.kernels.fused.cast_transpose.matrix_spec import Products
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.kernels.fused.rendering import render, render_files
+from loka.templating.templates import load_templates
+from tests.support.kernels.product_cases import (
     arguments,
     backwards,
     every,
@@ -22,13 +25,8 @@ from product_cases import (
     product_inputs,
     products,
 )
-from rendered_cases import Package, write_package
-
-from loka.errors import InputError
-from loka.kernels.fused.cast_transpose.matrix_spec import Products
-from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from loka.kernels.fused.rendering import render, render_files
-from loka.templating.templates import load_templates
+from tests.support.kernels.rendered_cases import Package, write_package
+from tests.support.processes.launch import run_interpreted
 
 ROOT = Path(__file__).parents[2]
 WIDTHS = (13, 48, 512)
@@ -69,7 +67,7 @@ def test_backward_is_float64s(package: Package, spec: NormBackward, rows: int) -
     else:
         assert ((got["dx"].double() - known["dx"]).abs() <= 1e-5 * size).all()
     for name in spec.results:
-        if name == "dsum":
+        if name == "residual_grad_out":
             torch.testing.assert_close(got[name].double(), known[name], rtol=1e-4, atol=1e-3)
         elif name in ("dweight", "dbias", "dadd"):
             torch.testing.assert_close(got[name].double().sum(0), known[name], rtol=1e-4, atol=1e-3)
@@ -89,9 +87,14 @@ def test_a_kept_sum_and_a_carried_gradient_have_their_own_dtypes(package: Packag
     plain = [tensors[name] for name in forward.parameters]
     assert package.run(forward, *plain)["kept"].dtype == torch.bfloat16
     assert package.run(forward, *plain, torch.float32)["kept"].dtype == torch.float32
-    backward = next(spec for spec in backwards(48) if spec.carried and spec.carry and spec.norm is None)
-    given = {**tensors, "carried": tensors["carried"].float()}
-    assert package.run(backward, *(given[name] for name in backward.parameters))["dsum"].dtype == torch.float32
+    backward = next(
+        spec for spec in backwards(48) if spec.residual_grad_in and spec.residual_grad_out and spec.norm is None
+    )
+    given = {**tensors, "residual_grad_in": tensors["residual_grad_in"].float()}
+    assert (
+        package.run(backward, *(given[name] for name in backward.parameters))["residual_grad_out"].dtype
+        == torch.float32
+    )
 
 
 def test_operators_hold_what_the_compiler_expects(package: Package) -> None:
@@ -130,8 +133,13 @@ def test_one_name_is_one_text() -> None:
     [
         (lambda: NormForward(8, None, False, False, 0.0, None, True, False, True, keep=True), "no other sum to keep"),
         (lambda: NormForward(8, None, False, False, 0.0, None, False, True, True, keep=True), "keep a copy"),
-        (lambda: NormBackward(8, None, False, False, 0.0, None, True, True, carry=True), "copy of grad"),
-        (lambda: NormBackward(8, None, False, False, 0.0, None, True, False, carried=True, carry=True), "no other to"),
+        (lambda: NormBackward(8, None, False, False, 0.0, None, True, True, residual_grad_out=True), "copy of grad"),
+        (
+            lambda: NormBackward(
+                8, None, False, False, 0.0, None, True, False, residual_grad_in=True, residual_grad_out=True
+            ),
+            "no other to",
+        ),
         (lambda: NormBackward(8, "rms_norm", True, False, 0.0, None, True, True, times=True), "needs what it took"),
         (lambda: NormBackward(8, None, False, False, 0.0, None, True, True, summed=True), "reads no sum"),
         (lambda: Products(8, 1, ()), "copy its input"),
@@ -145,8 +153,4 @@ def test_a_spec_that_cannot_be_is_refused(make, message: str) -> None:
 
 def test_interpreted(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
-    program = Path(__file__).parent / "product_interpreted.py"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, program, tmp_path], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 100  # results that were compared
+    assert run_interpreted("product_interpreted", tmp_path) > 100  # results that were compared

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import re
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
-from ptx_registers import unset_halves  # noqa: E402
-from quantised_cases import modes, specs  # noqa: E402
-from rendered_cases import reads_sixteen_bytes, write_package  # noqa: E402
-from test_rendered_compile import SHARED, own_cache, spilled  # noqa: E402
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
+from loka.kernels.fused.norm.norm_spec import NormForward
+from loka.numerics.enums import Format
+from tests.support.kernels.ptx_registers import unset_halves
+from tests.support.kernels.quantised_cases import modes, specs
+from tests.support.kernels.rendered_cases import reads_sixteen_bytes, write_package
+from tests.support.kernels.sm90 import SHARED, compile_for_sm90, spilled, warps_of
 
-from loka.kernels.fused.norm.norm_spec import NormForward  # noqa: E402
-from loka.numerics.enums import Format  # noqa: E402
+pytestmark = pytest.mark.usefixtures("triton_cache")
 
-__all__ = ["own_cache"]  # a fixture
 
-ONE_FORMAT = [how for how in modes() if how.format is Format.E4M3 or how.scaling == "known"]
+ONE_FORMAT = [how for how in modes() if how.format is Format.E4M3 or how.scaling == "static"]
 SPECS = [spec for spec in specs(2048, ONE_FORMAT) if spec.norm is None or isinstance(spec, NormForward)]
 SPECS += [spec for spec in specs(2048, ONE_FORMAT) if spec.norm == "block_norm" and not isinstance(spec, NormForward)]
 SPECS += [spec for width in (13, 479) for spec in specs(width, [modes()[0], *modes()[4:10:4], modes()[-1]])[:8]]
@@ -47,10 +39,8 @@ def test_it_compiles_for_hopper(package, spec, tmp_path):
     kernel = getattr(package.triton_kernels, f"_{spec.function}")
     names = kernel.arg_names
     types = {name: pointer_type(name, spec) if name.endswith("_ptr") else "i32" for name in names}
-    aligned = {(index,): [["tt.divisibility", 16]] for index in range(len(names))}
-    warps = int(re.search(r"num_warps=(\d+)", package.kernels[spec.function].text).group(1))
-    source = ASTSource(fn=kernel, signature=types, constexprs={}, attrs=aligned)
-    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    warps = warps_of(package.kernels[spec.function])
+    binary = compile_for_sm90(kernel, types, range(len(types)), num_warps=warps)
     ptx = binary.asm["ptx"]
     assert not unset_halves(ptx)
     assert binary.metadata.shared <= SHARED
@@ -58,7 +48,7 @@ def test_it_compiles_for_hopper(package, spec, tmp_path):
     assert (f"cvt.rn.satfinite.{spec.how.format.value}x2.f32" in ptx) == ("values" in spec.results)
     if spec.width == 2048:
         assert reads_sixteen_bytes(ptx)
-    if spec.how.scaling == "known" and spec.width == 2048 and spec.norm is None:
+    if spec.how.scaling == "static" and spec.width == 2048 and spec.norm is None:
         # Maximum and count stay in the threads: what crosses warps comes after the last row.
         loop = ptx[: ptx.rindex("cvt.rn.satfinite")]
         assert "bar.sync" not in loop

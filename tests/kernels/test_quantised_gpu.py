@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parent))
-from drawn_inputs import KINDS, check_mode, drawn_inputs, exact_result, last_arguments
-from quantised_cases import CAST_TRANSPOSES, modes, specs
-from rendered_cases import arguments_of, random_inputs, write_package
-from test_rendered_gpu import poisoned_memory, pytestmark, same_nan
 
 from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
 from loka.kernels.fused.norm.norm_spec import NormForward
 from loka.kernels.fused.quantisation import Quantisation
 from loka.numerics.enums import Format
+from tests.support.gpu import ON_HOPPER
+from tests.support.kernels.drawn_inputs import KINDS, check_mode, corners, drawn_inputs, exact_result, last_arguments
+from tests.support.kernels.fp8_codes import same_nan_of
+from tests.support.kernels.quantised_cases import CAST_TRANSPOSES, modes, specs
+from tests.support.kernels.rendered_cases import arguments_of, random_inputs, write_package
 
-__all__ = ["poisoned_memory", "pytestmark"]  # a fixture and the markers of all tests here
+pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("poisoned_memory")]
 
 FEW = [
     Quantisation("blockwise"),
-    Quantisation("known"),
-    Quantisation("known", Format.E5M2, power_of_two=False),
+    Quantisation("static"),
+    Quantisation("static", Format.E5M2, power_of_two=False),
     Quantisation("tensorwise"),
     Quantisation("maximum"),
 ]
@@ -65,13 +61,6 @@ def test_every_kind_of_input_against_float64(package, width, kind):
                 raise AssertionError(f"{spec.function}, {rows} rows, seed {seed}") from error
 
 
-def corners(rows: int, width: int) -> Tensor:
-    x = random_inputs(rows, width, torch.bfloat16, "cuda", heavy=True).tensors["x"]
-    x[3], x[4, 5], x[6, 7], x[8, 9] = 0.0, torch.nan, torch.inf, -torch.inf
-    x[10], x[11] = 448.0 * 2.0**-20, torch.finfo(torch.bfloat16).max
-    return x
-
-
 @pytest.mark.parametrize(("width", "how"), BARE, ids=str)
 def test_plain_quantisation_is_the_reference_bit_for_bit(package, width, how):
     spec, x = BARE[width, how], corners(4093, width)
@@ -90,13 +79,6 @@ def test_plain_quantisation_is_the_reference_bit_for_bit(package, width, how):
             assert ours.sum() == theirs.sum() > 0
         else:
             assert ours.max() == theirs.max()
-
-
-def same_nan_of(values: Tensor) -> Tensor:
-    """The bytes of FP8; NaN, which e5m2 has several of, as one."""
-    if values.dtype == torch.float8_e4m3fn:
-        return same_nan(values)
-    return torch.where(values.float().isnan(), 0x7F, values.view(torch.uint8))
 
 
 def test_two_launches_find_the_tensors_scale_on_the_device(package):
@@ -120,7 +102,7 @@ def test_both_copies_are_the_reference_bit_for_bit(package, spec, shape):
     largest = torch.where(x.isfinite(), x.abs(), 0.0).float()
     maxima = largest.max().view(1) if x.numel() else torch.zeros(1, device="cuda")
     scale = torch.full((1, 1), 2.0**-3 if spec.how.power_of_two else 0.1, device="cuda")
-    last = scale if spec.how.scaling == "known" else maxima
+    last = scale if spec.how.scaling == "static" else maxima
     got, expected = package.run(spec, x, last), package.run(spec, x.cpu(), last.cpu())
     for name in ("values", "transposed"):
         assert got[name].is_contiguous()
@@ -132,9 +114,9 @@ def test_both_copies_are_the_reference_bit_for_bit(package, spec, shape):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_one_graph_under_the_compiler(package, dynamic):
-    known = BARE[2048, Quantisation("known")]
+    known = BARE[2048, Quantisation("static")]
     find, whole = BARE[2048, Quantisation("maximum")], BARE[2048, Quantisation("tensorwise")]
-    transposed = CastTranspose(Quantisation("known"))
+    transposed = CastTranspose(Quantisation("static"))
     # Looked up here: under the compiler with changing sizes a spec's width is no longer an int that a name is made of.
     one, maximum, second, copies = (getattr(package.fused, spec.function) for spec in (known, find, whole, transposed))
 

@@ -11,11 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from drawn_inputs import KINDS, check_mode, drawn_inputs, exact_result, last_arguments
-from quantised_cases import modes, plain, specs, table
-from rendered_cases import arguments_of, random_inputs, write_package
-
 from loka.errors import InputError
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
@@ -25,6 +20,9 @@ from loka.numerics.enums import Format, Scaling
 from loka.numerics.formats import FORMATS
 from loka.numerics.quantize import quantize
 from loka.templating.templates import load_templates
+from tests.support.kernels.drawn_inputs import KINDS, check_mode, drawn_inputs, exact_result, last_arguments
+from tests.support.kernels.quantised_cases import modes, plain, specs, table
+from tests.support.kernels.rendered_cases import arguments_of, random_inputs, write_package
 
 ROOT = Path(__file__).parents[2]
 REFUSALS = ("does not quantise", "copy its input", "neither weight nor bias", "saves no statistics")
@@ -111,7 +109,7 @@ def test_every_mode_is_the_quantiser_bit_for_bit(package, width, heavy):
         if how.scaling == "maximum":
             assert package.run(spec, *arguments)["amax"].tolist() == [finite.max().item()]
             continue
-        if how.scaling == "known":
+        if how.scaling == "static":
             scale = torch.full((1, 1), 2.0**-7 if how.power_of_two else 0.011)
             got = package.run(spec, *arguments, scale)
             quotient = (y / scale).clamp(-how.limit, how.limit)
@@ -151,15 +149,15 @@ def test_without_rows(package):
 
 @pytest.mark.parametrize("scale", [torch.ones(2, 1), torch.ones(1, 1, dtype=torch.float64)])
 def test_a_known_scale_is_one_float32(package, scale):
-    spec = NormForward(512, None, False, False, 1e-5, None, False, True, True, how=Quantisation("known"))
+    spec = NormForward(512, None, False, False, 1e-5, None, False, True, True, how=Quantisation("static"))
     with pytest.raises(InputError, match="one float32 number"):
         package.run(spec, torch.ones(3, 512), scale)
 
 
 def test_names():
-    how = Quantisation("known", Format.E5M2, power_of_two=False)
+    how = Quantisation("static", Format.E5M2, power_of_two=False)
     backward = NormBackward(512, "layer_norm", True, True, 1e-5, "silu", False, True, how=how)
-    assert backward.function == "layer_norm_silu_backward_e5m2_known_divided_512"
+    assert backward.function == "layer_norm_silu_backward_e5m2_static_divided_512"
     assert backward.parameters == ("grad", "x", "weight", "bias", "mean", "rstd", "scale")
     assert backward.results == ("values", "amax", "overflow", "dweight", "dbias")
     with pytest.raises(InputError, match="no kernel quantises 'columnwise'"):

@@ -9,17 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from drawn_inputs import check_mode, last_arguments
-from product_cases import arguments, exact, inputs_of
-from quantised_cases import modes
-from rendered_cases import write_package
-
 from loka.errors import InputError
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.quantisation import Quantisation
 from loka.kernels.fused.rendering import render, render_files
 from loka.templating.templates import load_templates
+from tests.support.kernels.drawn_inputs import check_mode, last_arguments
+from tests.support.kernels.product_cases import arguments, exact, inputs_of
+from tests.support.kernels.quantised_cases import modes
+from tests.support.kernels.rendered_cases import write_package
 
 ROOT = Path(__file__).parents[2]
 # norm, weight, bias, activation, add, times, residual
@@ -40,7 +38,7 @@ def specs(width: int) -> list[NormForward | NormBackward]:
                 continue
             affine = (width, norm, weight, bias, 1e-5, activation, add, True)
             made.append(NormForward(*affine, writes, times=times, residual=residual, keep=writes, how=how))
-            sums = {"times": times, "summed": norm is not None, "carried": True, "carry": writes}
+            sums = {"times": times, "summed": norm is not None, "residual_grad_in": True, "carry": writes}
             made.append(NormBackward(*affine, **sums, how=how))
     return made
 
@@ -62,7 +60,7 @@ def test_every_mode_against_float64(package, width):
         dtype = [torch.float32] if forward and spec.takes_dtype else []
         got = package.run(spec, *arguments(spec, tensors, known), *last, *dtype)
         check_mode(got, spec, y, 1e-4 * y.abs().amax(1, keepdim=True), last)
-        for name in ("kept", "dsum"):
+        for name in ("kept", "residual_grad_out"):
             assert (name in got) == (name in spec.results)
             if name in got:
                 torch.testing.assert_close(got[name].double(), known[name], rtol=1e-4, atol=1e-3)
@@ -86,4 +84,6 @@ def test_a_maximum_alone_keeps_and_carries_nothing():
     with pytest.raises(InputError, match="keeps no sum"):
         NormForward(512, None, False, False, 0.0, None, True, True, False, keep=True, how=how)
     with pytest.raises(InputError, match="carries no gradient"):
-        NormBackward(512, "block_norm", False, False, 1e-5, None, True, True, summed=True, carry=True, how=how)
+        NormBackward(
+            512, "block_norm", False, False, 1e-5, None, True, True, summed=True, residual_grad_out=True, how=how
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,22 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from ptx_registers import unset_halves
-from quantised_cases import CAST_TRANSPOSES as UNRECORDED
-from recorded_cases import (
-    CAST_TRANSPOSES,
-    HOWS,
-    TRANSPOSES,
-    fused_cast_transposes,
-    largest_of,
-    new_record,
-    recorded,
-    scale_of,
-    unrecorded,
-)
-from rendered_cases import arguments_of, random_inputs, write_package
 
 from loka.errors import InputError
 from loka.kernels.fused.cast_transpose.fused_cast_transpose import FusedCastTranspose
@@ -36,6 +19,21 @@ from loka.kernels.fused.quantisation import Quantisation
 from loka.kernels.fused.rendering import render, render_files
 from loka.numerics.enums import Format
 from loka.templating.templates import load_templates
+from tests.support.kernels.ptx_registers import unset_halves
+from tests.support.kernels.quantised_cases import CAST_TRANSPOSES as UNRECORDED
+from tests.support.kernels.recorded_cases import (
+    CAST_TRANSPOSES,
+    HOWS,
+    TRANSPOSES,
+    fused_cast_transposes,
+    largest_of,
+    new_record,
+    recorded,
+    scale_of,
+    unrecorded,
+)
+from tests.support.kernels.rendered_cases import arguments_of, random_inputs, write_package
+from tests.support.processes.launch import run_interpreted
 
 ROOT = Path(__file__).parents[2]
 WIDTHS = (13, 512)
@@ -72,18 +70,18 @@ def test_the_text_is_formatted_and_linted(tmp_path):
 
 
 def test_names_and_schema(package):
-    how = Quantisation("known", Format.E5M2, power_of_two=False, record=True)
+    how = Quantisation("static", Format.E5M2, power_of_two=False, overflow_stats=True)
     spec = NormForward(512, "layer_norm", True, True, 1e-5, "silu", False, True, True, how=how)
-    assert spec.function == "layer_norm_silu_e5m2_known_recorded_divided_512"
-    assert spec.parameters == ("x", "weight", "bias", "scale", "record")
+    assert spec.function == "layer_norm_silu_e5m2_static_counted_divided_512"
+    assert spec.parameters == ("x", "weight", "bias", "scale", "overflow_stats")
     assert spec.results == ("values", "mean", "rstd")
     assert CastTranspose(HOWS[0]).results == ("values", "transposed")
     for one in (recorded(512)[0], CAST_TRANSPOSES[0]):
         arguments = getattr(package.fused, one.function)._schema.arguments
         written = [argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write]
-        assert written == ["record"]
+        assert written == ["overflow_stats"]
     with pytest.raises(InputError, match="tensorwise is none"):
-        Quantisation("tensorwise", record=True)
+        Quantisation("tensorwise", overflow_stats=True)
     with pytest.raises(InputError, match="1 to 3 operands"):
         Transpose(4)
 
@@ -130,7 +128,9 @@ def test_what_a_tile_is_not_enough_for():
         NormForward(512, "layer_norm", True, True, 1e-5, "silu", False, True, True, how=how),
         NormForward(1024, "block_norm", False, False, 1e-5, None, False, True, False, block=1024, how=how),
         NormForward(512, None, False, False, 1e-5, None, True, True, False, residual=True, how=how),
-        NormBackward(512, None, False, False, 1e-5, "relu", False, True, carried=True, carry=True, how=how),
+        NormBackward(
+            512, None, False, False, 1e-5, "relu", False, True, residual_grad_in=True, residual_grad_out=True, how=how
+        ),
         NormForward(512, None, False, False, 1e-5, "relu", False, True, False),
     ):
         with pytest.raises(InputError, match="cannot be written as is and transposed from a tile"):
@@ -158,7 +158,7 @@ def test_a_record_keeps_the_largest_and_counts_on():
     assert int(record[0]) == 2
 
 
-@pytest.mark.parametrize("record", [torch.zeros(2), torch.zeros(3, dtype=torch.int64)])
+@pytest.mark.parametrize("overflow_stats", [torch.zeros(2), torch.zeros(3, dtype=torch.int64)])
 def test_a_record_is_two_int64(package, record):
     for spec, shape in ((recorded(512)[0], (3, 512)), (CAST_TRANSPOSES[0], (3, 7))):
         with pytest.raises(InputError, match="a record of two int64"):
@@ -179,11 +179,7 @@ def test_transposed_copies_are_copies(package, shape):
 
 def test_in_the_interpreter(tmp_path):
     pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
-    program = Path(__file__).parent / "recorded_interpreted.py"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, program, tmp_path], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 80  # kernels that were compared
+    assert run_interpreted("recorded_interpreted", tmp_path) > 80  # kernels that were compared
 
 
 COMPILED = [
@@ -197,23 +193,18 @@ COMPILED += [spec for spec in fused_cast_transposes(2048)[1::2] if spec.spec.how
 
 
 @pytest.mark.parametrize("spec", COMPILED, ids=lambda spec: spec.function)
-def test_it_compiles_for_hopper(spec, tmp_path, monkeypatch):
-    triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
-    from test_rendered_compile import SHARED, spilled
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+@pytest.mark.usefixtures("triton_cache")
+def test_it_compiles_for_hopper(spec, tmp_path):
+    from tests.support.kernels.sm90 import SHARED, compile_for_sm90, spilled, warps_of
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     package = write_package(tmp_path / f"compiled_{spec.function}", [spec])
     kernel = getattr(package.triton_kernels, f"_{spec.function}")
-    known = {"values": "*fp8e4nv", "transposed": "*fp8e4nv", "record": "*i64"}
+    known = {"values": "*fp8e4nv", "transposed": "*fp8e4nv", "overflow_stats": "*i64"}
     known |= dict.fromkeys(("x", "grad", "weight", "bias", "add"), "*bf16")
     kinds = {name: re.sub(r"_\d", "", name).removesuffix("_ptr") for name in kernel.arg_names}
     types = {name: known.get(kind, "*fp32") if name.endswith("_ptr") else "i32" for name, kind in kinds.items()}
-    aligned = {(index,): [["tt.divisibility", 16]] for index in range(len(types))}
-    warps = int(re.search(r"num_warps=(\d+)", package.kernels[spec.function].text).group(1))
-    source = ASTSource(fn=kernel, signature=types, constexprs={}, attrs=aligned)
-    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    warps = warps_of(package.kernels[spec.function])
+    binary = compile_for_sm90(kernel, types, range(len(types)), num_warps=warps)
     ptx = binary.asm["ptx"]
     assert not unset_halves(ptx)
     assert binary.metadata.shared <= SHARED

@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parent))
-from rendered_cases import (
-    PARTS,
-    arguments_of,
-    exact_forward,
-    exact_gradients,
-    exact_statistics,
-    gradient_size,
-    norm_specs,
-    random_inputs,
-    write_package,
-)
 
 from loka.kernels.fused import operators
 from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.numerics.enums import Format, Scaling
-from loka.numerics.quantize import Quantized, dequantize, quantize
+from loka.numerics.quantize import quantize
 from loka.numerics.requantize_transpose import requantize_transpose
+from tests.support.gpu import ON_HOPPER
+from tests.support.kernels.fp8_codes import ordered, same_nan
+from tests.support.kernels.norm_checks import check_backward, check_forward
+from tests.support.kernels.rendered_cases import (
+    PARTS,
+    arguments_of,
+    norm_specs,
+    random_inputs,
+    write_package,
+)
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("poisoned_memory")]
 
 WIDTHS = (13, 24, 479, 512, 624, 1024, 2048, 3456, 4096, 8192, 8256)
 ROWS = (1, 17, 4093)
@@ -42,7 +31,6 @@ WIDEST = ("layer_norm", True, True, "silu", True)
 WIDE = {width: norm_specs(width, [WIDEST]) for width in WIDTHS}
 VARIANTS = [spec for spec in norm_specs(512, PARTS[:1] + PARTS[2:]) if spec.quantise or spec.activation == "sigmoid"]
 QUANTISE = {w: NormForward(w, None, False, False, 0.0, None, False, True, True) for w in (479, 8192)}
-NOISE = 1e-4  # of what a row's elements are the difference of: float32 sums and the GPU's approximate functions
 
 
 @pytest.fixture(scope="module")
@@ -50,69 +38,6 @@ def package(tmp_path_factory):
     specs = [*VARIANTS, *QUANTISE.values(), *(spec for width in WIDTHS for spec in WIDE[width])]
     counted = [*map(RequantizeTranspose, (1, 2, 3)), *map(Reduce, (1, 2, 3))]
     return write_package(tmp_path_factory.mktemp("gpu") / "rendered_gpu", [*specs, *counted])
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch):
-    """New memory is full of NaN, so that what a kernel leaves unwritten shows."""
-    new_empty = Tensor.new_empty
-
-    def make(like: Tensor, *arguments, **keywords) -> Tensor:
-        made = new_empty(like, *arguments, **keywords)
-        poison = torch.nan if made.is_floating_point() else -(10**6)
-        made.view(torch.uint8).fill_(0x7F) if made.element_size() == 1 else made.fill_(poison)
-        return made
-
-    monkeypatch.setattr(Tensor, "new_empty", make)
-
-
-def row_size(exact: Tensor) -> Tensor:
-    return exact.abs().amax(1, keepdim=True)
-
-
-def check_quantised(got: dict[str, Tensor], exact: Tensor, noise: Tensor) -> None:
-    """Half a step of e4m3 (2**-4 of a value, 2**-10 of its scale) and `noise` (M, 1), under the quantiser's scale.
-
-    Where the noise may carry the maximum over a power of two, the scale can be the next one.
-    """
-    scale, size = got["scale"].double(), row_size(exact)
-    usual = quantize(exact, format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True).scale.double()
-    low, high = ((size + sign * noise) / usual / 448.0 for sign in (-1.0, 1.0))
-    assert (scale[(low > 0.5) & (high < 1.0)] == usual[(low > 0.5) & (high < 1.0)]).all()
-    assert ((scale / usual).log2().abs() <= 1.0)[noise < 0.1 * size].all()
-    value = dequantize(Quantized(got["values"], got["scale"])).double()
-    assert ((value - exact).abs() <= 2.0**-4 * exact.abs() + 2.0**-10 * scale + noise).all()
-    assert got["largest"].max() == got["scale"].max()
-    assert got["largest"].min() >= 0.0
-
-
-def check_forward(package, spec, inputs) -> None:
-    plain = [] if spec.quantise else [torch.float32]
-    got = package.run(spec, *(inputs.tensors[name] for name in spec.parameters), *plain)
-    exact = exact_forward(spec, {name: tensor.double() for name, tensor in inputs.tensors.items()})
-    if spec.quantise:
-        check_quantised(got, exact, NOISE * row_size(exact))
-    else:
-        assert ((got["out"] - exact).abs() <= NOISE * row_size(exact)).all()
-    size = inputs.tensors["x"].double().abs().amax(1) + inputs.tensors["add"].double().abs().amax()
-    for name, statistic in exact_statistics(spec, inputs.tensors).items():
-        assert ((got[name] - statistic).abs() <= 1e-5 * statistic.abs() + 1e-6 * size).all()
-
-
-def check_backward(package, spec, inputs) -> None:
-    got = package.run(spec, *arguments_of(spec, inputs))
-    exact = exact_gradients(spec, inputs)
-    noise = NOISE * gradient_size(spec, inputs)
-    if spec.quantise:
-        check_quantised(got, exact["dx"], noise)
-    else:
-        allowed = torch.finfo(inputs.grad.dtype).eps * exact["dx"].abs() + noise
-        assert ((got["dx"].double() - exact["dx"]).abs() <= allowed).all()
-    for name in spec.results:
-        if name in ("dweight", "dbias", "dadd"):
-            total, error = got[name].double().sum(0), (got[name].double().sum(0) - exact[name]).abs()
-            assert total.isfinite().all()
-            assert (error <= 1e-4 * exact[name].abs() + NOISE * exact[name].abs().max()).all()
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -153,13 +78,7 @@ def test_the_quantised_result_is_the_reference_bit_for_bit(package, spec):
         expected = package.run(spec, *(argument.cpu() for argument in arguments))
         assert torch.equal(got["scale"].cpu(), expected["scale"])
         assert torch.equal(same_nan(got["values"].cpu()), same_nan(expected["values"]))
-        assert got["largest"].max().cpu() == expected["largest"].max()
-
-
-def same_nan(values: Tensor) -> Tensor:
-    """The bytes of e4m3, NaN without its sign."""
-    codes = values.view(torch.uint8)
-    return torch.where(codes & 0x7F == 0x7F, 0x7F, codes)
+        assert got["scale_max"].max().cpu() == expected["scale_max"].max()
 
 
 def test_hardly_a_value_differs_from_the_reference_elsewhere(package):
@@ -175,12 +94,6 @@ def test_hardly_a_value_differs_from_the_reference_elsewhere(package):
         ours, theirs = (ordered(values) for values in (got["values"].cpu(), expected["values"]))
         assert (ours - theirs).abs().max() <= 1
         assert (ours != theirs).float().mean() < 1e-2
-
-
-def ordered(values: Tensor) -> Tensor:
-    """e4m3 values as integers, neighbours one apart."""
-    codes = values.view(torch.uint8).int()
-    return torch.where(codes >= 128, 128 - codes, codes)
 
 
 def test_non_finite_values_stay_in_their_rows(package):
@@ -264,7 +177,7 @@ def test_matrices_beyond_two_to_the_31_elements(package):
     del x
     assert torch.equal(got["values"][-4:].view(torch.uint8), expected.values.view(torch.uint8))
     assert torch.equal(got["scale"][-4:], expected.scale)
-    transposed = package.run(RequantizeTranspose(1), got["values"], got["scale"], got["largest"])
+    transposed = package.run(RequantizeTranspose(1), got["values"], got["scale"], got["scale_max"])
     assert torch.equal(
         transposed["transposed"][:, -4:].view(torch.uint8), requantize_transpose(expected).values.view(torch.uint8)
     )
@@ -330,4 +243,4 @@ def test_programs_are_those_of_the_fake(package):
         for name, result in real.items():
             assert (fake[name].shape, fake[name].dtype) == (result.shape, result.dtype)
             assert fake[name].stride() == result.stride()
-        assert real["largest"].shape[0] <= 16 * operators.multiprocessors(0)
+        assert real["scale_max"].shape[0] <= 16 * operators.multiprocessors(0)

@@ -11,8 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from rendered_cases import (
+from loka.errors import InputError
+from loka.kernels.fused import operators
+from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
+from loka.kernels.fused.norm import norm_reference
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.numerics.enums import Format, Scaling
+from loka.numerics.quantize import Quantized, dequantize, quantize
+from loka.numerics.requantize_transpose import requantize_transpose
+from tests.support.kernels.rendered_cases import (
     PARTS,
     Inputs,
     arguments_of,
@@ -23,15 +30,6 @@ from rendered_cases import (
     random_inputs,
     write_package,
 )
-
-from loka.errors import InputError
-from loka.kernels.fused import operators
-from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
-from loka.kernels.fused.norm import norm_reference
-from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from loka.numerics.enums import Format, Scaling
-from loka.numerics.quantize import Quantized, dequantize, quantize
-from loka.numerics.requantize_transpose import requantize_transpose
 
 SHAPES = [(1, 13), (17, 479), (64, 512), (0, 24), (5, 1)]
 WIDTHS = sorted({width for _, width in SHAPES})
@@ -71,7 +69,7 @@ def test_forwards_against_float64(package, rows, width, dtype):
         exact = exact_forward(spec, {name: t.double() for name, t in inputs.tensors.items()})
         if spec.quantise:
             assert got["values"].dtype == torch.float8_e4m3fn
-            assert got["largest"].tolist() == ([got["scale"].max().item()] if rows else [0.0])
+            assert got["scale_max"].tolist() == ([got["scale"].max().item()] if rows else [0.0])
             if rows:
                 quantised_close(got, exact)
         else:
@@ -217,7 +215,7 @@ def test_fakes_tell_the_number_of_programs_of_a_gpu(package, monkeypatch):
             x = torch.empty(rows, 512, device="cuda", dtype=torch.bfloat16)
             vector, statistic = torch.empty(512, device="cuda"), torch.empty(rows, device="cuda")
             got = package.run(backward, x, x, vector, vector, vector, statistic, statistic)
-            assert [tuple(got[name].shape) for name in ("values", "scale", "largest", "dweight", "dadd")] == [
+            assert [tuple(got[name].shape) for name in ("values", "scale", "scale_max", "dweight", "dadd")] == [
                 (rows, 512), (rows, 1), (programs,), (programs, 512), (programs, 512),
             ]  # fmt: skip
             assert {t.device.type for t in got.values()} == {"cuda"}

@@ -11,15 +11,13 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from rendered_cases import BLOCK_PARTS, PARTS, norm_specs
-
 from loka.errors import InputError
 from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm.norm_launch import Configuration, configuration, padded_width
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NORMS, NormBackward, NormForward
 from loka.kernels.fused.rendering import render, render_files
 from loka.templating.templates import load_templates
+from tests.support.kernels.rendered_cases import BLOCK_PARTS, PARTS, norm_specs
 
 ROOT = Path(__file__).parents[2]
 COUNTED = [*map(RequantizeTranspose, (1, 2, 3)), *map(Reduce, range(1, 7))]
@@ -107,9 +105,9 @@ def test_names_of_the_brief():
     backward = NormBackward(2048, "layer_norm", True, True, 1e-5, "silu", False, True)
     assert backward.function == "layer_norm_silu_backward_e4m3_2048"
     assert backward.parameters == ("grad", "x", "weight", "bias", "mean", "rstd")
-    assert backward.results == ("values", "scale", "largest", "dweight", "dbias")
+    assert backward.results == ("values", "scale", "scale_max", "dweight", "dbias")
     bare = NormBackward(64, None, False, False, 0.0, None, True, True)
-    assert (bare.parameters, bare.results) == (("grad",), ("values", "scale", "largest", "dadd"))
+    assert (bare.parameters, bare.results) == (("grad",), ("values", "scale", "scale_max", "dadd"))
 
 
 def test_a_row_fits_its_configuration():

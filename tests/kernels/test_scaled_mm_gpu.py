@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -17,16 +16,13 @@ from loka.kernels import call_counters
 from loka.kernels.gemm import scaled_mm_layout
 from loka.kernels.gemm.catalogue import SCALED_MM
 from loka.kernels.gemm.scaled_mm import scaled_mm
-from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
+from loka.numerics.enums import Accumulation, Format, Gemm, Scaling
 from loka.numerics.formats import FORMATS
 from loka.numerics.quantize import quantize
+from loka.numerics.recipe import OperandRecipe
+from tests.support.gpu import ON_HOPPER
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = ON_HOPPER
 
 SIZES = [*itertools.product((1, 3, 17), (1, 24), (13, 479)), (130, 272, 384), (256, 128, 1024), (4093, 256, 512)]
 TOLERANCE = {Accumulation.PRECISE: 5e-4, Accumulation.FAST: 2e-3}  # of |a| @ |b|.T
@@ -39,16 +35,6 @@ TYPES = {
 RECIPES = list(
     itertools.product(itertools.product(Format, Format), itertools.product(Scaling, Scaling), list(Accumulation))
 )
-
-
-@dataclass(frozen=True)
-class OperandRecipe:
-    """The policy's type of that name, which a training machine without the policy's dependencies cannot import."""
-
-    format: Format
-    scaling: Scaling
-    range: Range = Range.DYNAMIC
-    amax: float | None = None
 
 
 def refusal(formats, scalings, accumulation: Accumulation, padding: bool = True, m=64, k=256, n=64) -> str | None:

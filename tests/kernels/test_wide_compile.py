@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import ast
-import re
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from ptx_registers import unset_halves
-from rendered_cases import PARTS, norm_specs, reads_sixteen_bytes, write_package
-from test_rendered_compile import SHARED, pointer_type, spilled
-
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from tests.support.kernels.ptx_registers import unset_halves
+from tests.support.kernels.rendered_cases import PARTS, norm_specs, reads_sixteen_bytes, write_package
+from tests.support.kernels.sm90 import SHARED, compile_for_sm90, pointer_type, spilled, warps_of
 
-triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
+pytestmark = pytest.mark.usefixtures("triton_cache")
+
 
 WIDTH = 123200
 ALL = ("layer_norm", True, True, "silu", True)
 SPECS = [
     *norm_specs(WIDTH, [PARTS[0], ALL, PARTS[-1]]),
     NormForward(WIDTH, *ALL[:3], 1e-5, "silu", True, True, True, times=True, residual=True, keep=True),
-    NormBackward(WIDTH, *ALL[:3], 1e-5, "silu", True, True, times=True, summed=True, carried=True, carry=True),
+    NormBackward(
+        WIDTH,
+        *ALL[:3],
+        1e-5,
+        "silu",
+        True,
+        True,
+        times=True,
+        summed=True,
+        residual_grad_in=True,
+        residual_grad_out=True,
+    ),
     *norm_specs(32768, [("block_norm", False, False, "hardswish", True)]),
 ]
 
@@ -33,11 +38,6 @@ SPECS = [
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
     return write_package(tmp_path_factory.mktemp("compiled") / "wide_for_sm_90", SPECS)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
 def kernels_of(package, spec) -> list[str]:
@@ -48,16 +48,13 @@ def kernels_of(package, spec) -> list[str]:
 
 def compiled(package, spec, name: str, element: str = "bf16"):
     kernel = getattr(package.triton_kernels, name)
-    matrices = ("times", "residual", "carried", "kept", "dsum")
+    matrices = ("times", "residual", "residual_grad_in", "kept", "residual_grad_out")
     types = {}
     for parameter in kernel.arg_names:
         of_model = parameter.removesuffix("_ptr") in matrices
         types[parameter] = f"*{element}" if of_model else pointer_type(parameter, element)
     types |= {parameter: "i32" for parameter in kernel.arg_names if not parameter.endswith("_ptr")}
-    attributes = {(index,): [["tt.divisibility", 16]] for index in range(len(types) - 1)}
-    warps = int(re.search(r"num_warps=(\d+)", package.kernels[spec.function].text).group(1))
-    source = ASTSource(fn=kernel, signature=types, constexprs={}, attrs=attributes)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    return compile_for_sm90(kernel, types, range(len(types) - 1), num_warps=warps_of(package.kernels[spec.function]))
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.function)

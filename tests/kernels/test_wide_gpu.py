@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
-from rendered_cases import PARTS, arguments_of, norm_specs, random_inputs, write_package
-from rendered_interpreted import poisoned
-from test_rendered_gpu import check_backward, check_forward
-
 from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from tests.support.gpu import ON_HOPPER
+from tests.support.kernels.norm_checks import check_backward, check_forward
+from tests.support.kernels.rendered_cases import PARTS, arguments_of, norm_specs, random_inputs, write_package
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
-    ),
-]
+pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("poisoned_memory")]
 
 WIDTHS = (16389, 24576, 123200)
 WIDEST = ("layer_norm", True, True, "silu", True)
@@ -33,12 +23,6 @@ SPECS = {width: norm_specs(width, [WIDEST, PARTS[0], PARTS[5], PARTS[-1]]) for w
 def package(tmp_path_factory):
     specs = [spec for width in WIDTHS for spec in SPECS[width]]
     return write_package(tmp_path_factory.mktemp("gpu") / "wide_gpu", [*specs, RequantizeTranspose(1), Reduce(2)])
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch):
-    """New memory is full of NaN, so that what a kernel leaves unwritten shows."""
-    monkeypatch.setattr(Tensor, "new_empty", poisoned(Tensor.new_empty))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -64,8 +48,8 @@ def test_quantised_rows_are_the_reference_bit_for_bit_and_transposed(package):
     got, expected = package.run(spec, x), package.run(spec, x.cpu())
     assert torch.equal(got["scale"].cpu(), expected["scale"])
     assert torch.equal(got["values"].cpu().view(torch.uint8), expected["values"].view(torch.uint8))
-    transposed = package.run(RequantizeTranspose(1), got["values"], got["scale"], got["largest"])
-    cpu = package.run(RequantizeTranspose(1), expected["values"], expected["scale"], expected["largest"])
+    transposed = package.run(RequantizeTranspose(1), got["values"], got["scale"], got["scale_max"])
+    cpu = package.run(RequantizeTranspose(1), expected["values"], expected["scale"], expected["scale_max"])
     assert torch.equal(transposed["transposed"].cpu().view(torch.uint8), cpu["transposed"].view(torch.uint8))
 
 

@@ -6,7 +6,6 @@ import copy
 import pickle
 from dataclasses import replace
 
-import adapted_models as models
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,8 @@ from loka.errors import InputError
 from loka.mods.adapt import AdaptError, ConvertError, adapt, convert, is_adapted
 from loka.mods.adaptation import Adaptation
 from loka.mods.mod_modules import BlockNorm
-from loka.mods.registry import MODEL_MODS
+from loka.mods.registry import module_mod
+from tests.support.models import adapted_models as models
 
 MODS = ("no_bias", "block_norm", "hard_swish", "norm_first")
 X = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
@@ -120,7 +120,7 @@ def test_all_problems_are_told_at_once(adaptations):
 
 def test_a_model_that_is_adapted_in_part_is_refused(adaptations):
     live = model()
-    MODEL_MODS["hard_swish"].change(live, next(each for each in adaptations if each.mod == "hard_swish"))
+    module_mod("hard_swish").change(live, next(each for each in adaptations if each.mod == "hard_swish"))
     before = structure(live)
     for ask in (adapt, is_adapted):
         with pytest.raises(AdaptError, match="some modules are changed already"):
@@ -141,7 +141,7 @@ def test_a_wrapped_model_is_told():
 def test_an_exception_midway_leaves_the_model_as_it_was(adaptations, monkeypatch):
     live = model()
     before = structure(live)
-    broken = MODEL_MODS["hard_swish"]
+    broken = module_mod("hard_swish")
     change = type(broken).change
 
     def stop(self: object, module: nn.Module, adaptation: Adaptation) -> None:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parent))
-import forward_mods as zoo
-
 from loka.errors import LokaError
 from loka.graph.equivalence import source
-from loka.mods import batch_small
-from loka.mods.batch_small import FEW, SHARED, Batch
+from loka.mods.batch_small import batch_small
+from loka.mods.batch_small.batch_small import FEW, SHARED, Batch
+from tests.support.models import forward_mods as zoo
 
 
 @pytest.mark.parametrize("seed", range(18))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import adapted_models as models
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loka.errors import InputError
+from tests.support.models import adapted_models as models
 
 
 class Heads(nn.Module):

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-sys.path.insert(0, str(Path(__file__).parent))
-import policy_models
 import pytest
 import torch
 from torch import Tensor, nn
@@ -21,6 +19,7 @@ from loka.plan.planner import make_plan
 from loka.plan.report.explain_site import explain
 from loka.plan.serialize import from_json, to_json
 from loka.policy.problems import PolicyError
+from tests.support.models import policy_models
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
@@ -42,15 +41,14 @@ Make = Callable[..., Made]
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """The plan of a model under these mods and defaults, the files of its package, and the package."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.syspath_prepend(str(tmp_path))
     made: list[str] = []
 
     def one(model: str, defaults: str, mods: str | None = None, rules: str = "") -> Made:
         name = f"gen_mods_{model}_{len(made)}"
         (tmp_path / "policy.yaml").write_text(
-            f'version: 1\nname: {name}\nmodel: {{factory: "policy_models:{model}", inputs: '
-            f'"policy_models:{model}_inputs", batch_size: 32}}\ndefaults: {{{defaults}}}\n'
+            f'version: 1\nname: {name}\nmodel: {{factory: "tests.support.models.policy_models:{model}", inputs: '
+            f'"tests.support.models.policy_models:{model}_inputs", batch_size: 32}}\ndefaults: {{{defaults}}}\n'
             f"rules: [{rules}]\nmods: [{CASES[model] if mods is None else mods}]\n"
         )
         plan = make_plan("policy.yaml")

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parent))
-import forward_mods as zoo
-
 from loka.errors import LokaError
 from loka.graph.equivalence import source
-from loka.mods import merge_siblings, rewriting_tools
-from loka.mods.merge_siblings import ALONE, Siblings
+from loka.mods.merge_siblings import merge_siblings
+from loka.mods.merge_siblings.merge_siblings import ALONE, Siblings
+from loka.mods.rewriting import rewriting_tools
+from tests.support.models import forward_mods as zoo
 
 
 @pytest.mark.parametrize("seed", range(10))

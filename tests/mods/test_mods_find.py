@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import adapted_models as models
 import pytest
 import torch
 import torch.nn.functional as F
-from loka.mods.block_widths import block_of
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from loka.mods.mod import ModMatch
-from loka.mods.registry import MODEL_MODS
+from loka.mods.mod_planning import ModMatch
+from loka.mods.norm_changes import block_of
+from loka.mods.registry import ModKind, module_planning, names_of
+from tests.support.models import adapted_models as models
 
 
 def names(found: ModMatch) -> list[str]:
@@ -23,11 +23,12 @@ def reasons(found: ModMatch) -> dict[str, str]:
 
 
 def test_every_mod_says_what_it_is():
-    assert list(MODEL_MODS) == ["no_bias", "block_norm", "hard_swish", "norm_first"]
-    for name, mod in MODEL_MODS.items():
+    assert names_of(ModKind.MODULES) == ("no_bias", "block_norm", "hard_swish", "norm_first")
+    for name in names_of(ModKind.MODULES):
+        mod = module_planning(name)
         assert mod.name == name
         assert not mod.exact
-        assert 20 < len(mod.promise) < 120
+        assert 20 < len(mod.description) < 120
 
 
 class Wrapped(nn.Module):
@@ -141,7 +142,7 @@ def test_what_a_pattern_names_and_is_nothing_for_the_mod_is_told():
     assert "nn.Linear, no nn.LayerNorm" in reasons(models.find("block_norm", model, x, match=["0"]))["0"]
     assert "neither an nn.SiLU" in reasons(models.find("hard_swish", model, x, match=["1"]))["1"]
     assert "not followed by a norm" in reasons(models.find("norm_first", model, x, match=["0"]))["0"]
-    for mod in MODEL_MODS:
+    for mod in names_of(ModKind.MODULES):
         assert models.find(mod, nn.Sequential(nn.Linear(8, 1, bias=False)), x) == ModMatch()
 
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-import sys
-from pathlib import Path
 
-import adapted_models as models
 import pytest
 import torch
 from torch import Tensor, nn
@@ -27,10 +24,9 @@ from loka.sites.discover import find_sites
 from loka.sites.site import GemmKind
 from loka.zoo.dlrm import DLRM
 from loka.zoo.wukong import Wukong, WukongSizes
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "codegen"))
-import chain_plans as chains
-import codegen_plans as plans
+from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
+from tests.support.models import adapted_models as models
 
 PAPER = ("no_bias", "block_norm", "hard_swish")
 SIZES = WukongSizes(embeddings=8, dim=16, layers=2, rank=4, hidden=64)

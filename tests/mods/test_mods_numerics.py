@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-import adapted_models as models
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loka.mods.block_widths import block_of
 from torch import Tensor, nn
 
 from loka.mods.adapt import adapt, convert, is_adapted
 from loka.mods.adaptation import Adaptation
 from loka.mods.mod_modules import BlockNorm
+from loka.mods.norm_changes import block_of
+from tests.support.models import adapted_models as models
 
 MODS = ("no_bias", "block_norm", "hard_swish", "norm_first")
 WIDTHS = st.sampled_from([13, 16, 24, 32, 48, 64, 96, 100, 128, 256])

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from loka.mods.descriptions import FORWARD_MOD_DESCRIPTIONS
-
-from loka.mods.registry import MODEL_MODS
+from loka.mods.registry import MODS, ModKind, mod_schemas, module_mod, names_of, planning_of
 from loka.mods.selection import selected_for_all
-from loka.policy.schema.mod_schema import MODS, own_parameters
+from loka.policy.schema.mod_schema import own_parameters
+
+CHANGES_MODULES = names_of(ModKind.MODULES)
+REWRITES_FORWARDS = tuple(name for name in MODS if name not in CHANGES_MODULES)
 
 
 def test_the_schema_has_every_mod_and_no_other():
-    assert {*MODEL_MODS, *FORWARD_MOD_DESCRIPTIONS} == set(MODS)
-    assert not set(MODEL_MODS) & set(FORWARD_MOD_DESCRIPTIONS)
-    assert {name: mod.name for name, mod in MODEL_MODS.items()} == {name: name for name in MODEL_MODS}
+    schemas = mod_schemas()
+    assert set(schemas) == set(MODS) == {*CHANGES_MODULES, *REWRITES_FORWARDS}
+    assert {name: planning_of(name).name for name in MODS} == {name: name for name in MODS}
+    assert {name: schema.model_fields["use"].annotation.__args__ for name, schema in schemas.items()} == {
+        name: (name,) for name in MODS
+    }
 
 
 def test_every_mod_says_what_it_promises_on_one_line():
-    promises = [mod.promise for mod in MODEL_MODS.values()] + [mod.text for mod in FORWARD_MOD_DESCRIPTIONS.values()]
-    assert all(promise and "\n" not in promise for promise in promises)
-    assert all(mod.exact for mod in FORWARD_MOD_DESCRIPTIONS.values())
-    assert not any(mod.exact for mod in MODEL_MODS.values())
+    descriptions = [planning_of(name).description for name in MODS]
+    assert all(description and "\n" not in description for description in descriptions)
+    assert all(planning_of(name).exact for name in REWRITES_FORWARDS)
+    assert not any(planning_of(name).exact or module_mod(name).exact for name in CHANGES_MODULES)
 
 
 def test_defaults_of_the_schema_are_what_a_mod_is_asked():
-    assert dict(selected_for_all("block_norm").settings) == {"block": 256}
-    assert dict(selected_for_all("no_bias").settings) == {"final": "keep"}
-    assert all(set(selected_for_all(use).settings) == set(own_parameters(MODS[use])) for use in MODS)
+    assert dict(selected_for_all(planning_of("block_norm")).settings) == {"block": 256}
+    assert dict(selected_for_all(planning_of("no_bias")).settings) == {"final": "keep"}
+    for mod in map(planning_of, MODS):
+        assert set(selected_for_all(mod).settings) == set(own_parameters(mod.setting))

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-import forward_mods as zoo
-from loka.mods.rewriting_tools import Size
-
 from loka.errors import LokaError
 from loka.graph.ir import ForwardIR
-from loka.mods import pad_alignment
-from loka.mods.pad_alignment import Pad
+from loka.mods.pad_alignment import pad_alignment
+from loka.mods.pad_alignment.pad_alignment import Pad
+from loka.mods.rewriting.rewriting_tools import Size
+from tests.support.models import forward_mods as zoo
 
 
 @pytest.mark.parametrize("seed", range(12))

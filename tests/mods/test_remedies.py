@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from loka.cli.tables.probe_tables import group_findings, show_findings
-from loka.mods.suggestions import Suggestible, suggestible_mods
+from loka.mods.mod_planning import Concern
+from loka.mods.suggestions import Suggestible, Suggestion, suggestible_mods
 from loka.probe.profile.profile import Finding
 from loka.sites.build_model import BuiltModel, build_model
 
@@ -24,22 +25,36 @@ class Tower(nn.Module):
         return self.out(torch.nn.functional.silu(self.odd(self.down(self.up(self.enter_norm(x))))))
 
 
+def suggestible(
+    bias: str | None, input_sizes: str | None, norm_after: str | None, norm_before: str | None, activation: str | None
+) -> Suggestible:
+    """What is suggested against each concern, by the mod that is against it; None where nothing is."""
+    names = {
+        Concern.BIAS: ("no_bias", bias),
+        Concern.INPUT_SIZES: ("norm_first", input_sizes),
+        Concern.NORM_AFTER: ("block_norm", norm_after),
+        Concern.NORM_BEFORE: ("block_norm", norm_before),
+        Concern.ACTIVATION_BEFORE: ("hard_swish", activation),
+    }
+    return Suggestible({concern: Suggestion(mod, name) for concern, (mod, name) in names.items() if name is not None})
+
+
 def test_neighbours_are_the_modules_of_the_functions_around():
     model = Tower()
     assert suggestible_mods(BuiltModel(model, (torch.randn(8, 32),), {}, 8)) == {
-        "up.0": Suggestible("up.0", "up.0", "up.1", "enter_norm", None),
-        "down": Suggestible("down", None, None, "up.1", "up.2"),  # a width of 30 has no block
-        "out": Suggestible(None, None, None, None, None),  # the last keeps its bias, and F.silu has no module
+        "up.0": suggestible("up.0", "up.0", "up.1", "enter_norm", None),
+        "down": suggestible("down", None, None, "up.1", "up.2"),  # a width of 30 has no block
+        "out": suggestible(None, None, None, None, None),  # the last keeps its bias, and F.silu has no module
     }
     assert all(linear.bias is not None for linear in (model.up[0], model.down, model.out))
 
 
 def test_a_wukong():
     found = suggestible_mods(build_model("loka.zoo:ranker", "loka.zoo:ranker_inputs", 16))
-    layer = Suggestible("layers.1.fmb.3", "layers.1.fmb.3", "layers.1.fmb.4", "layers.1.fmb.1", "layers.1.fmb.2")
+    layer = suggestible("layers.1.fmb.3", "layers.1.fmb.3", "layers.1.fmb.4", "layers.1.fmb.1", "layers.1.fmb.2")
     assert found["layers.1.fmb.3"] == layer
-    assert found["layers.1.fmb.0"].block_norm_before == "layers.1.fmb_norm"
-    assert found["layers.1.rank"].no_bias is None
+    assert found["layers.1.fmb.0"].against[Concern.NORM_BEFORE] == Suggestion("block_norm", "layers.1.fmb_norm")
+    assert Concern.BIAS not in found["layers.1.rank"].against
 
 
 def test_a_model_that_cannot_be_watched_proposes_nothing():

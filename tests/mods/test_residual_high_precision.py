@@ -17,7 +17,8 @@ from loka.graph.ir import ForwardIR
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
 from loka.mods.mod_modules import BlockNorm
-from loka.mods.residual_high_precision import CarriedResidual, carry
+from loka.mods.residual_high_precision.residual_high_precision import widen_residual_sums
+from loka.mods.rewriting.owner_scope import RewrittenOwner
 from loka.zoo.dlrm import DCNSizes, DCNv2
 from loka.zoo.wukong import Wukong, WukongSizes
 
@@ -43,13 +44,13 @@ def rows(batch: int) -> Tensor:
 
 def carried(
     module: nn.Module, *inputs: Callable[[int], Tensor], inline: tuple[str, ...] = (), dtype: str = "float32"
-) -> CarriedResidual:
-    found = carry(traced(module, *(inputs or (rows,)), inline=inline), dtype, wanted)
-    assert isinstance(found, CarriedResidual), found
+) -> RewrittenOwner:
+    found = widen_residual_sums(traced(module, *(inputs or (rows,)), inline=inline), dtype, wanted)
+    assert isinstance(found, RewrittenOwner), found
     return found
 
 
-def patched(module: nn.Module, found: CarriedResidual) -> nn.Module:
+def patched(module: nn.Module, found: RewrittenOwner) -> nn.Module:
     return with_forward(copy.deepcopy(module), found.forward)
 
 
@@ -74,7 +75,7 @@ def test_a_deep_stream_in_bfloat16_is_nearer_to_float64() -> None:
     torch.manual_seed(0)
     model = Deep().bfloat16()
     found = carried(copy.deepcopy(model).float(), inline=INLINED)
-    assert len(found.sums) == 24
+    assert len(found.targets) == 24
     x = 8 * torch.randn(512, WIDTH).bfloat16()  # of a size that the branches' results are lost in
     exact = copy.deepcopy(model).double()(x.double())
     plain, high = model(x), patched(model, found)(x)
@@ -126,7 +127,7 @@ def test_streams_of_the_zoo_stay_wide_through_all_layers(name: str) -> None:
     torch.manual_seed(0)
     model = build()
     found = carried(model, inputs, inline=inline)
-    assert len(found.sums) == 3
+    assert len(found.targets) == 3
     statements = {step.target: step for step in found.forward.statements}
     sums = [step for step in found.forward.statements if step.even and step.op == "add"]
     streams = [ref.text for step in sums for ref in step.operands if ref.text.endswith("_wide")]
@@ -232,12 +233,12 @@ def test_any_forward_is_the_same_function_and_has_the_same_dtypes(steps: list[st
     torch.manual_seed(0)
     model = Program(tuple(steps), norm)
     inline = ("norms", *(name for name, _ in model.named_modules() if name.startswith("norms.")))
-    found = carry(traced(model, rows, inline=inline), "float32", wanted)
+    found = widen_residual_sums(traced(model, rows, inline=inline), "float32", wanted)
     sums = [step for step in steps if step in ("sum", "first", "post", "cross", "view")]
     if isinstance(found, str):
         assert not sums
         return
-    assert 1 <= len(found.sums) <= len(sums)
+    assert 1 <= len(found.targets) <= len(sums)
     high = patched(model, found)
     x = torch.randn(3, WIDTH, dtype=torch.float64)
     wide, theirs = copy.deepcopy(high).double(), copy.deepcopy(model).double()
@@ -272,7 +273,7 @@ class Other(Deep):
     ],
 )
 def test_what_cannot_be_carried_is_told(kind: type[Deep], said: str) -> None:
-    found = carry(traced(kind(2), rows), "float32", wanted)
+    found = widen_residual_sums(traced(kind(2), rows), "float32", wanted)
     assert isinstance(found, str)
     assert found.startswith(said)
 
@@ -280,6 +281,6 @@ def test_what_cannot_be_carried_is_told(kind: type[Deep], said: str) -> None:
 def test_only_the_sums_of_the_modules_that_are_meant() -> None:
     build, inputs, inline = ZOO["dcn"]
     forward = traced(build(), inputs, inline=inline)
-    found = carry(forward, "float32", lambda name: name == "cross.1")
-    assert isinstance(found, CarriedResidual)
-    assert found.sums == ("add_1",)
+    found = widen_residual_sums(forward, "float32", lambda name: name == "cross.1")
+    assert isinstance(found, RewrittenOwner)
+    assert found.targets == ("add_1",)

@@ -1,4 +1,4 @@
-"""What the README shows is what is there."""
+"""What the README shows is what is there, and so is the example of mods in docs/mods.md."""
 
 from __future__ import annotations
 
@@ -15,32 +15,30 @@ from typer.testing import CliRunner
 from loka.cli import main
 from loka.dispatch import NewModelWarning
 from loka.zoo import ranker
+from tests.support import markdown
 
-REPOSITORY = Path(__file__).parents[2]
-README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-
-
-def _blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)\n```", README, re.DOTALL)
+REPOSITORY = markdown.REPOSITORY
+README = markdown.read(REPOSITORY / "README.md")
+MODS = markdown.read(REPOSITORY / "docs" / "mods.md").partition("## On a live model")[2]
 
 
 def test_the_policy_is_the_shipped_one() -> None:
-    policy, _ = _blocks("yaml")
+    (policy,) = markdown.blocks(README, "yaml")
     assert policy.rstrip() == (REPOSITORY / "policies" / "ranker.yaml").read_text(encoding="utf-8").rstrip()
 
 
 def test_the_excerpts_are_in_the_generated_package() -> None:
     generated = REPOSITORY / "generated" / "ranker"
-    modules, kernels, _, script = _blocks("python")
+    script, modules, kernels = markdown.blocks(README, "python")
     assert modules in (generated / "modules.py").read_text(encoding="utf-8")
     assert kernels in (generated / "triton_kernels.py").read_text(encoding="utf-8")
-    assert "ranker.apply(model)" in script
+    assert "my.apply(model)" in script
 
 
 def test_the_example_of_mods_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its policy is planned and generated, and the lines beside it run, with a checkpoint that has nothing to lose."""
-    _, policy = _blocks("yaml")
-    _, _, lines, _ = _blocks("python")
+    policy = markdown.blocks(MODS, "yaml")[0]
+    lines = markdown.blocks(MODS, "python")[0]
     (tmp_path / "ranker_mods.yaml").write_text(policy + "\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib.import_module("generated"), "__path__", [str(tmp_path / "generated")])
@@ -51,7 +49,7 @@ def test_the_example_of_mods_works(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             torch.nn.init.zeros_(parameter)
     names: dict[str, Any] = {"model": model, "state_dict": model.state_dict(), "torch": torch}
     with pytest.warns(NewModelWarning, match="no_bias .* block_norm .* hard_swish"):
-        exec(lines, names)  # noqa: S102 - the README's own lines
+        exec(lines, names)  # noqa: S102 - the page's own lines
     sys.modules.pop("generated.ranker_mods")
     assert [name for name, _ in model.named_parameters() if name.endswith("bias")] == ["head.out.bias"]
     names["patch"].remove()
@@ -63,14 +61,10 @@ def test_every_verb_is_listed_and_no_other() -> None:
     assert listed == [command.name for command in main.app.registered_commands]
 
 
-def test_links_lead_somewhere() -> None:
-    prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
-    links = re.findall(r"\]\(([^)#]+)\)", prose)
-    assert links
-    assert [link for link in links if not (REPOSITORY / link).exists()] == []
-
-
-def test_the_two_commands_are_targets() -> None:
-    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(r"^    make ([\w-]+)", README, re.MULTILINE):
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+def test_the_quick_start_names_verbs_and_its_own_policy() -> None:
+    (commands,) = markdown.blocks(README, "bash")
+    names = {command.name for command in main.app.registered_commands}
+    for line in commands.splitlines():
+        _, verb, *rest = line.split()
+        assert verb in names
+        assert "policies/my.yaml" in rest

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from loka.devices.targets import TargetDevice
 from loka.numerics.enums import Compute, Format, Gemm, Operand
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.evidence import ProfiledSites
-from loka.plan.plan import Plan, PlanTarget, SitePlan
+from loka.plan.plan import Plan, SitePlan
 from loka.plan.resolve import Situation, resolve
-from loka.policy.cascade.settings import Assignment, GemmSettings, OperandRecipe, SiteSettings
+from loka.policy.cascade.settings import Assignment, GemmSettings, SiteSettings
 from loka.probe.profile.profile import (
     Estimate,
     Finding,
@@ -26,8 +26,6 @@ from loka.probe.profile.profile import (
 )
 from loka.probe.stats.bins import LOWEST, MAGNITUDE_BINS, HistogramView
 from loka.sites.site import GemmKind, RowCount, Site
-
-sys.path.insert(0, str(Path(__file__).parent))  # the made-up costs that these tests share
 
 MakeSite = Callable[..., Site]
 MakeSettings = Callable[..., SiteSettings]
@@ -97,11 +95,11 @@ def make_plan(make_settings: MakeSettings) -> MakePlan:
         *sites: Site, settings: SiteSettings | None = None, known: ProfiledSites | None = None, **changes: object
     ) -> Plan:
         wanted = settings or make_settings()
-        situation = Situation(PlanTarget.H100, 4096, known=known)
+        situation = Situation(TargetDevice.H100, 4096, known=known)
         decided: tuple[SitePlan, ...] = resolve(sites, [wanted] * len(sites), situation, {})
         plan = Plan(
             name="ranker",
-            target=PlanTarget.H100,
+            target=TargetDevice.H100,
             batch_size=4096,
             policy_files=(("ranker.yaml", "0" * 64),),
             sites=decided,

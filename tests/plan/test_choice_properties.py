@@ -9,19 +9,20 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_costs import CHAIN, SCALED_MM, AnyGemm, MadeUp
 
+from loka.devices.targets import TargetDevice
 from loka.kernels.measurements.parts import Part
 from loka.numerics.enums import Accumulation, Compute, Fuse, Gemm
+from loka.numerics.recipe import OperandRecipe, Recipe, transposed_form
 from loka.plan.evidence import ProfiledSites
-from loka.plan.plan import NATIVE, PlanTarget, SitePlan
+from loka.plan.plan import NATIVE, SitePlan
 from loka.plan.resolve import Situation, resolve
-from loka.plan.select.kernel_overrides import other_form
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.select.workload import SiteSizes, Surroundings, Traced, gemm_part, surroundings_of, workload_of
-from loka.policy.cascade.settings import Budget, GemmSettings, OperandRecipe, SiteSettings
+from loka.policy.cascade.settings import Budget, GemmSettings, SiteSettings
 from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
 from loka.sites.site import GemmKind, RowCount, Site
+from tests.support.plan.plan_costs import CHAIN, SCALED_MM, AnyGemm, MadeUp
 
 OTHERS = (AnyGemm("a.first"), AnyGemm("b.second"))
 KERNELS = (*OTHERS, AnyGemm(SCALED_MM))
@@ -66,13 +67,13 @@ def costs_of(seed: int, spread: float = 0.0, scale: float = 1.0) -> MadeUp:
 
 
 def planned(site: Site, wanted: SiteSettings, costs: MadeUp, kernels=KERNELS) -> SitePlan:
-    situation = Situation(PlanTarget.H100, BATCH, kernels=tuple(kernels), known=profile_of(site.name), costs=costs)
+    situation = Situation(TargetDevice.H100, BATCH, kernels=tuple(kernels), known=profile_of(site.name), costs=costs)
     return resolve([site], [wanted], situation, {})[0]
 
 
 def time_of(site: Site, wanted: SiteSettings, kernels: tuple[str, ...], costs: MadeUp) -> float:
     """The time of any combination of kernels, added up here part by part."""
-    sizes, pricer = SiteSizes(BATCH, site.k, site.n), PerfModel(costs)
+    sizes, perf_model = SiteSizes(BATCH, site.k, site.n), PerfModel(costs)
     gemms = [gemm for gemm in Gemm if gemm is not Gemm.DGRAD or site.input_grad]
     pairs = {
         gemm: None if kernel == NATIVE else wanted.gemms[gemm].operands
@@ -80,16 +81,16 @@ def time_of(site: Site, wanted: SiteSettings, kernels: tuple[str, ...], costs: M
     }
     fused = wanted.fuse is Fuse.ALWAYS
     unfused = fused and any(pairs.values())  # where they are no chain
-    sheet = workload_of(sizes, pairs, surroundings_of(site), fused, False, unfused)
+    workload = workload_of(sizes, Recipe.of(pairs), surroundings_of(site), fused, False, unfused)
 
     def product_us(gemm: Gemm, kernel: str) -> float:
         """In whichever form of its operands a kernel is faster."""
         pair, how = pairs[gemm], Accumulation.PRECISE if pairs[gemm] else None
-        forms = {pair, other_form(pair) if pair is not None else None} if kernel != NATIVE else {None}
+        forms = {pair, transposed_form(pair) if pair is not None else None} if kernel != NATIVE else {None}
         parts = (gemm_part(gemm, sizes, kernel, form, how) for form in forms if form is not None or kernel == NATIVE)
-        return min(price.us for part in parts if (price := pricer.part(part)))
+        return min(latency.us for part in parts if (latency := perf_model.part(part)))
 
-    around = sum(price.us for part in (*sheet.forward, *sheet.backward) if (price := pricer.part(part)))
+    around = sum(latency.us for part in (*workload.forward, *workload.backward) if (latency := perf_model.part(part)))
     return around + sum(product_us(gemm, kernel) for gemm, kernel in zip(gemms, kernels, strict=True))
 
 
@@ -180,7 +181,7 @@ def test_in_a_chain_neither_and_it_is_never_slower_than_as_it_was(sizes, seed, o
     fp8 = []
     for floor in (low, high):
         wanted = settings_of(CHAIN, (Compute.AUTO,) * 3, floor, Fuse.ALWAYS)
-        situation = Situation(PlanTarget.H100, BATCH, kernels=KERNELS, known=profile_of(*names), costs=costs_of(seed))
+        situation = Situation(TargetDevice.H100, BATCH, kernels=KERNELS, known=profile_of(*names), costs=costs_of(seed))
         plans = resolve(sites, [wanted] * len(sites), situation, {}, Traced((names,), around))
         timings = [plan.timing for plan in plans if plan.timing is not None]
         assert len(timings) == len(sites)

@@ -6,21 +6,22 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from plan_costs import CHAIN, SCALED_MM, AnyGemm, MadeUp
 
 from loka.codegen.modules.linear_recipes import site_recipe
+from loka.devices.targets import TargetDevice
 from loka.kernels.gemm.catalogue import GEMM_KERNELS as KERNELS_OF_CATALOGUE
 from loka.kernels.gemm.catalogue import SCALED_MM as CUBLASLT
 from loka.kernels.measurements.parts import Part, PartKind, TimeSource
 from loka.numerics.enums import Accumulation, Compute, Fuse, Gemm, Scaling
 from loka.plan.evidence import ProfiledSites
-from loka.plan.plan import NATIVE, GemmPlan, PlanTarget, SitePlan
-from loka.plan.report.format import decision_words
+from loka.plan.plan import NATIVE, GemmPlan, SitePlan
+from loka.plan.report.format import format_decision
 from loka.plan.resolve import Situation, resolve
 from loka.plan.select.workload import Surroundings, Traced
 from loka.policy.cascade.settings import Budget, GemmSettings, SiteSettings
 from loka.probe.profile.profile import Estimate, Interval
 from loka.sites.site import RowCount
+from tests.support.plan.plan_costs import CHAIN, SCALED_MM, AnyGemm, MadeUp
 
 NAME = "layers.0.fmb.0"
 OTHER = AnyGemm("zz.other")
@@ -64,7 +65,7 @@ def decide(make_site, safe):
     def make(
         settings: SiteSettings, costs: MadeUp | None, kernels=(CUBLASLT, OTHER), known=None, traced=None, **changes
     ) -> SitePlan:
-        situation = Situation(PlanTarget.H100, 4096, kernels=tuple(kernels), known=known or safe(), costs=costs)
+        situation = Situation(TargetDevice.H100, 4096, kernels=tuple(kernels), known=known or safe(), costs=costs)
         (plan,) = resolve([make_site(**changes)], [settings], situation, {}, traced)
         return plan
 
@@ -157,7 +158,7 @@ def test_transposed_operands_take_the_form_of_the_fastest_kernel(decide, wanted)
     assert {gemm.kernel for gemm in plan.gemms} == {"fbgemm.rowwise"}
     wgrad = gemm_of(plan, Gemm.WGRAD)
     assert {operand.scaling for operand in wgrad.operands} == {Scaling.ROWWISE}
-    assert wgrad.by_rows == ()
+    assert wgrad.m_buckets == ()
     own = decide(wanted(Compute.FP8), MadeUp({NATIVE: 1.0, SCALED_MM: 1.0, "fbgemm.rowwise": 1.5}), kernels=kernels)
     assert gemm_of(own, Gemm.WGRAD).operands == CHAIN[Gemm.WGRAD]
 
@@ -201,7 +202,7 @@ def test_fast_sums_that_err_more_are_no_choice(error, reason, decide, wanted) ->
 
 def test_a_chain_of_both_accumulations_is_one(decide, wanted) -> None:
     plan = decide(may_be_fast(wanted(Compute.FP8)), MadeUp(KERNELS, fast_gains), input_grad=False)
-    assert site_recipe(plan).transposed
+    assert site_recipe(plan).operands.is_chain
 
 
 def test_batches_of_other_sizes_have_the_kernel_that_is_fastest_there(decide, wanted) -> None:
@@ -212,12 +213,12 @@ def test_batches_of_other_sizes_have_the_kernel_that_is_fastest_there(decide, wa
     plan = decide(wanted(Compute.FP8), MadeUp(KERNELS, factor), k=2048, n=1024)
     for gemm in plan.gemms:
         assert gemm.kernel == SCALED_MM
-        assert gemm.by_rows == ((1024, OTHER.name), (32768, SCALED_MM))
-        assert decision_words(plan, gemm.gemm).endswith(" by zz.other up to M 1024, torch.scaled_mm above")
+        assert gemm.m_buckets == ((1024, OTHER.name), (32768, SCALED_MM))
+        assert format_decision(plan, gemm.gemm).endswith(" by zz.other up to M 1024, torch.scaled_mm above")
     noisy = decide(wanted(Compute.FP8), MadeUp(KERNELS, factor, spread=0.3), k=2048, n=1024)
-    assert {gemm.by_rows for gemm in noisy.gemms} == {()}
+    assert {gemm.m_buckets for gemm in noisy.gemms} == {()}
     same = decide(wanted(Compute.FP8), MadeUp(KERNELS), k=2048, n=1024)
-    assert {gemm.by_rows for gemm in same.gemms} == {()}
+    assert {gemm.m_buckets for gemm in same.gemms} == {()}
 
 
 def test_other_batches_need_no_library_that_the_planned_one_does_without(decide, wanted) -> None:
@@ -231,8 +232,8 @@ def test_other_batches_need_no_library_that_the_planned_one_does_without(decide,
         plan = decide(wanted(Compute.KEEP, fprop=Compute.FP8), costs, kernels=kernels, k=2048, n=1024)
         return gemm_of(plan, Gemm.FPROP)
 
-    assert (planned(1024).kernel, planned(1024).by_rows) == (SCALED_MM, ())
-    assert (planned(8192).kernel, planned(8192).by_rows) == ("fbgemm.rowwise", ())
+    assert (planned(1024).kernel, planned(1024).m_buckets) == (SCALED_MM, ())
+    assert (planned(8192).kernel, planned(8192).m_buckets) == ("fbgemm.rowwise", ())
 
 
 def test_a_small_batch_has_its_own_kernel_up_to_256_rows(decide, wanted) -> None:
@@ -241,7 +242,7 @@ def test_a_small_batch_has_its_own_kernel_up_to_256_rows(decide, wanted) -> None
         wanted(Compute.FP8, dgrad=Compute.KEEP), costs, k=2048, n=1024, rows=RowCount(0, 200), input_grad=False
     )
     fprop = gemm_of(plan, Gemm.FPROP)
-    assert (fprop.kernel, fprop.by_rows) == (OTHER.name, ((256, OTHER.name), (1024, SCALED_MM)))
+    assert (fprop.kernel, fprop.m_buckets) == (OTHER.name, ((256, OTHER.name), (1024, SCALED_MM)))
 
 
 def test_a_kernel_with_wrong_numbers_is_never_taken(decide, wanted) -> None:
@@ -340,7 +341,7 @@ def test_a_chain_of_neighbours_is_decided_as_a_whole(make_site, wanted, safe) ->
 
     def fp8(traced: Traced, min_speedup: float) -> list[bool]:
         situation = Situation(
-            PlanTarget.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS, slow("quantise", by=2.0))
+            TargetDevice.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS, slow("quantise", by=2.0))
         )
         settings = wanted(min_speedup=min_speedup)
         return [plan.fp8 for plan in resolve(sites, [settings] * 2, situation, {}, traced)]
@@ -359,7 +360,7 @@ def test_a_site_that_leaves_the_chain_costs_its_neighbour_a_pass(make_site, want
     sites = [make_site(name, k=4096, n=4096) for name in names]
 
     def second(first: Compute) -> float:
-        situation = Situation(PlanTarget.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS))
+        situation = Situation(TargetDevice.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS))
         plans = resolve(sites, [wanted(first), wanted(Compute.FP8)], situation, {}, Traced((names,), around))
         assert plans[1].timing is not None
         return plans[1].timing.chosen.forward
@@ -389,7 +390,7 @@ def test_a_blocked_site_is_not_timed(decide, wanted) -> None:
 
 
 def test_auto_without_a_profile_stays_however_fast(make_site, wanted) -> None:
-    situation = Situation(PlanTarget.H100, 4096, costs=MadeUp(KERNELS))
+    situation = Situation(TargetDevice.H100, 4096, costs=MadeUp(KERNELS))
     (plan,) = resolve([make_site(k=4096, n=4096)], [wanted()], situation, {})
     assert gemm_of(plan, Gemm.FPROP).reason == "no evidence: run loka probe"
     assert not plan.fp8
@@ -399,7 +400,7 @@ def test_sites_that_are_alike_share_their_decisions_and_lookups(make_site, wante
     costs = MadeUp(KERNELS)
     settings = wanted(Compute.FP8)
     sites = [make_site(f"layers.{i}.fmb.0") for i in range(3)]
-    situation = Situation(PlanTarget.H100, 4096, costs=costs)
+    situation = Situation(TargetDevice.H100, 4096, costs=costs)
     first, second, third = resolve(sites, [settings] * 3, situation, {})
     assert first.gemms is second.gemms is third.gemms
     assert first.candidates is third.candidates
@@ -415,7 +416,7 @@ def test_a_linear_that_keeps_wgrad_alone_stays_in_its_chain(make_site, wanted, s
     sites = [make_site(name, k=2048, n=2048, fed_by=(), followed_by=()) for name in names]
 
     def forward_of_up(**down: Compute) -> float:
-        situation = Situation(PlanTarget.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS))
+        situation = Situation(TargetDevice.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS))
         settings = [wanted(Compute.FP8, **down), wanted(Compute.FP8)]
         plans = resolve(sites, settings, situation, {}, Traced((names,), around))
         assert plans[1].timing is not None
@@ -454,6 +455,6 @@ def test_transposed_operands_take_the_form_that_is_faster(decide, wanted, writte
     assert {each.scaling for each in found.operands} == {faster}
     assert all(each.transposed for each in found.operands)
     assert {each.scaling for each in gemm_of(plan, Gemm.FPROP).operands or ()} == {Scaling.ROWWISE}
-    assert site_recipe(plan).transposed
+    assert site_recipe(plan).operands.is_chain
     level = decide(replace(settings, gemms=gemms), MadeUp(KERNELS), kernels=(CUBLASLT,), k=4096, n=4096)
     assert {each.scaling for each in gemm_of(level, Gemm.WGRAD).operands or ()} == {written}

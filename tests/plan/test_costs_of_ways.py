@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from plan_costs import CHAIN, ROWS, TRANSPOSED, MadeUp
 
 from loka.kernels.measurements.parts import Part, PartKind, TimeSource
 from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
+from loka.numerics.recipe import OperandRecipe, Recipe
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.select.workload import (
     SiteSizes,
     Surroundings,
     gemm_part,
-    has_form_of_chain,
-    keeps_wgrad_in_chain,
     surroundings_of,
     workload_of,
 )
-from loka.policy.cascade.settings import OperandRecipe
+from tests.support.plan.plan_costs import CHAIN, MadeUp
 
 SIZES = SiteSizes(4096, 512, 1024)
 AROUND = Surroundings("layer_norm", "layer_norm silu")
@@ -32,25 +30,25 @@ def words(parts: tuple[Part, ...]) -> list[str]:
 
 
 def test_as_it_is_a_site_has_its_norms_in_the_models_dtype() -> None:
-    sheet = workload_of(SIZES, AS_IS, AROUND, False, False)
-    assert words(sheet.forward) == [
+    workload = workload_of(SIZES, Recipe.of(AS_IS), AROUND, False, False)
+    assert words(workload.forward) == [
         "forward 4096x512 layer_norm -> bfloat16",
         "forward 4096x1024 layer_norm silu -> bfloat16",
     ]
-    assert words(sheet.backward) == [
+    assert words(workload.backward) == [
         "backward 4096x1024 layer_norm silu -> bfloat16",
         "backward 4096x512 layer_norm -> bfloat16",
     ]
 
 
 def test_a_chain_writes_fp8_in_the_kernels_around_and_turns_the_rest() -> None:
-    sheet = workload_of(SIZES, CHAIN, AROUND, True, False)
-    assert words(sheet.forward) == [
+    workload = workload_of(SIZES, Recipe.of(CHAIN), AROUND, True, False)
+    assert words(workload.forward) == [
         "forward 4096x512 layer_norm -> e4m3 rowwise",
         "quantise 1024x512 -> e4m3 rowwise",
         "forward 4096x1024 layer_norm silu -> bfloat16",
     ]
-    assert words(sheet.backward) == [
+    assert words(workload.backward) == [
         "backward 4096x1024 layer_norm silu -> e4m3 rowwise",
         "turn 4096x1024 -> e4m3 tensorwise",
         "turn 4096x512 -> e4m3 tensorwise",
@@ -60,7 +58,7 @@ def test_a_chain_writes_fp8_in_the_kernels_around_and_turns_the_rest() -> None:
 
 
 def test_a_chain_of_one_linear_alone_quantises_in_passes_of_their_own() -> None:
-    fused, alone = (workload_of(SIZES, CHAIN, AROUND, taken, False) for taken in (True, False))
+    fused, alone = (workload_of(SIZES, Recipe.of(CHAIN), AROUND, taken, False) for taken in (True, False))
     assert words(alone.forward)[:2] == ["forward 4096x512 layer_norm -> bfloat16", "quantise 4096x512 -> e4m3 rowwise"]
     assert words(alone.backward)[:2] == [
         "backward 4096x1024 layer_norm silu -> bfloat16",
@@ -72,7 +70,7 @@ def test_a_chain_of_one_linear_alone_quantises_in_passes_of_their_own() -> None:
 
 def test_an_activation_before_is_taken_only_with_the_linear_that_it_follows() -> None:
     around = Surroundings("layer_norm silu", "", first=False, takes_before=False)
-    joined, apart = (workload_of(SIZES, CHAIN, around, True, joined) for joined in (True, False))
+    joined, apart = (workload_of(SIZES, Recipe.of(CHAIN), around, True, joined) for joined in (True, False))
     assert words(joined.forward)[0] == "forward 4096x512 layer_norm silu -> e4m3 rowwise"
     assert words(apart.forward)[:2] == [
         "forward 4096x512 layer_norm silu -> bfloat16",
@@ -83,9 +81,9 @@ def test_an_activation_before_is_taken_only_with_the_linear_that_it_follows() ->
 
 
 def test_other_recipes_quantise_both_operands_of_each_gemm() -> None:
-    sheet = workload_of(SIZES, PLAIN, Surroundings(), True, True)
-    assert words(sheet.forward) == ["quantise 4096x512 -> e4m3 rowwise", "quantise 1024x512 -> e4m3 rowwise"]
-    assert words(sheet.backward) == [
+    workload = workload_of(SIZES, Recipe.of(PLAIN), Surroundings(), True, True)
+    assert words(workload.forward) == ["quantise 4096x512 -> e4m3 rowwise", "quantise 1024x512 -> e4m3 rowwise"]
+    assert words(workload.backward) == [
         "quantise 4096x1024 -> e4m3 rowwise",
         "copy 1024x512 -> bfloat16",
         "quantise 512x1024 -> e4m3 rowwise",
@@ -97,9 +95,9 @@ def test_other_recipes_quantise_both_operands_of_each_gemm() -> None:
 
 
 def test_one_gemm_in_fp8_has_the_passes_of_that_one_alone() -> None:
-    sheet = workload_of(SIZES, {**AS_IS, Gemm.FPROP: PLAIN[Gemm.FPROP]}, Surroundings(), False, False)
-    assert (len(sheet.forward), len(sheet.backward)) == (2, 0)
-    wgrad = workload_of(SIZES, {**AS_IS, Gemm.WGRAD: CHAIN[Gemm.WGRAD]}, Surroundings(), False, False)
+    workload = workload_of(SIZES, Recipe.of({**AS_IS, Gemm.FPROP: PLAIN[Gemm.FPROP]}), Surroundings(), False, False)
+    assert (len(workload.forward), len(workload.backward)) == (2, 0)
+    wgrad = workload_of(SIZES, Recipe.of({**AS_IS, Gemm.WGRAD: CHAIN[Gemm.WGRAD]}), Surroundings(), False, False)
     assert words(wgrad.backward) == [
         "quantise 4096x1024 -> e4m3 rowwise",
         "turn 4096x1024 -> e4m3 tensorwise",
@@ -110,26 +108,12 @@ def test_one_gemm_in_fp8_has_the_passes_of_that_one_alone() -> None:
 
 def test_an_input_without_gradient_has_no_transposed_weight_and_no_gradient_of_its_norm() -> None:
     pairs = {gemm: CHAIN[gemm] for gemm in (Gemm.FPROP, Gemm.WGRAD)}
-    assert has_form_of_chain(pairs)
-    sheet = workload_of(SIZES, pairs, AROUND, True, False)
-    assert [part.work for part in sheet.backward] == [
+    workload = workload_of(SIZES, Recipe.of(pairs), AROUND, True, False)
+    assert [part.work for part in workload.backward] == [
         PartKind.BACKWARD,
         PartKind.REQUANTIZE_TRANSPOSE,
         PartKind.REQUANTIZE_TRANSPOSE,
     ]
-
-
-def test_what_counts_as_a_chain() -> None:
-    assert has_form_of_chain(CHAIN)
-    assert not has_form_of_chain(PLAIN)
-    assert not has_form_of_chain({**CHAIN, Gemm.DGRAD: None})
-    assert not has_form_of_chain({**CHAIN, Gemm.FPROP: (OperandRecipe(), OperandRecipe())})
-    assert not has_form_of_chain({**CHAIN, Gemm.WGRAD: (TRANSPOSED, CHAIN[Gemm.WGRAD][1])})
-    e5m2 = OperandRecipe(Format.E5M2, power_of_two=True)
-    assert not has_form_of_chain({**CHAIN, Gemm.DGRAD: (e5m2, TRANSPOSED)})
-    kept = {**CHAIN, Gemm.WGRAD: None}
-    assert (has_form_of_chain(kept), keeps_wgrad_in_chain(kept)) == (False, True)
-    assert keeps_wgrad_in_chain({Gemm.FPROP: (ROWS, ROWS), Gemm.WGRAD: None})
 
 
 def test_known_scales_have_the_passes_of_a_chain() -> None:
@@ -138,12 +122,9 @@ def test_known_scales_have_the_passes_of_a_chain() -> None:
         OperandRecipe(scaling=Scaling.TENSORWISE),
     )
     pairs = {Gemm.FPROP: (known, weight), Gemm.DGRAD: (known, weight), Gemm.WGRAD: (known, known)}
-    assert has_form_of_chain(pairs)
-    assert keeps_wgrad_in_chain({**pairs, Gemm.WGRAD: None})
-    assert not has_form_of_chain({**pairs, Gemm.WGRAD: (known, weight)})
-    sheet, transposed = (workload_of(SIZES, each, AROUND, True, False) for each in (pairs, CHAIN))
-    assert words(sheet.backward) == words(transposed.backward)
-    assert words(sheet.forward)[1] == "quantise 1024x512 -> e4m3 tensorwise"
+    workload, transposed = (workload_of(SIZES, Recipe.of(each), AROUND, True, False) for each in (pairs, CHAIN))
+    assert words(workload.backward) == words(transposed.backward)
+    assert words(workload.forward)[1] == "quantise 1024x512 -> e4m3 tensorwise"
 
 
 def test_passes_under_known_scales_cost_more_than_those_that_find_them() -> None:
@@ -152,11 +133,11 @@ def test_passes_under_known_scales_cost_more_than_those_that_find_them() -> None
         OperandRecipe(scaling=Scaling.TENSORWISE, range=range_) for range_ in (Range.STATIC, Range.DYNAMIC)
     )
     pairs = {Gemm.FPROP: (known, weight), Gemm.DGRAD: (known, weight), Gemm.WGRAD: (known, known)}
-    pricer = PerfModel(MadeUp())
+    perf_model = PerfModel(MadeUp())
     for around, factor in ((AROUND, 1.03), (Surroundings("block_norm hardswish", "block_norm"), 1.25)):
-        sheets = [workload_of(SIZES, each, around, True, False) for each in (pairs, CHAIN)]
-        for ours, theirs in zip(*((*sheet.forward, *sheet.backward) for sheet in sheets), strict=True):
-            found, plain = pricer.part(ours), pricer.part(theirs)
+        workloads = [workload_of(SIZES, Recipe.of(each), around, True, False) for each in (pairs, CHAIN)]
+        for ours, theirs in zip(*((*workload.forward, *workload.backward) for workload in workloads), strict=True):
+            found, plain = perf_model.part(ours), perf_model.part(theirs)
             assert found is not None
             assert plain is not None
             assert found.us == pytest.approx(plain.us * (1.0 if ours.recipe == "bfloat16" else factor))
@@ -165,7 +146,7 @@ def test_passes_under_known_scales_cost_more_than_those_that_find_them() -> None
 
 def test_rows_too_wide_for_a_kernel_run_as_without_a_chain() -> None:
     for k, takes in ((123_200, True), (2**21, False)):
-        forward = workload_of(SiteSizes(4096, k, 1024), CHAIN, AROUND, True, True).forward
+        forward = workload_of(SiteSizes(4096, k, 1024), Recipe.of(CHAIN), AROUND, True, True).forward
         assert any(part.work is PartKind.FORWARD and "e4m3" in part.recipe for part in forward) == takes
 
 
@@ -200,20 +181,20 @@ def test_gemms_are_looked_up_by_their_own_sizes_and_recipe() -> None:
 def test_what_was_not_measured_takes_the_time_of_what_moves_like_it() -> None:
     measured = {("", "e4m3 rowwise"), ("layer_norm", "bfloat16")}
     costs = MadeUp(factor=lambda part: 1.0 if (part.around, part.recipe) in measured else None)
-    pricer = PerfModel(costs)
+    perf_model = PerfModel(costs)
     norm = Part(PartKind.FORWARD, "rendered", 4096, 512, recipe="bfloat16", around="rms_norm silu")
-    known = pricer.part(Part(PartKind.FORWARD, "rendered", 4096, 512, recipe="bfloat16", around="layer_norm"))
-    found = pricer.part(norm)
+    known = perf_model.part(Part(PartKind.FORWARD, "rendered", 4096, 512, recipe="bfloat16", around="layer_norm"))
+    found = perf_model.part(norm)
     assert found is not None
     assert known is not None
     assert (found.us, found.source, known.source) == (known.us, TimeSource.ESTIMATED, TimeSource.MEASURED)
-    transposed = pricer.part(Part(PartKind.REQUANTIZE_TRANSPOSE, "rendered", 4096, 512, recipe="e4m3 tensorwise"))
-    quantised = pricer.part(Part(PartKind.QUANTISE, "rendered", 4096, 512, recipe="e4m3 rowwise"))
+    transposed = perf_model.part(Part(PartKind.REQUANTIZE_TRANSPOSE, "rendered", 4096, 512, recipe="e4m3 tensorwise"))
+    quantised = perf_model.part(Part(PartKind.QUANTISE, "rendered", 4096, 512, recipe="e4m3 rowwise"))
     assert transposed is not None
     assert quantised is not None
     assert 0 < transposed.us < quantised.us
     assert transposed.source is TimeSource.ESTIMATED
-    assert pricer.part(gemm_part(Gemm.FPROP, SIZES, "never", None, None)) is None
+    assert perf_model.part(gemm_part(Gemm.FPROP, SIZES, "never", None, None)) is None
 
 
 @pytest.mark.parametrize(
@@ -228,9 +209,9 @@ def test_what_was_not_measured_takes_the_time_of_what_moves_like_it() -> None:
 )
 def test_the_nearest_norm_and_activation_stand_in_for_others(around: str, measured: tuple, taken: str) -> None:
     factors = {each: 1.0 + place for place, each in enumerate(measured)}
-    pricer = PerfModel(MadeUp(factor=lambda part: factors.get(part.around)))
-    found = pricer.part(Part(PartKind.BACKWARD, "rendered", 4096, 512, recipe="bfloat16", around=around))
-    known = pricer.part(Part(PartKind.BACKWARD, "rendered", 4096, 512, recipe="bfloat16", around=taken))
+    perf_model = PerfModel(MadeUp(factor=lambda part: factors.get(part.around)))
+    found = perf_model.part(Part(PartKind.BACKWARD, "rendered", 4096, 512, recipe="bfloat16", around=around))
+    known = perf_model.part(Part(PartKind.BACKWARD, "rendered", 4096, 512, recipe="bfloat16", around=taken))
     assert found is not None
     assert known is not None
     assert (found.us, found.source) == (known.us, TimeSource.ESTIMATED)
@@ -238,11 +219,11 @@ def test_the_nearest_norm_and_activation_stand_in_for_others(around: str, measur
 
 def test_each_part_is_looked_up_once() -> None:
     costs = MadeUp()
-    pricer = PerfModel(costs)
-    sheet = workload_of(SIZES, CHAIN, AROUND, True, False)
-    first = pricer.sum(sheet.backward)
+    perf_model = PerfModel(costs)
+    workload = workload_of(SIZES, Recipe.of(CHAIN), AROUND, True, False)
+    first = perf_model.sum(workload.backward)
     asked = costs.asked
-    assert pricer.sum(sheet.backward) == first
+    assert perf_model.sum(workload.backward) == first
     assert costs.asked == asked
 
 
@@ -251,8 +232,8 @@ def test_a_sum_is_as_sure_as_its_least_sure_part_and_noises_add_up_as_squares() 
         Part(PartKind.QUANTISE, "rendered", 64, 64, recipe="e4m3 rowwise"),
         Part(PartKind.COPY, "rendered", 64, 64, recipe="bfloat16"),
     )
-    pricer = PerfModel(MadeUp(spread=0.1, factor=lambda part: 1.0 if part.work is PartKind.QUANTISE else None))
-    found, first, second = pricer.sum(parts), pricer.part(parts[0]), pricer.part(parts[1])
+    perf_model = PerfModel(MadeUp(spread=0.1, factor=lambda part: 1.0 if part.work is PartKind.QUANTISE else None))
+    found, first, second = perf_model.sum(parts), perf_model.part(parts[0]), perf_model.part(parts[1])
     assert found is not None
     assert first is not None
     assert second is not None

@@ -6,12 +6,13 @@ import pytest
 
 from loka.errors import InputError
 from loka.numerics.enums import Accumulation, Compute, Format, Gemm, Range, Scaling
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import BindingKind, PlannedBinding
 from loka.plan.report.explain_site import explain
-from loka.plan.report.format import gemm_words
+from loka.plan.report.format import format_gemm
 from loka.plan.report.plan_diff import diff
 from loka.plan.report.plan_rows import group_sites, pattern_of
-from loka.policy.cascade.settings import Assignment, GemmSettings, OperandRecipe, SiteSettings
+from loka.policy.cascade.settings import Assignment, GemmSettings, SiteSettings
 
 
 def test_explain_gives_sizes_flops_and_every_decision(make_plan, make_site):
@@ -93,7 +94,7 @@ def test_words_name_both_operands_only_where_they_differ(make_plan, make_site, m
     gemms = dict(settings.gemms)
     gemms[Gemm.WGRAD] = GemmSettings(Compute.FP8, (recipe, OperandRecipe(scaling=Scaling.TENSORWISE)))
     plan = make_plan(make_site(), settings=SiteSettings(gemms, history=settings.history))
-    words = [gemm_words(gemm) for gemm in plan.sites[0].gemms]
+    words = [format_gemm(gemm) for gemm in plan.sites[0].gemms]
     assert words[0] == "e4m3 rowwise"
     assert words[2] == "grad_output e5m2 tensorwise static(3.5) pow2, input e4m3 tensorwise"
 

@@ -8,39 +8,47 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from loka.plan.rewrite.fused_interactions import Fused
-from plan_costs import HOPPER, MadeUp
 
 from loka.bench.record.policy_parts import parts_of_policy
 from loka.cli.verbs.diff import show as show_diff
 from loka.cli.verbs.explain import show as show_site
 from loka.cli.verbs.plan import show
 from loka.errors import InputError
-from loka.kernels.measurements.interaction_forms import Crossing, Form, Joining, Mixing, form_of, moved, parts_of
+from loka.kernels.measurements.interaction_forms import (
+    ConcatNormForm,
+    CrossForm,
+    FmForm,
+    Form,
+    form_of,
+    moved,
+    parts_of,
+)
 from loka.kernels.measurements.lookup import Measurement, Measurements
 from loka.kernels.measurements.part_bounds import added_us, bound_us, interaction_us
 from loka.kernels.measurements.parts import COMPILED, INTERACTIONS, RENDERED, Part, PartKind, TimeSource
+from loka.mods.rewriting.interactions import Fused
 from loka.plan import planner
 from loka.plan.plan import Gain, InteractionPlan, Plan
 from loka.plan.planner import make_plan, planned
 from loka.plan.report.explain_site import explain
-from loka.plan.report.mod_plans import gained_words
+from loka.plan.report.mod_plans import describe_gain_in
 from loka.plan.report.plan_diff import diff
-from loka.plan.report.plan_rows import group_interactions, group_sites, total_time, total_words
+from loka.plan.report.plan_rows import format_total, group_interactions, group_sites, total_time
 from loka.plan.select.interaction_times import interaction_plans
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.serialize import from_json, to_json
+from tests.support.plan.plan_costs import HOPPER, MadeUp
 
 BATCH = 4096
 FORMS: tuple[Form, ...] = (
-    Mixing(64, 32, 32, passing=True),
-    Mixing(26, 16, 0),
-    Joining((32, 32), True, "layer_norm", True, True),
-    Joining((64,), True, "rms_norm", False, False),
-    Crossing(True, True, True),
-    Crossing(False, False),
+    FmForm(64, 32, 32, passing=True),
+    FmForm(26, 16, 0),
+    ConcatNormForm((32, 32), True, "layer_norm", True, True),
+    ConcatNormForm((64,), True, "rms_norm", False, False),
+    CrossForm(True, True, True),
+    CrossForm(False, False),
 )
-WUKONG = Mixing(64, 32, 32, passing=True)
+WUKONG = FmForm(64, 32, 32, passing=True)
 Write = Callable[..., Path]
 
 
@@ -95,10 +103,10 @@ def test_a_form_is_read_back_from_its_words(form: Form) -> None:
 @pytest.mark.parametrize(
     ("work", "around"),
     [
-        (PartKind.MIX, ""),
-        (PartKind.MIX, "64 embeddings, rank x"),
-        (PartKind.JOIN, "32 rows, residual"),
-        (PartKind.JOIN, "32 rows, layer_norm, itself"),
+        (PartKind.FM_INTERACTION, ""),
+        (PartKind.FM_INTERACTION, "64 embeddings, rank x"),
+        (PartKind.CONCAT_NORM, "32 rows, residual"),
+        (PartKind.CONCAT_NORM, "32 rows, layer_norm, itself"),
         (PartKind.CROSS_BACKWARD, "residual"),
     ],
 )
@@ -119,14 +127,14 @@ def test_bytes_are_those_of_every_tensor_once() -> None:
 
 
 def test_two_readers_of_a_cross_layers_sum_cost_a_pass_between_our_kernels() -> None:
-    def planned_as(form: Crossing) -> InteractionPlan:
+    def planned_as(form: CrossForm) -> InteractionPlan:
         forms = (parts_of(form, BATCH, 1024, kernel) for kernel in (RENDERED, COMPILED))
         fused = [Fused("cross.0", "a cross layer", form=form, columns=1024)]
         (found,) = interaction_plans(fused, (), BATCH, measured(*(part for pair in forms for part in pair)))
         return found
 
-    ended, passing = planned_as(Crossing(True, False)), planned_as(Crossing(True, False, passing=True))
-    forward, backward = parts_of(Crossing(True, False, passing=True), BATCH, 1024, RENDERED)
+    ended, passing = planned_as(CrossForm(True, False)), planned_as(CrossForm(True, False, passing=True))
+    forward, backward = parts_of(CrossForm(True, False, passing=True), BATCH, 1024, RENDERED)
     assert passing.chosen is not None
     assert ended.chosen is not None
     assert passing.chosen.backward == pytest.approx(
@@ -149,7 +157,7 @@ def test_what_was_measured_is_looked_up_between_and_beside() -> None:
 
 
 def test_the_nearest_form_stands_in_by_its_bytes() -> None:
-    near, far = Mixing(48, 24, 24, passing=True), Mixing(64, 32, 0)
+    near, far = FmForm(48, 24, 24, passing=True), FmForm(64, 32, 0)
     parts = (parts_of(near, BATCH, 128, RENDERED)[1], parts_of(far, BATCH, 128, RENDERED)[1])
     found = measured(*parts, us=lambda part: (2 if part is parts[0] else 7) * bound_us(part))
     wanted = parts_of(WUKONG, BATCH, 128, RENDERED)[1]
@@ -165,30 +173,30 @@ def test_wrong_numbers_stand_in_for_nothing() -> None:
     wanted = parts_of(WUKONG, BATCH, 128, RENDERED)[0]
     wrong = Measurement(wanted, 9.0, 0.01, 9, None, None, "3 dB")
     assert Measurements.of([wrong], HOPPER).time(wanted) is None
-    other = parts_of(Mixing(48, 24, 24), BATCH, 128, RENDERED)[0]
+    other = parts_of(FmForm(48, 24, 24), BATCH, 128, RENDERED)[0]
     assert Measurements.of([wrong], HOPPER).time(other) is None
 
 
 def test_without_measurements_our_kernels_are_estimated_by_bytes_and_the_compiler_is_not() -> None:
-    pricer = PerfModel(measured(Part(PartKind.GEMM, "as-is", 64, 64, 64)))
+    perf_model = PerfModel(measured(Part(PartKind.GEMM, "as-is", 64, 64, 64)))
     forward, _ = parts_of(WUKONG, 16384, 128, RENDERED)
-    price = pricer.part(forward)
-    assert price is not None
-    assert (price.us, price.source) == (interaction_us(forward), TimeSource.ESTIMATED)
-    assert price.us == pytest.approx(169, rel=0.05), "as it was measured: docs/results/LOG.md"
-    assert pricer.part(replace(forward, kernel=COMPILED)) is None
+    latency = perf_model.part(forward)
+    assert latency is not None
+    assert (latency.us, latency.source) == (interaction_us(forward), TimeSource.ESTIMATED)
+    assert latency.us == pytest.approx(169, rel=0.05), "as it was measured: docs/results/LOG.md"
+    assert perf_model.part(replace(forward, kernel=COMPILED)) is None
 
 
 def test_a_plan_holds_its_interactions_with_their_sites(write: Write, plans: dict[str, Plan]) -> None:
     plan = wukong(write, plans)
-    mix, *_ = (each for each in plan.interactions if each.work is PartKind.MIX)
+    mix, *_ = (each for each in plan.interactions if each.work is PartKind.FM_INTERACTION)
     assert (mix.owner, mix.samples, mix.columns, mix.calls) == ("layers.0", BATCH, 32, 1)
     assert mix.form == "16 embeddings, rank 8, 8 sums, passing"
     assert mix.takes == ("layers.0.rank", "layers.0.compress", "layers.0#0")
-    join = next(each for each in plan.interactions if each.work is PartKind.JOIN)
+    join = next(each for each in plan.interactions if each.work is PartKind.CONCAT_NORM)
     assert (join.form, join.takes) == ("8 + 8 rows, residual, layer_norm, weight, bias", ())
     assert mix.speedup == pytest.approx(3.0, rel=1e-3)
-    forward, backward = parts_of(form_of(PartKind.MIX, mix.form), BATCH, 32, RENDERED)
+    forward, backward = parts_of(form_of(PartKind.FM_INTERACTION, mix.form), BATCH, 32, RENDERED)
     assert mix.chosen is not None
     assert mix.chosen.forward == pytest.approx(bound_us(forward), abs=1e-3)
     assert mix.chosen.backward == pytest.approx(bound_us(backward), abs=1e-3)
@@ -208,7 +216,7 @@ def test_what_is_taken_along_is_no_gemm_of_its_own(write: Write, plans: dict[str
     explained = explain(plan, "layers.1.compress")
     assert explained.untimed == "it is in the mixing layer of layers.1"
     assert explained.inside is not None
-    assert explained.inside.kernels == ("mix_16x32_to_8_8", "mix_backward_16x32_to_8_8_passed")
+    assert explained.inside.kernels == ("fm_interaction_16x32_to_8_8", "fm_interaction_backward_16x32_to_8_8_passed")
 
 
 def test_the_total_counts_interactions(write: Write, plans: dict[str, Plan]) -> None:
@@ -220,7 +228,7 @@ def test_the_total_counts_interactions(write: Write, plans: dict[str, Plan]) -> 
     assert total.us == pytest.approx(bare.us + chosen)
     assert total.as_is_us == pytest.approx(bare.as_is_us + 3 * chosen, rel=1e-4)
     assert total.interactions == ((TimeSource.MEASURED, 6),)
-    assert total_words(total).startswith("GEMMs with their norms and interactions: ")
+    assert format_total(total).startswith("GEMMs with their norms and interactions: ")
 
 
 def test_without_the_compilers_time_they_are_left_out_and_this_is_said(write: Write, plans: dict[str, Plan]) -> None:
@@ -229,10 +237,10 @@ def test_without_the_compilers_time_they_are_left_out_and_this_is_said(write: Wr
     total = total_time(plan)
     assert total == replace(total_time(replace(plan, interactions=())), left_out=6)  # type: ignore[type-var]
     assert total is not None
-    assert "without 6 interactions, never measured by torch.compile" in total_words(total)
+    assert "without 6 interactions, never measured by torch.compile" in format_total(total)
     (mod,) = plan.mods
-    assert gained_words(plan, mod) == "its gain is not known: never measured by torch.compile"
-    assert gained_words(plan, replace(mod, use="no_bias")) == ""
+    assert describe_gain_in(plan, mod) == "its gain is not known: never measured by torch.compile"
+    assert describe_gain_in(plan, replace(mod, use="no_bias")) == ""
     assert {(row.us == "-", row.as_is_us, row.speedup) for row in group_interactions(plan)} == {(False, "-", "-")}
 
 
@@ -256,7 +264,9 @@ def test_another_mods_gain_counts_the_joins_that_it_changes(write: Write) -> Non
     path = write("{use: block_norm, match: 'layers.*.norm', block: 32}", "{use: fuse_interaction}",
                  costs=MadeUp(factor=dear_norms))  # fmt: skip
     plan = planned(path, gains=True).plan
-    joins = [each.chosen.us for each in plan.interactions if each.work is PartKind.JOIN and each.chosen is not None]
+    joins = [
+        each.chosen.us for each in plan.interactions if each.work is PartKind.CONCAT_NORM and each.chosen is not None
+    ]
     assert len(joins) == 3
     assert plan.mods[0].gain is not None
     assert plan.mods[0].gain.us == pytest.approx(sum(joins), rel=1e-3)
@@ -310,7 +320,7 @@ def test_everything_is_shown(write: Write, plans: dict[str, Plan], capsys: pytes
     show_site(explain(plan, "layers.1.rank"))
     out = capsys.readouterr().out
     assert "computed in a mixing layer" in out
-    assert "by mix_16x32_to_8_8 and mix_backward_16x32_to_8_8_passed" in out
+    assert "by fm_interaction_16x32_to_8_8 and fm_interaction_backward_16x32_to_8_8_passed" in out
     without = make_plan(write(costs=MadeUp(factor=slow_compiler)))
     show_diff(diff(without, plan))
     out = capsys.readouterr().out
@@ -320,6 +330,6 @@ def test_everything_is_shown(write: Write, plans: dict[str, Plan], capsys: pytes
 
 def test_recording_for_a_policy_asks_for_both_kernels(write: Write) -> None:
     parts = parts_of_policy(write("{use: fuse_interaction}"))
-    forward, backward = parts_of(Mixing(16, 8, 8, passing=True), BATCH, 32, COMPILED)
+    forward, backward = parts_of(FmForm(16, 8, 8, passing=True), BATCH, 32, COMPILED)
     wanted = {forward, backward, replace(forward, kernel=RENDERED), replace(backward, kernel=RENDERED)}
     assert wanted <= set(parts)

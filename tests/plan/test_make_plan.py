@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from loka.devices.targets import TargetDevice
 from loka.errors import InputError
+from loka.graph.trace import tracer
 from loka.plan.plan import NOTHING_AROUND, BindingKind, Plan
 from loka.plan.planner import make_plan
-from loka.plan.rewrite import tracer
 from loka.plan.rewrite.rewrites import OUTSIDE
 from loka.plan.serialize import from_json, to_json
 
@@ -280,7 +281,6 @@ def test_a_plan_comes_back_from_its_file(plan_for):
 def test_ten_thousand_sites_are_decided_and_written_in_a_moment(make_site, make_settings):
     from torch import nn
 
-    from loka.plan.plan import PlanTarget
     from loka.plan.resolve import Situation, resolve
     from loka.plan.rewrite.plan_bindings import bind
 
@@ -294,9 +294,9 @@ def test_ten_thousand_sites_are_decided_and_written_in_a_moment(make_site, make_
         model["blocks"].append(block)
     settings = make_settings()
     start = time.perf_counter()
-    plans = resolve(sites, [settings] * len(sites), Situation(PlanTarget.H100, 4096), {})
+    plans = resolve(sites, [settings] * len(sites), Situation(TargetDevice.H100, 4096), {})
     bindings = bind(plans, {}, model)
-    text = to_json(Plan("p", PlanTarget.H100, 4096, (), plans, bindings))
+    text = to_json(Plan("p", TargetDevice.H100, 4096, (), plans, bindings))
     seconds = time.perf_counter() - start
     assert [len(binding.modules) for binding in bindings] == [10_000]
     assert len(text) < 6_000_000

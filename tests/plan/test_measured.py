@@ -15,9 +15,7 @@ from loka.kernels.measurements.lookup import export
 from loka.mods.policy_loader import load_policy
 from loka.plan.planner import make_plan, planned
 from loka.plan.select.open_measurements import open_measurements
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-from measured_cases import HOPPER, gemm, grid, record
+from tests.support.plan.measured_cases import HOPPER, gemm, grid, record
 
 HEAD = 'version: 1\nname: shop\nmodel: {factory: "small:build", inputs: "small:inputs", batch_size: 64}\n'
 MODEL = """\

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from loka.mods.fuse_interaction import Interacting
-from loka.plan.rewrite.owner_rules import mixing_sites
+from loka.mods.fuse_interaction.fuse_interaction_planning import mixing_sites
+from loka.mods.rewriting.interactions import Interacting
 from loka.sites.site import GemmKind, RowCount, Site
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from loka.plan.rewrite.modded_sites import batched_site, known_of, merged_site, padded_site
 
-from loka.mods.pad_alignment import Pad
+from loka.mods.batch_small.batch_small_planning import batched_site
+from loka.mods.merge_siblings.merge_siblings_planning import merged_site
+from loka.mods.pad_alignment.pad_alignment import Pad
+from loka.mods.pad_alignment.pad_alignment_planning import padded_site
 from loka.numerics.enums import Gemm, Operand, Scaling
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.evidence import ProfiledSites
-from loka.policy.cascade.settings import OperandRecipe
+from loka.plan.merged_evidence import with_merged_sites
 from loka.probe.profile.profile import Estimate, Interval, OperandSummary, Profile, SiteProfile
 from loka.sites.site import GemmKind, RowCount, Site
 
@@ -62,7 +65,7 @@ def test_a_batched_site_cannot_be_in_fp8_and_a_padded_one_has_its_new_sizes() ->
 def test_products_side_by_side_err_as_the_worst_of_them(gemm: Gemm) -> None:
     evidence = known((estimate(gemm, 0.1, 30.0),), (estimate(gemm, 0.2, 28.0),))
     merged = merged_site("a+b", "", [site("a"), site("b")])
-    found = known_of(evidence, [merged])
+    found = with_merged_sites(evidence, [merged])
     assert found is not None
     (carried,) = found.sites["a+b"].estimates
     assert (carried.mere.high, carried.sqnr_db.low) == (0.2, 28.0)
@@ -79,23 +82,23 @@ def test_products_side_by_side_err_as_the_worst_of_them(gemm: Gemm) -> None:
     ],
 )
 def test_what_members_say_nothing_of_is_no_evidence(estimates: tuple[Estimate, ...]) -> None:
-    found = known_of(known(estimates, estimates), [merged_site("a+b", "", [site("a"), site("b")])])
+    found = with_merged_sites(known(estimates, estimates), [merged_site("a+b", "", [site("a"), site("b")])])
     assert found is not None
     assert found.sites["a+b"].estimates == ()
 
 
 def test_a_member_without_evidence_leaves_the_merged_site_without() -> None:
     evidence = known((estimate(Gemm.FPROP, 0.1, 30.0),))
-    found = known_of(evidence, [merged_site("a+b", "", [site("a"), site("b")])])
+    found = with_merged_sites(evidence, [merged_site("a+b", "", [site("a"), site("b")])])
     assert found is not None
     assert "a+b" not in found.sites
     lacking = known((estimate(Gemm.FPROP, 0.1, 30.0),), ())
-    again = known_of(lacking, [merged_site("a+b", "", [site("a"), site("b")])])
+    again = with_merged_sites(lacking, [merged_site("a+b", "", [site("a"), site("b")])])
     assert again is not None
     assert again.sites["a+b"].estimates == ()
 
 
 def test_without_merged_sites_a_profile_stays_what_it_is() -> None:
     evidence = known((estimate(Gemm.FPROP, 0.1, 30.0),))
-    assert known_of(evidence, [site("a")]) is evidence
-    assert known_of(None, [merged_site("a+b", "", [site("a"), site("b")])]) is None
+    assert with_merged_sites(evidence, [site("a")]) is evidence
+    assert with_merged_sites(None, [merged_site("a+b", "", [site("a"), site("b")])]) is None

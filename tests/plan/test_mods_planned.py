@@ -9,22 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from loka.mods.rewrite_result import RewriteResult
-from plan_costs import MadeUp
 
 from loka.errors import InputError
 from loka.kernels.measurements.parts import TimeSource
-from loka.mods.adaptation import Adaptation, Unchanged
+from loka.mods.adaptation import Adaptation, RewriteResult, Unchanged
 from loka.mods.policy_loader import load_policy
 from loka.plan import planner
 from loka.plan.plan import Gain, ModPlan, Plan, SiteTiming, StepTime
 from loka.plan.planner import examine, make_plan, planned
 from loka.plan.report.explain_site import explain
-from loka.plan.report.mod_plans import changed_words, gain_words, left_words, mod_words, touches
+from loka.plan.report.mod_plans import describe_changes, describe_gain, describe_mod, describe_unchanged, touches
 from loka.plan.report.plan_diff import diff
 from loka.plan.select.mod_gains import gain_of
 from loka.plan.serialize import from_json, to_json
 from loka.policy.problems import PolicyError
+from tests.support.plan.plan_costs import MadeUp
 
 MODELS = """
 from torch import nn
@@ -78,7 +77,7 @@ def test_sites_are_those_of_the_adapted_model(write):
     found = {each.site.name: each.site for each in plan.sites}
     assert [site.bias for site in found.values()] == [None, None, None, "out.bias"]
     assert found["tower.3"].fed_by[0] == "hardswish"
-    assert {mod.use: changed_words(mod) for mod in plan.mods} == {
+    assert {mod.use: describe_changes(mod) for mod in plan.mods} == {
         "no_bias": "3 biases dropped",
         "block_norm": "2 LayerNorm -> BlockNorm 32",
         "hard_swish": "2 SiLU -> Hardswish",
@@ -211,8 +210,8 @@ def test_words_of_rewritten_forwards():
         for i in range(3)
     )
     mod = a_mod(rewritten=made)
-    assert mod_words(mod) == "merge_siblings (a.yaml:3), the same function: 2 linears as one in layers.* (3 times)"
-    assert changed_words(a_mod()) == "nothing"
+    assert describe_mod(mod) == "merge_siblings (a.yaml:3), the same function: 2 linears as one in layers.* (3 times)"
+    assert describe_changes(a_mod()) == "nothing"
 
 
 def test_sites_of_rewritten_forwards_know_their_mods(make_plan, make_site):
@@ -227,13 +226,16 @@ def test_words_of_what_is_left_and_gained():
         *(Unchanged(f"layers.{i}.norm", "no block divides 100") for i in range(4)),
         Unchanged("", "it is the model itself"),
     ]
-    assert left_words(left) == ["layers.*.norm (4): no block divides 100", "the model itself: it is the model itself"]
-    assert gain_words(a_mod()) == ""
-    assert gain_words(a_mod(gain=Gain(12.34, 0.031))) == "gains 12.3 us of a training step, 3.1 % (estimated)"
-    assert gain_words(a_mod(gain=Gain(-2.0, -0.05))) == "costs 2.0 us of a training step, 5.0 % (estimated)"
-    assert gain_words(a_mod(gain=Gain(0.0, 0.0))) == "no difference in what is timed"
+    assert describe_unchanged(left) == [
+        "layers.*.norm (4): no block divides 100",
+        "the model itself: it is the model itself",
+    ]
+    assert describe_gain(a_mod()) == ""
+    assert describe_gain(a_mod(gain=Gain(12.34, 0.031))) == "gains 12.3 us of a training step, 3.1 % (estimated)"
+    assert describe_gain(a_mod(gain=Gain(-2.0, -0.05))) == "costs 2.0 us of a training step, 5.0 % (estimated)"
+    assert describe_gain(a_mod(gain=Gain(0.0, 0.0))) == "no difference in what is timed"
     sigmoid = Adaptation("hard_swish", ("a", "b"), "torch.nn.modules.activation.Sigmoid")
-    assert changed_words(a_mod(adaptations=(sigmoid,))) == "2 Sigmoid -> Hardsigmoid"
+    assert describe_changes(a_mod(adaptations=(sigmoid,))) == "2 Sigmoid -> Hardsigmoid"
 
 
 def test_a_mixing_layer_that_is_fused_is_not_padded(tmp_path, monkeypatch):

@@ -5,19 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from plan_costs import MadeUp
 
+from loka.devices.targets import TargetDevice
 from loka.errors import InputError
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, SCALED_MM, kernel_named
 from loka.numerics.enums import Compute, Format, Gemm, Scaling
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.evidence import NO_EVIDENCE
-from loka.plan.plan import NATIVE, PlanTarget, SitePlan
+from loka.plan.plan import NATIVE, SitePlan
 from loka.plan.resolve import Situation, resolve
 from loka.plan.select.kernel_overrides import accepted_operands, candidates
-from loka.policy.cascade.settings import Assignment, GemmSettings, OperandRecipe, SiteSettings
+from loka.policy.cascade.settings import Assignment, GemmSettings, SiteSettings
 from loka.sites.site import Site
+from tests.support.plan.plan_costs import MadeUp
 
-HOPPER = Situation(PlanTarget.H100, 4096, {"p.yaml": "policies/p.yaml"})
+HOPPER = Situation(TargetDevice.H100, 4096, {"p.yaml": "policies/p.yaml"})
 TENSORWISE = OperandRecipe(scaling=Scaling.TENSORWISE)
 TRANSPOSED = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=True, transposed=True)
 

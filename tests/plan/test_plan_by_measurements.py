@@ -13,15 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from plan_costs import CHAIN, SCALED_MM, MadeUp, Remembering
 
 from loka.codegen.package.render_package import render_package
+from loka.devices.targets import TargetDevice
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Compute, Fuse, Gemm
 from loka.plan import planner
 from loka.plan.evidence import ProfiledSites
-from loka.plan.plan import Plan, PlanTarget, SitePlan
+from loka.plan.plan import Plan, SitePlan
 from loka.plan.planner import examine, make_plan, plan_of
 from loka.plan.report.plan_diff import diff
 from loka.plan.report.plan_rows import total_time
@@ -31,6 +31,7 @@ from loka.plan.select.workload import SiteSizes, native_part
 from loka.plan.serialize import from_json, to_json
 from loka.policy.cascade.settings import Budget, GemmSettings
 from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
+from tests.support.plan.plan_costs import CHAIN, SCALED_MM, MadeUp, Remembering
 
 MODEL = """
 import torch
@@ -159,7 +160,7 @@ def test_the_norms_around_are_counted_once(plan_for: PlanFor) -> None:
     plan = plan_for(costs)
     total = total_time(plan)
     assert total is not None
-    pricer = PerfModel(costs)
+    perf_model = PerfModel(costs)
     around = ((512, "layer_norm"), (512, "layer_norm silu"), (64, "layer_norm silu"), (512, "layer_norm silu"))
     norms = [
         Part(work, "rendered", 8192, width, recipe="bfloat16", around=words)
@@ -169,7 +170,7 @@ def test_the_norms_around_are_counted_once(plan_for: PlanFor) -> None:
     products = [
         native_part(gemm.gemm, SiteSizes(8192, each.site.k, each.site.n)) for each in plan.sites for gemm in each.gemms
     ]
-    expected = pricer.sum((*norms, *products))
+    expected = perf_model.sum((*norms, *products))
     assert expected is not None
     enter = site(plan, "enter")
     assert enter.timing is not None
@@ -247,8 +248,8 @@ def test_a_thousand_unlike_sites_are_planned_in_two_seconds(make_site, make_sett
     sites = [make_site(f"layers.{i}.up", k=16 * (1 + i % 100), n=64 * (1 + i // 100)) for i in range(1000)]
     gc.disable()  # as a plan is made
     start = time.process_time()
-    plans = resolve(sites, [wanted] * len(sites), Situation(PlanTarget.H100, 4096, costs=MadeUp()), {})
-    text = to_json(Plan("p", PlanTarget.H100, 4096, (), plans, (), measurements=("made-up", "")))
+    plans = resolve(sites, [wanted] * len(sites), Situation(TargetDevice.H100, 4096, costs=MadeUp()), {})
+    text = to_json(Plan("p", TargetDevice.H100, 4096, (), plans, (), measurements=("made-up", "")))
     seconds = time.process_time() - start
     gc.enable()
     assert all(plan.timing is not None for plan in plans)

@@ -7,14 +7,16 @@ from math import inf
 
 import pytest
 
+from loka.devices.targets import TargetDevice
 from loka.errors import InputError
 from loka.mods.adaptation import Adaptation
 from loka.mods.fingerprint import mod_fingerprints
 from loka.numerics.enums import Compute, Format, Gemm, Operand, Range, Scaling
-from loka.plan.evidence import NEVER_RAN, NO_EVIDENCE, check_sites, over_budget, over_budget_words
-from loka.plan.plan import NATIVE, GemmPlan, PlanTarget
+from loka.numerics.recipe import OperandRecipe
+from loka.plan.evidence import NEVER_RAN, NO_EVIDENCE, check_sites, over_budget, over_budget_message
+from loka.plan.plan import NATIVE, GemmPlan
 from loka.plan.resolve import ImpossibleRuleError, Situation, resolve
-from loka.policy.cascade.settings import Budget, OperandRecipe
+from loka.policy.cascade.settings import Budget
 from loka.probe.profile.profile import Interval, Verdict
 
 NAME = "layers.0.fmb.0"
@@ -25,7 +27,7 @@ def decide(make_site, make_settings, make_known):
     """The decision for each GEMM of one site with some estimates."""
 
     def make(*estimates, settings=None, known=None, **changes) -> dict[Gemm, GemmPlan]:
-        situation = Situation(PlanTarget.H100, 4096, known=known or make_known({NAME: estimates}))
+        situation = Situation(TargetDevice.H100, 4096, known=known or make_known({NAME: estimates}))
         wanted = settings or make_settings(Compute.AUTO)
         (plan,) = resolve([make_site(**changes)], [wanted], situation, {})
         return {gemm.gemm: gemm for gemm in plan.gemms}
@@ -94,7 +96,7 @@ def test_what_was_not_seen_says_so(decide, make_known, make_estimate):
 
 
 def test_without_a_profile_auto_is_kept_as_before(make_site, make_settings):
-    (plan,) = resolve([make_site()], [make_settings(Compute.AUTO)], Situation(PlanTarget.H100, 4096), {})
+    (plan,) = resolve([make_site()], [make_settings(Compute.AUTO)], Situation(TargetDevice.H100, 4096), {})
     assert {(gemm.reason, gemm.evidence) for gemm in plan.gemms} == {(NO_EVIDENCE, None)}
 
 
@@ -123,14 +125,14 @@ def test_forced_stays_fp8_and_is_marked_where_the_evidence_is_against_it(
     assert found[Gemm.FPROP].reason == f"fp8 by p.yaml:14, over budget: {figures}"
     plan = make_plan(make_site(), known=make_known({NAME: estimates}))
     assert over_budget(plan) == (f"{NAME} fprop: {figures}",)
-    assert over_budget_words(plan).startswith("1 GEMM is over budget by profiles/ranker.safetensors")
-    assert over_budget_words(make_plan(make_site())) == ""
+    assert over_budget_message(plan).startswith("1 GEMM is over budget by profiles/ranker.safetensors")
+    assert over_budget_message(make_plan(make_site())) == ""
 
 
 def test_a_message_over_many_sites_names_some_and_counts_the_rest(make_plan, make_site, make_known, make_estimate):
     sites = [make_site(f"a.{i}") for i in range(50)]
     plan = make_plan(*sites, known=make_known({site.name: (make_estimate(mere=0.3),) for site in sites}))
-    lines = over_budget_words(plan).splitlines()
+    lines = over_budget_message(plan).splitlines()
     assert len(over_budget(plan)) == 50
     assert len(lines) == 23
     assert lines[0].startswith("50 GEMMs are")
@@ -203,6 +205,6 @@ def test_planning_ten_thousand_sites_asks_each_site_once(
     monkeypatch.setattr(module, "_sift", lambda *arguments: sifted.append(arguments) or sift(*arguments))
     sites = [make_site(f"a.{i}") for i in range(100)]
     known = make_known({site.name: (make_estimate(mere=0.01 * i),) for i, site in enumerate(sites)})
-    plans = resolve(sites, [make_settings(Compute.AUTO)] * 100, Situation(PlanTarget.H100, 4096, known=known), {})
+    plans = resolve(sites, [make_settings(Compute.AUTO)] * 100, Situation(TargetDevice.H100, 4096, known=known), {})
     assert len(sifted) == 3  # kernels are asked once for sites that are alike
     assert sum(plan.fp8 for plan in plans) == 20  # those with 0.01 * i + 0.01 <= 0.2

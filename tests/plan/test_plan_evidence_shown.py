@@ -9,12 +9,13 @@ from math import inf
 import pytest
 
 from loka.numerics.enums import Compute, Gemm, Operand, Range
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.report.explain_site import explain
 from loka.plan.report.histogram import ASCII, histogram
 from loka.plan.report.plan_diff import diff
 from loka.plan.report.plan_rows import group_sites
 from loka.plan.serialize import from_json, to_json
-from loka.policy.cascade.settings import Assignment, OperandRecipe
+from loka.policy.cascade.settings import Assignment
 from loka.probe.profile.profile import Finding, Verdict
 from loka.probe.stats.bins import LOWEST, MAGNITUDE_BINS
 

@@ -10,16 +10,17 @@ import sys
 from dataclasses import replace
 
 import pytest
-from plan_costs import CHAIN, ROWS, MadeUp
 
+from loka.devices.targets import TargetDevice
 from loka.errors import InputError
 from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, Statement
 from loka.graph.reads import Reads
 from loka.numerics.enums import Compute, Format, Fuse, Range
-from loka.plan.plan import BindingKind, PlannedBinding, PlanTarget, Skipped
+from loka.numerics.recipe import OperandRecipe
+from loka.plan.plan import BindingKind, PlannedBinding, Skipped
 from loka.plan.resolve import Situation, resolve
 from loka.plan.serialize import from_json, to_json
-from loka.policy.cascade.settings import OperandRecipe
+from tests.support.plan.plan_costs import CHAIN, ROWS, MadeUp
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def timed_plan(make_plan, make_site, make_settings, **costs):
     made_up = MadeUp(**costs)
     settings = replace(make_settings(Compute.FP8, recipe=ROWS), fuse=Fuse.AUTO)
     gemms = {gemm: replace(each, operands=CHAIN[gemm]) for gemm, each in settings.gemms.items()}
-    situation = Situation(PlanTarget.H100, 4096, costs=made_up)
+    situation = Situation(TargetDevice.H100, 4096, costs=made_up)
     sites = [make_site(f"layers.{i}.up", followed_by=("silu",)) for i in range(9)]
     plans = resolve(sites, [replace(settings, gemms=gemms)] * len(sites), situation, {})
     return make_plan(sites=plans, measurements=(made_up.name, made_up.sha256))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from loka.devices.targets import TargetDevice
 from loka.errors import InputError
 from loka.numerics.enums import Accumulation, Compute, Format, Gemm, Scaling
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.evidence import NO_EVIDENCE
-from loka.plan.plan import NATIVE, GemmPlan, PlanTarget, SitePlan
+from loka.plan.plan import NATIVE, GemmPlan, SitePlan
 from loka.plan.resolve import Situation, resolve
-from loka.policy.cascade.settings import OperandRecipe, SiteSettings
+from loka.policy.cascade.settings import SiteSettings
 from loka.sites.site import Site
 
-HOPPER = Situation(PlanTarget.H100, 4096, {"p.yaml": "policies/p.yaml"})
+HOPPER = Situation(TargetDevice.H100, 4096, {"p.yaml": "policies/p.yaml"})
 
 
 def decide(site: Site, settings: SiteSettings, situation: Situation = HOPPER, refused: str | None = None) -> SitePlan:
@@ -96,7 +98,7 @@ def test_a_rule_for_one_site_that_can_is_no_error(make_site, make_settings):
 def test_the_reference_target_takes_recipes_that_hopper_does_not(make_site, make_settings):
     settings = make_settings(recipe=OperandRecipe(format=Format.E5M2, scaling=Scaling.TENSORWISE))
     assert not decide(make_site(), settings).fp8
-    assert decide(make_site(), settings, Situation(PlanTarget.REFERENCE, 4096)).fp8
+    assert decide(make_site(), settings, Situation(TargetDevice.REFERENCE, 4096)).fp8
 
 
 def test_sites_that_are_alike_share_their_decisions(make_site, make_settings):

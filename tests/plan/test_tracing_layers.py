@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from loka.plan.rewrite.tracer import Tracer
 from torch import Tensor, nn
 
 from loka.graph.ir import ForwardIR
 from loka.graph.patterns.region import RegionScope
 from loka.graph.reads import Reads
+from loka.graph.trace.tracer import Tracer
 
 
 class Layer(nn.Module):

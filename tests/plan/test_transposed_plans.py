@@ -8,15 +8,17 @@ from dataclasses import replace
 
 import pytest
 
+from loka.devices.targets import TargetDevice
 from loka.errors import InputError
 from loka.numerics.enums import Compute, Format, Gemm, Operand, Range, Scaling
-from loka.plan.plan import NATIVE, GemmPlan, PlanTarget
+from loka.numerics.recipe import OperandRecipe
+from loka.plan.plan import NATIVE, GemmPlan
 from loka.plan.report.explain_site import explain
-from loka.plan.report.format import gemm_words
+from loka.plan.report.format import format_gemm
 from loka.plan.report.plan_diff import diff
 from loka.plan.resolve import Situation, resolve
 from loka.plan.serialize import from_json, to_json
-from loka.policy.cascade.settings import GemmSettings, OperandRecipe, SiteSettings
+from loka.policy.cascade.settings import GemmSettings, SiteSettings
 from loka.probe.estimate.candidate_recipes import candidates
 from loka.probe.profile.profile import Estimate, Interval
 
@@ -42,7 +44,7 @@ def transposed_settings(make_settings) -> Callable[..., SiteSettings]:
 
 @pytest.fixture
 def decide(make_site) -> Decide:
-    def one(settings: SiteSettings, known=None, target: PlanTarget = PlanTarget.H100, **changes: object) -> dict:
+    def one(settings: SiteSettings, known=None, target: TargetDevice = TargetDevice.H100, **changes: object) -> dict:
         situation = Situation(target, 4096, {"p.yaml": "policies/p.yaml"}, known=known)
         (plan,) = resolve([make_site(**changes)], [settings], situation, {})
         return {gemm.gemm: gemm for gemm in plan.gemms}
@@ -54,8 +56,8 @@ def estimate_of(gemm: Gemm, mere: float = 0.02) -> Estimate:
     return Estimate(gemm, PAIRS[gemm], Interval(mere, 0.9 * mere, 1.1 * mere), Interval(30, 29, 31), 16)
 
 
-@pytest.mark.parametrize("target", list(PlanTarget))
-def test_all_three_run_where_the_sources_do(decide: Decide, transposed_settings, target: PlanTarget) -> None:
+@pytest.mark.parametrize("target", list(TargetDevice))
+def test_all_three_run_where_the_sources_do(decide: Decide, transposed_settings, target: TargetDevice) -> None:
     plan = decide(transposed_settings(), target=target)
     assert {gemm: each.operands for gemm, each in plan.items()} == PAIRS
     assert {each.reason for each in plan.values()} == {"fp8 by p.yaml:14"}
@@ -98,7 +100,7 @@ def test_e5m2_can_be_transposed_too(decide: Decide, transposed_settings) -> None
     e5m2 = {gemm: (replace(PAIRS[gemm][0], format=Format.E5M2), PAIRS[gemm][1]) for gemm in (Gemm.DGRAD, Gemm.WGRAD)}
     plan = decide(transposed_settings(pairs=e5m2))
     assert [each.fp8 for each in plan.values()] == [True, True, True]
-    assert gemm_words(plan[Gemm.WGRAD]) == "grad_output e5m2 transposed, input e4m3 transposed"
+    assert format_gemm(plan[Gemm.WGRAD]) == "grad_output e5m2 transposed, input e4m3 transposed"
 
 
 def test_an_input_without_gradient_needs_no_dgrad_to_turn_from(decide: Decide, transposed_settings) -> None:
@@ -143,7 +145,7 @@ def test_auto_follows_the_evidence_of_the_transposed_recipe_and_of_its_sources(
 
 def test_words_of_a_plan_and_of_what_changed(make_plan, make_site, make_settings, transposed_settings) -> None:
     after = make_plan(make_site(), settings=transposed_settings())
-    assert [gemm_words(gemm) for gemm in after.sites[0].gemms] == [
+    assert [format_gemm(gemm) for gemm in after.sites[0].gemms] == [
         "e4m3 rowwise pow2",
         "grad_output e4m3 rowwise pow2, weight e4m3 transposed",
         "e4m3 transposed",

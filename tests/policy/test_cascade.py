@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from loka.numerics.enums import Accumulation, Compute, Format, Fuse, Gemm, Operand, Range, Scaling
+from loka.numerics.recipe import OperandRecipe
 from loka.policy.cascade.cascade import resolve_settings
-from loka.policy.cascade.settings import Budget, GemmSettings, OperandRecipe, SiteFacts, SiteSettings
+from loka.policy.cascade.settings import Budget, GemmSettings, SiteFacts, SiteSettings
 from loka.policy.policy import Policy
 from loka.policy.problems import PolicyError
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from loka.mods.registry import mod_schemas
 from loka.numerics.enums import Gemm
 from loka.policy.cascade.settings import ANY_KERNEL, SiteFacts, SiteSettings
 from loka.policy.problems import PolicyError
@@ -40,7 +41,7 @@ def test_narrow_wins_and_later_wins(resolve: Resolve) -> None:
 
 
 def test_the_schema_has_it_for_sites_and_gemms() -> None:
-    found = json_schema()["$defs"]
+    found = json_schema(mod_schemas())["$defs"]
     for name in ("SiteSetting", "RuleSetting", "FpropSetting", "DgradSetting", "WgradSetting"):
         assert "pattern" in found[name]["properties"]["kernel"]
     assert "kernel" not in found["OperandSetting"]["properties"]

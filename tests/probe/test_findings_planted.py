@@ -107,7 +107,7 @@ def learn(tmp_path, monkeypatch):
             batch_size=256,
             limit=2,
             bias_norms=tracks,
-            mendable=suggestible_mods(examined.built),
+            suggestible=suggestible_mods(examined.built),
         )
         return [each for each in done.profile.findings if each.kind not in ("over_budget", "undecided")]
 

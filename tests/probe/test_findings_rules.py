@@ -8,10 +8,13 @@ import pytest
 import torch
 import yaml
 
-from loka.mods.suggestions import Suggestible
+from loka.mods.mod_planning import Concern
+from loka.mods.registry import mod_schemas
+from loka.mods.suggestions import Suggestible, Suggestion
 from loka.numerics.enums import Compute, Format, Gemm, Operand, Scaling
-from loka.policy.cascade.settings import Budget, GemmSettings, OperandRecipe, SiteSettings
-from loka.policy.schema.policy_schema import PolicySetting
+from loka.numerics.recipe import OperandRecipe
+from loka.policy.cascade.settings import Budget, GemmSettings, SiteSettings
+from loka.policy.schema.policy_schema import policy_setting
 from loka.probe.diagnostics import findings_model, findings_scale
 from loka.probe.diagnostics.findings import find
 from loka.probe.profile.profile import Estimate, Interval
@@ -22,7 +25,15 @@ from loka.probe.stats.site_stats import LowRank, SiteStats, WeightStats
 from loka.sites.site import GemmKind, RowCount, Site
 
 K, N, ROWS = 64, 32, 512
-AROUND = Suggestible("tower.0", "tower.0", "tower.1", "norm", "act")  # what mods could change about the site
+AROUND = Suggestible(  # what mods could change about the site
+    {
+        Concern.BIAS: Suggestion("no_bias", "tower.0"),
+        Concern.INPUT_SIZES: Suggestion("norm_first", "tower.0"),
+        Concern.NORM_AFTER: Suggestion("block_norm", "tower.1"),
+        Concern.NORM_BEFORE: Suggestion("block_norm", "norm"),
+        Concern.ACTIVATION_BEFORE: Suggestion("hard_swish", "act"),
+    }
+)
 
 
 def normal(rows, width, seed=0):
@@ -78,7 +89,7 @@ def weight(w):
     )
 
 
-def findings(x=None, grad=None, w=None, *, where=None, wanted=None, bias=None, estimates=(), mendable=None):
+def findings(x=None, grad=None, w=None, *, where=None, wanted=None, bias=None, estimates=(), suggestible=None):
     """What is found of a site with these calls; whatever is left out is a normal one that nothing is to be said of."""
     x = normal(ROWS, K) if x is None else x
     grad = normal(ROWS, N, 1) if grad is None else grad
@@ -90,13 +101,13 @@ def findings(x=None, grad=None, w=None, *, where=None, wanted=None, bias=None, e
     )
     where = where or site(k, n)
     summary = summarise(stats, tuple(estimates), calls[0].shape[0])
-    return find(where, stats, summary, wanted or settings(), bias, mendable)
+    return find(where, stats, summary, wanted or settings(), bias, suggestible)
 
 
 def asked_by(finding):
     """The mod that a remedy asks for, and what for, as the policy language reads it."""
     policy = {"version": 1, "name": "a", "model": {"factory": "a:b"}, **yaml.safe_load(finding.remedy)}
-    (mod,) = PolicySetting.model_validate(policy).mods
+    (mod,) = policy_setting(mod_schemas()).model_validate(policy).mods
     return mod.use, mod.match
 
 
@@ -124,7 +135,7 @@ def test_a_bias_diverges_where_its_norm_grows_by_both_limits(first, last, fires)
     if fires:
         assert f"{last:.3g}" in found[0].evidence
         assert found[0].remedy == 'in the model, build "tower.0" without its bias'
-        (mended,) = findings(bias=BiasTrack(first, last, torch.zeros(N)), mendable=AROUND)
+        (mended,) = findings(bias=BiasTrack(first, last, torch.zeros(N)), suggestible=AROUND)
         assert asked_by(mended) == ("no_bias", "tower.0")
 
 
@@ -145,7 +156,7 @@ def test_a_norm_cancels_where_the_output_is_mostly_row_mean(share, fires):
     if fires:
         assert f"{100 * share:.1f} %" in found[0].evidence
         assert found[0].remedy == 'in the model, replace the LayerNorm after "tower.0" by a block RMSNorm'
-        (mended,) = findings(x, w=eye, where=site(N, N, followed_by=("layer_norm", "silu")), mendable=AROUND)
+        (mended,) = findings(x, w=eye, where=site(N, N, followed_by=("layer_norm", "silu")), suggestible=AROUND)
         assert asked_by(mended) == ("block_norm", "tower.1")
 
 
@@ -176,7 +187,7 @@ def test_a_norm_that_gives_every_row_the_same_is_found(mean, fires):
     assert kinds(findings(normal(4096, K) + mean, where=site(fed_by=("cat",)))) == []
     if fires:
         assert found[0].remedy == 'in the model, replace the LayerNorm before "tower.0" by a block RMSNorm'
-        (mended,) = findings(normal(4096, K) + mean, where=site(fed_by=("layer_norm",)), mendable=AROUND)
+        (mended,) = findings(normal(4096, K) + mean, where=site(fed_by=("layer_norm",)), suggestible=AROUND)
         assert asked_by(mended) == ("block_norm", "norm")
 
 
@@ -196,7 +207,7 @@ def test_an_activation_amplifies_outliers(octaves, fires):
     if fires:
         remedy = next(each.remedy for each in found if each.kind == "activation_outliers")
         assert remedy == 'in the model, replace the silu before "tower.0" by a hard swish'
-        mended = findings(outliers(octaves), where=site(1024, N, fed_by=("silu",)), mendable=AROUND)
+        mended = findings(outliers(octaves), where=site(1024, N, fed_by=("silu",)), suggestible=AROUND)
         assert asked_by(next(each for each in mended if each.kind == "activation_outliers")) == ("hard_swish", "act")
 
 
@@ -225,7 +236,7 @@ def test_a_feature_dominates_a_scale_that_features_share(factor, fires, width):
             assert yaml.safe_load(found[0].remedy) == {"rules": [rule]}
         else:
             assert found[0].remedy == 'in the model, bring the features that meet in "tower.0" to one size with a norm'
-            assert asked_by(findings(x, mendable=AROUND)[0]) == ("norm_first", "tower.0")
+            assert asked_by(findings(x, suggestible=AROUND)[0]) == ("norm_first", "tower.0")
 
 
 @pytest.mark.parametrize(("factor", "fires"), [(70.0, True), (58.0, False)])

@@ -9,11 +9,12 @@ import torch
 import yaml
 
 from loka.numerics.enums import Compute, Gemm, Operand, Scaling
-from loka.policy.cascade.settings import Budget, GemmSettings, OperandRecipe, SiteSettings
+from loka.numerics.recipe import OperandPair, OperandRecipe
+from loka.policy.cascade.settings import Budget, GemmSettings, SiteSettings
 from loka.probe.diagnostics.finding_evidence import FindingEvidence
 from loka.probe.diagnostics.findings import find
 from loka.probe.diagnostics.findings_scale import gradient_underflows, underflow
-from loka.probe.estimate.candidate_recipes import Pair, candidates
+from loka.probe.estimate.candidate_recipes import candidates
 from loka.probe.profile.profile import Estimate, Interval
 from loka.probe.profile.summarise import summarise
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
@@ -39,7 +40,7 @@ def seen(grad: torch.Tensor, estimates: tuple[Estimate, ...] = ()) -> FindingEvi
     return FindingEvidence(SITE, stats, summarise(stats, estimates, ROWS), SETTINGS, None)
 
 
-def estimate(gemm: Gemm, pair: Pair, mere: float) -> Estimate:
+def estimate(gemm: Gemm, pair: OperandPair, mere: float) -> Estimate:
     return Estimate(gemm, pair, Interval(mere, mere, mere), Interval(30.0, 29.0, 31.0), 64)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import probe_models as models
 import pytest
 import torch
 
@@ -10,11 +9,10 @@ import loka
 from loka.errors import LokaError
 from loka.probe.profile import profile_file
 from loka.zoo import click_loss, ranker, ranker_batches
+from tests.support.gpu import ON_GPU
+from tests.support.models import probe_models as models
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+pytestmark = ON_GPU
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import reduce
 
-import probe_models as models
-import probe_workers as workers
 import pytest
 import torch
 from torch import multiprocessing
@@ -13,6 +11,8 @@ from torch import multiprocessing
 import loka
 from loka.probe.profile import profile_file
 from loka.probe.stats.merge_stats import merge_sites
+from tests.support.models import probe_models as models
+from tests.support.processes import probe_workers as workers
 
 NAMES = ("merged", "disagreeing", "ddp", "compiled", "fully_sharded")
 
@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def plain_policy(folder):
     path = folder / "plain.yaml"
-    callables = "factory: 'probe_models:build_plain', inputs: 'probe_models:plain_inputs'"
+    callables = f"factory: '{models.__name__}:build_plain', inputs: '{models.__name__}:plain_inputs'"
     path.write_text(f"version: 1\nname: plain\nmodel: {{{callables}, batch_size: 32}}\n")
     return path
 

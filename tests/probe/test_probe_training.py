@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 
-import probe_models as models
 import pytest
 import torch
 from torch import nn
@@ -18,6 +17,7 @@ from loka.probe.capture.watch import Watch
 from loka.probe.probe import ProbeWarning
 from loka.probe.profile import profile_file
 from loka.probe.stats.site_trackers import Trackers
+from tests.support.models import probe_models as models
 
 ALL = 1_000_000
 

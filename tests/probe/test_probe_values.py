@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import probe_models as models
 import pytest
 import torch
 import torch.nn.functional as F
 
 import loka
 from loka.zoo import click_loss, ranker, ranker_batches
+from tests.support.models import probe_models as models
 
 ALL = 1_000_000  # rows to sample: all of them
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from loka.errors import InputError
 from loka.mods.fingerprint import ModFingerprint
 from loka.numerics.enums import Format, Gemm, Operand, Range, Scaling
-from loka.policy.cascade.settings import OperandRecipe
+from loka.numerics.recipe import OperandRecipe
 from loka.probe.profile import header, profile_file
 from loka.probe.profile.profile import (
     VERSION,

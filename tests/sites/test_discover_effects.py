@@ -14,6 +14,7 @@ from loka.errors import InputError
 from loka.sites.build_model import BuiltModel
 from loka.sites.discover import find_sites
 from loka.sites.site import RowCount
+from tests.support.models import trap_models as models
 
 
 def rows_by_hooks(model, *args):
@@ -36,7 +37,7 @@ def rows_by_hooks(model, *args):
 
 @pytest.mark.parametrize("batch", [1, 2, 7, 64])
 @pytest.mark.parametrize("planned", [1, 2, 6, 10, 16])
-def test_rows_are_those_of_a_real_forward_at_any_batch(models, planned, batch):
+def test_rows_are_those_of_a_real_forward_at_any_batch(planned, batch):
     model = models.Shapes()
     sites = find_sites(BuiltModel(model, (torch.randn(planned, 6, 10),), {}, planned)).sites
     assert {site.name: site.rows.at(batch) for site in sites} == rows_by_hooks(model, torch.randn(batch, 6, 10))
@@ -55,7 +56,7 @@ def test_rows_with_a_fixed_part(find):
     assert find(Fixed(), torch.randn(6, 8)).sites[0].rows == RowCount(1, 3)
 
 
-def test_nothing_of_the_model_changes(models):
+def test_nothing_of_the_model_changes():
     model = models.Rewrites().eval()
     model.fc.train()
     x = torch.randn(5, 8)
@@ -76,7 +77,7 @@ def test_nothing_of_the_model_changes(models):
     assert (np.random.get_state()[1] == states[2]).all()
 
 
-def test_nothing_changes_where_real_samples_are_run(models):
+def test_nothing_changes_where_real_samples_are_run():
     model = models.ReadsValues()
     before = copy.deepcopy(model.state_dict())
     found = find_sites(BuiltModel(model, (torch.randn(5, 8),), {}, 5))
@@ -88,7 +89,7 @@ def test_nothing_changes_where_real_samples_are_run(models):
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
-def test_a_branch_on_values_over_a_table_without_memory_is_refused_with_its_line(models):
+def test_a_branch_on_values_over_a_table_without_memory_is_refused_with_its_line():
     model = models.ReadsValues()
     model.table = nn.Embedding(10, 8, device="meta")
     with pytest.raises(InputError, match=r"ReadsValues reads the value of a tensor at .*models\.py:\d+"):
@@ -124,7 +125,7 @@ def test_a_batch_size_written_into_the_model(find):
     assert any("written into the forward" in note for note in found.notes)
 
 
-def test_training_and_evaluation_are_counted_apart(models, find):
+def test_training_and_evaluation_are_counted_apart(find):
     sites = {site.name: site for site in find(models.TrainsOtherwise(), torch.randn(5, 16)).sites}
     calls = {name: (site.calls, site.calls_eval) for name, site in sites.items()}
     assert calls == {"main": (1, 1), "auxiliary": (1, 0), "serving": (0, 1)}

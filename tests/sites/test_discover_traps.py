@@ -8,13 +8,14 @@ from torch import nn
 
 from loka.sites.build_model import build_model
 from loka.sites.site import GemmKind, RowCount
+from tests.support.models import trap_models as models
 
 
 def by_name(found):
     return {site.name: site for site in found.sites}
 
 
-def test_products_with_parameters_are_found(models, find):
+def test_products_with_parameters_are_found(find):
     sites = by_name(find(models.Parameters(), torch.randn(6, 32)))
     shapes = {name: (site.kind, site.k, site.n) for name, site in sites.items()}
     assert shapes == {
@@ -27,18 +28,18 @@ def test_products_with_parameters_are_found(models, find):
     }
     assert all(site.rows == RowCount(1) and site.blocked is None for site in sites.values())
     assert sites["addmm"].bias == "addmm_bias"
-    assert sites["right"].where.startswith("models.py:")
+    assert sites["right"].where.startswith("trap_models.py:")
     assert sites["right"].followed_by[:2] == ("silu", "matmul")
     assert sum(site.share for site in sites.values()) == pytest.approx(1)
 
 
-def test_a_parameter_on_the_left(models, find):
+def test_a_parameter_on_the_left(find):
     site = by_name(find(models.Compress(), torch.randn(5, 16, 12)))["compress"]
     assert (site.kind, site.rows, site.k, site.n) == (GemmKind.MATMUL, RowCount(12), 16, 8)
     assert site.blocked is None
 
 
-def test_batched_and_generated_weights_are_blocked_with_their_share(models, find):
+def test_batched_and_generated_weights_are_blocked_with_their_share(find):
     found = find(models.Batched(), torch.randn(5, 16))
     blocked = [site for site in found.sites if site.blocked]
     reasons = [site.blocked for site in blocked]
@@ -53,7 +54,7 @@ def test_batched_and_generated_weights_are_blocked_with_their_share(models, find
     assert sum(site.calls * site.flops_per_row * site.rows.at(5) for site in found.sites) == flops
 
 
-def test_attention_is_one_call_and_its_projection_never_called(models, find):
+def test_attention_is_one_call_and_its_projection_never_called(find):
     found = find(models.Attention(), torch.randn(5, 7, 32))
     sites = by_name(found)
     assert sites["attn"].kind is GemmKind.ATTENTION
@@ -65,14 +66,14 @@ def test_attention_is_one_call_and_its_projection_never_called(models, find):
     assert "never called" in sites["attn.out_proj"].blocked
 
 
-def test_an_encoder_layer_bypasses_its_linears_in_evaluation(models, find):
+def test_an_encoder_layer_bypasses_its_linears_in_evaluation(find):
     found = find(models.Encoder(), torch.randn(5, 7, 32))
     sites = by_name(found)
     assert [(sites[f"layer.linear{i}"].calls, sites[f"layer.linear{i}"].calls_eval) for i in (1, 2)] == [(1, 0), (1, 0)]
     assert any("'layer'" in note and "training alone" in note for note in found.notes)
 
 
-def test_the_encoder_layer_really_bypasses_them(models):
+def test_the_encoder_layer_really_bypasses_them():
     model = models.Encoder().eval()
     calls = []
     model.layer.linear1.register_forward_hook(lambda *_: calls.append(1))
@@ -87,7 +88,7 @@ def test_the_encoder_layer_really_bypasses_them(models):
     assert calls == [1]
 
 
-def test_odd_widths_names_and_modules_called_twice(models, find):
+def test_odd_widths_names_and_modules_called_twice(find):
     found = find(models.Ranker(), torch.randn(6, 13), torch.randint(0, 100, (17,)), torch.arange(0, 12, 2))
     sites = by_name(found)
     assert list(sites) == ["dense", "shared", "towers.a-b", "towers.1", "towers.class", "pad"]
@@ -101,12 +102,12 @@ def test_odd_widths_names_and_modules_called_twice(models, find):
     assert sites["dense"].followed_by[:2] == ("batch_norm", "add")
 
 
-def test_embedding_bags_are_left_alone(models, find):
+def test_embedding_bags_are_left_alone(find):
     found = find(models.Ranker(), torch.randn(6, 13), torch.randint(0, 100, (17,)), torch.arange(0, 12, 2))
     assert not [site for site in found.sites if site.name.startswith("bag")]
 
 
-def test_three_dimensional_transposed_and_strided_inputs(models, find):
+def test_three_dimensional_transposed_and_strided_inputs(find):
     sites = by_name(find(models.Shapes(), torch.randn(5, 6, 10)))
     rows = {name: (site.rows, site.k, site.n) for name, site in sites.items()}
     assert rows == {
@@ -117,7 +118,7 @@ def test_three_dimensional_transposed_and_strided_inputs(models, find):
     }
 
 
-def test_one_parameter_at_two_places_is_numbered_and_in_a_loop_counted(models, find):
+def test_one_parameter_at_two_places_is_numbered_and_in_a_loop_counted(find):
     sites = by_name(find(models.OneWeightTwice(), torch.randn(5, 16)))
     assert [(name, site.weight, site.calls) for name, site in sites.items()] == [
         ("#0", "weight", 1),
@@ -140,7 +141,7 @@ def test_a_lazy_module_is_run_once(tmp_path, monkeypatch):
     ]
 
 
-def test_autocast(models, find):
+def test_autocast(find):
     sites = by_name(find(models.Casts(), torch.randn(5, 16)))
     assert {(name, site.kind, site.blocked) for name, site in sites.items()} == {
         ("first", GemmKind.LINEAR, None),
@@ -150,7 +151,7 @@ def test_autocast(models, find):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointed_blocks_need_input_gradients(models, find, reentrant):
+def test_checkpointed_blocks_need_input_gradients(find, reentrant):
     sites = by_name(find(models.Checkpointed(reentrant), torch.randn(5, 8)))
     assert {name: site.input_grad for name, site in sites.items()} == {
         "first": False,
@@ -166,7 +167,7 @@ def test_a_compiled_submodule_is_looked_into(find):
     assert set(sites) == {"0", "1._orig_mod"}
 
 
-def test_linears_that_are_not_quite_plain(models, find):
+def test_linears_that_are_not_quite_plain(find):
     sites = by_name(find(models.Net(), torch.randn(5, 16)))
     assert (sites["own.weight"].kind, sites["own.weight"].owner, sites["own.weight"].blocked) == (
         GemmKind.FUNCTIONAL_LINEAR,

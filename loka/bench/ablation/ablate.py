@@ -12,7 +12,7 @@ import torch
 
 from loka.bench.ablation.ablation_report import Ablation, write_files
 from loka.bench.ablation.ablation_run import default_jobs, run_units
-from loka.bench.ablation.ablation_unit import UnitOutcome, Wanted, checked_modes
+from loka.bench.ablation.ablation_unit import RunSettings, UnitOutcome, checked_modes
 from loka.bench.ablation.plan_rows_columns import (
     BASE,
     AblationRow,
@@ -68,37 +68,37 @@ class AblationWork:
     columns: tuple[Column, ...]
     units: dict[tuple[str, Column], Unit]  # of each cell, by row and column, in order
     kinds: Kinds
-    wanted: Wanted
+    wanted: RunSettings
 
 
-def check(asked: AblationRequest) -> AblationWork:
+def check(request: AblationRequest) -> AblationWork:
     """Everything that can be known before the model is built. Raises InputError."""
-    if asked.ablate not in ABLATED:
-        raise InputError(f"--ablate: there is no {asked.ablate!r} to ablate; write --ablate mods")
-    if asked.what != "model" or len(asked.names) != 1:
+    if request.ablate not in ABLATED:
+        raise InputError(f"--ablate: there is no {request.ablate!r} to ablate; write --ablate mods")
+    if request.what != "model" or len(request.names) != 1:
         raise InputError("--ablate is for one policy: loka bench model POLICY --ablate mods")
     for option, value, least in (
-        ("--batch", asked.batch, 1),
-        ("--loss-steps", asked.loss_steps, 0),
-        ("--jobs", asked.jobs, 0),
+        ("--batch", request.batch, 1),
+        ("--loss-steps", request.loss_steps, 0),
+        ("--jobs", request.jobs, 0),
     ):
         if value is not None and value < least:
             raise InputError(f"{option}: {value} is too few; write {least} or more")
-    if math.isnan(asked.seconds) or asked.seconds <= 0:
-        raise InputError(f"--seconds: {asked.seconds:g} is no time to work in; write a number above 0")
-    modes = checked_modes(asked.modes)
+    if math.isnan(request.seconds) or request.seconds <= 0:
+        raise InputError(f"--seconds: {request.seconds:g} is no time to work in; write a number above 0")
+    modes = checked_modes(request.modes)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    policy = load_policy(asked.names[0])
-    if asked.batch is not None:
-        policy = replace(policy, model=replace(policy.model, batch_size=asked.batch))
-    if asked.loss_steps:
-        job_of(policy, asked.loss_steps, device)
+    policy = load_policy(request.names[0])
+    if request.batch is not None:
+        policy = replace(policy, model=replace(policy.model, batch_size=request.batch))
+    if request.loss_steps:
+        job_of(policy, request.loss_steps, device)
     mods = mods_of(policy)
     kinds = kinds_of(mods)
-    rows, columns = chosen(asked.only, rows_of(mods, kinds.exact))
+    rows, columns = chosen(request.only, rows_of(mods, kinds.exact))
     cells = {(BASE, Column.COMPILED): None} | {(row, column): None for row in rows for column in columns}
     units = {(row.name, column): unit_of(policy, row, column, kinds, whole=row.mods == mods) for row, column in cells}
-    wanted = Wanted(modes, asked.loss_steps, device)
+    wanted = RunSettings(modes, request.loss_steps, device)
     columns = tuple(column for column in Column if any(column is each for _, each in units))
     return AblationWork(policy, tuple(dict.fromkeys(row for row, _ in cells)), columns, units, kinds, wanted)
 
@@ -109,13 +109,13 @@ def kinds_of(mods: tuple[str, ...]) -> Kinds:
     return Kinds(frozenset(mods) & frozenset(names_of(ModKind.MODULES)), exact)
 
 
-def run(asked: AblationRequest, out: Path, progress: Progress, now: datetime | None = None) -> Ablation:
+def run(request: AblationRequest, out: Path, progress: Progress, now: datetime | None = None) -> Ablation:
     """Check a request and measure what it asks for; the files in `out` are written anew after each unit.
 
     On a GPU that is no Hopper it is refused; without any it runs on the CPU. Raises InputError for that, where the
     request is not in order, and where `out` cannot be written into.
     """
-    work = check(asked)
+    work = check(request)
     if work.wanted.device == "cuda":
         require_gpu()
     usable_folder(out)
@@ -125,7 +125,7 @@ def run(asked: AblationRequest, out: Path, progress: Progress, now: datetime | N
         name=work.policy.name,
         factory=work.policy.model.factory,
         batch=work.policy.model.batch_size,
-        command=asked.command(),
+        command=request.command(),
         date=f"{date:%Y-%m-%dT%H:%M}Z",
         environment=environment(),
         on_gpu=work.wanted.device == "cuda",
@@ -138,8 +138,8 @@ def run(asked: AblationRequest, out: Path, progress: Progress, now: datetime | N
         outcomes={},
     )
     units = tuple(dict.fromkeys(work.units.values()))
-    jobs = asked.jobs or default_jobs(work.wanted.device)
-    for unit, outcome in run_units(units, work.wanted, jobs, asked.seconds, progress):
+    jobs = request.jobs or default_jobs(work.wanted.device)
+    for unit, outcome in run_units(units, work.wanted, jobs, request.seconds, progress):
         outcomes |= {place: outcome for place, each in work.units.items() if each == unit}
         ablation = replace(ablation, outcomes=dict(outcomes))
         write_files(ablation, out)

@@ -146,16 +146,16 @@ def targets_table(ablation: Ablation) -> Table:
 
 def notes(ablation: Ablation) -> list[str]:
     """How to read the tables."""
-    said = [ON_GPU if ablation.on_gpu else ON_CPU]
+    notes = [ON_GPU if ablation.on_gpu else ON_CPU]
     if ablation.loss_steps:
-        said.append(LOSS.format(steps=ablation.loss_steps))
+        notes.append(LOSS.format(steps=ablation.loss_steps))
     for (row, column), outcome in ablation.outcomes.items():
         for why, what in outcome.reasons.items():
-            said.append(f"Failed: {row} in {column.value}{f' ({what})' if what else ''}: {why}")
+            notes.append(f"Failed: {row} in {column.value}{f' ({what})' if what else ''}: {why}")
     left = [f"{row} in {column.value}" for row, column in ablation.cells if (row, column) not in ablation.outcomes]
     if left:
-        said.append(f"Not measured: {', '.join(left)}.")
-    return said
+        notes.append(f"Not measured: {', '.join(left)}.")
+    return notes
 
 
 def heading(ablation: Ablation) -> str:

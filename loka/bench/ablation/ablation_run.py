@@ -16,7 +16,7 @@ from multiprocessing.context import SpawnProcess
 from types import TracebackType
 from typing import Self
 
-from loka.bench.ablation.ablation_unit import Mode, PreparedUnit, UnitOutcome, Wanted, in_a_process
+from loka.bench.ablation.ablation_unit import Mode, PreparedUnit, RunSettings, UnitOutcome, in_a_process
 from loka.bench.ablation.plan_rows_columns import Unit
 from loka.bench.speed.comparison import Progress
 
@@ -32,7 +32,7 @@ def default_jobs(device: str) -> int:
 
 
 def run_units(
-    units: Sequence[Unit], wanted: Wanted, jobs: int, seconds: float, progress: Progress
+    units: Sequence[Unit], wanted: RunSettings, jobs: int, seconds: float, progress: Progress
 ) -> Iterator[tuple[Unit, UnitOutcome]]:
     """Measure units in this order, each as soon as it is there; those that `seconds` do not suffice for are left out.
 
@@ -52,14 +52,14 @@ def run_units(
 
 def words(outcome: UnitOutcome) -> str:
     """An outcome on one line: a run that is cut short has told it."""
-    parts = [f"{mode} {_mode_words(found)}" for mode, found in outcome.modes.items()]
+    parts = [f"{mode} {_describe_mode(found)}" for mode, found in outcome.modes.items()]
     if outcome.loss is not None:
         parts.append(f"log loss {outcome.loss.test:.5f} after {outcome.loss.steps} steps")
     parts += [f"{what or 'all'} failed: {why}" for why, what in outcome.reasons.items()]
     return f"{'; '.join(parts)}; in {outcome.seconds:.0f} s"
 
 
-def _mode_words(found: Mode) -> str:
+def _describe_mode(found: Mode) -> str:
     text = f"{found.timing.median_us:.1f} us"
     text += f", peak {found.peak_mib:.0f} MiB" if found.peak_mib is not None else ""
     text += f", {found.launches} kernels" if found.launches is not None else ""
@@ -67,7 +67,7 @@ def _mode_words(found: Mode) -> str:
 
 
 def _group(
-    group: Sequence[Unit], wanted: Wanted, jobs: int, end: float, progress: Progress
+    group: Sequence[Unit], wanted: RunSettings, jobs: int, end: float, progress: Progress
 ) -> Iterator[tuple[Unit, UnitOutcome]]:
     if jobs == 1:
         for unit in group:
@@ -125,7 +125,7 @@ class _Child:
 class _Started:
     """The processes of a group, which end with the block."""
 
-    def __init__(self, group: Sequence[Unit], wanted: Wanted, threads: int) -> None:
+    def __init__(self, group: Sequence[Unit], wanted: RunSettings, threads: int) -> None:
         context = get_context("spawn")
         self.children: list[_Child] = []
         for unit in group:

@@ -45,7 +45,7 @@ MODES = ("train", "infer")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RunSettings:
     """What is measured of every unit."""
 
     modes: tuple[str, ...]  # of MODES
@@ -105,7 +105,7 @@ class Captured:
 class PreparedUnit:
     """A unit whose modes are captured. Whatever fails is kept as its failure; `tell` is told how far it is."""
 
-    def __init__(self, unit: Unit, wanted: Wanted, tell: Callable[[str], None]) -> None:
+    def __init__(self, unit: Unit, wanted: RunSettings, tell: Callable[[str], None]) -> None:
         def done(what: str) -> None:
             tell(f"{unit.label}: {what} after {time.perf_counter() - self._start:.0f} s")
 
@@ -114,16 +114,16 @@ class PreparedUnit:
         self._captured: dict[str, Captured] = {}
         self._loss: Loss | None = None
         self._failures: dict[str, str] = {}
-        with self._told(""), current_directory_importable(), Workshop() as workshop:
+        with self._failures_kept(""), current_directory_importable(), Workshop() as workshop:
             made = UnitPackage.of(unit, workshop)
             base = real_model(made.policy, "cpu")
             done("planned")
             for mode in wanted.modes:
-                with self._told(mode):
+                with self._failures_kept(mode):
                     self._captured[mode] = capture(made, base, mode == "train", wanted.device)
                     done(f"{mode} ready")
             if wanted.loss_steps:
-                with self._told("loss"):
+                with self._failures_kept("loss"):
                     self._loss = trained(made, wanted)
                     done("trained")
 
@@ -131,7 +131,7 @@ class PreparedUnit:
         """Time what is captured. Nothing else may use the device meanwhile."""
         modes = {}
         for mode, each in self._captured.items():
-            with self._told(mode):
+            with self._failures_kept(mode):
                 timing = timed(each.replay, self._wanted.device)
                 each.check()
                 modes[mode] = Mode(timing, each.peak_mib, each.launches, each.output_db)
@@ -139,7 +139,7 @@ class PreparedUnit:
         return UnitOutcome(modes, self._loss, self._failures, time.perf_counter() - self._start)
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _failures_kept(self, what: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # noqa: BLE001  (the planner, the compiler and the device raise anything: it is told)
@@ -229,7 +229,7 @@ def timed(replay: Callable[[], Any], device: str) -> Timing:
     return summarise(samples)
 
 
-def trained(made: UnitPackage, wanted: Wanted) -> Loss:
+def trained(made: UnitPackage, wanted: RunSettings) -> Loss:
     """Train the unit's model for some steps under autocast to bfloat16, with float32 weights, and evaluate it."""
     job = replace(job_of(made.policy, wanted.loss_steps, wanted.device), autocast=True)
     model = real_model(made.policy, wanted.device)
@@ -266,7 +266,7 @@ def _peak_mib(step: Step, held: int) -> float:
     return (torch.cuda.max_memory_allocated() - held) / MIB
 
 
-def in_a_process(unit: Unit, wanted: Wanted, threads: int, channel: Connection) -> None:
+def in_a_process(unit: Unit, wanted: RunSettings, threads: int, channel: Connection) -> None:
     """Prepare a unit, say so, wait to be told to go, and send what was measured: the body of a process of its own.
 
     `threads` is its share of the CPUs.

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from loka.bench.speed.timing import L2_BYTES, rotations, size_of
+from loka.bench.machine import device_here
+from loka.bench.speed.timing import rotations, size_of
 from loka.errors import InputError
 from loka.gc import deferred_gc
 
@@ -52,7 +53,7 @@ class GraphClock:
     """Times on the current CUDA device."""
 
     def __init__(self) -> None:
-        self._cache = torch.zeros(L2_BYTES, dtype=torch.float32, device="cuda")  # four times the cache
+        self._cache = torch.zeros(device_here().l2_bytes, dtype=torch.float32, device="cuda")  # four times the cache
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def time(self, call: Call, arguments: Sequence[Any]) -> Span:
@@ -103,7 +104,7 @@ class GraphClock:
 
 def counts(moved: int) -> tuple[int, int]:
     """How many sets of arguments, and how many launches, for a call that reads and writes so many bytes."""
-    count = min(rotations(moved), MOST_SETS)
+    count = min(rotations(moved, device_here().l2_bytes), MOST_SETS)
     return count, count if moved >= LARGE else max(count, LEAST_LAUNCHES)
 
 

@@ -10,11 +10,9 @@ from loka.bench.machine import require_gpu
 from loka.bench.record.run_record import libraries, parts_of, run_record
 from loka.bench.record.store import RecordingStore
 from loka.bench.speed.comparison import Progress
+from loka.devices.targets import DEFAULT_TARGET, GPU_TARGETS
 from loka.errors import InputError
-from loka.kernels.gemm.catalogue import HOPPER_TARGETS
 from loka.kernels.measurements.lookup import Recording, Versions, export
-
-DEFAULT_TARGET = "h100"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +68,8 @@ def _check(command: RecordCommand) -> None:
         raise InputError("loka bench kernels: --policy says what is recorded; name the file with --record")
     if command.record is not None and command.names:
         raise InputError(f"loka bench kernels --record: name kinds of parts with --parts, not {command.names[0]!r}")
-    if command.target not in HOPPER_TARGETS:
-        known = " or ".join(HOPPER_TARGETS)
+    if command.target not in GPU_TARGETS:
+        known = " or ".join(GPU_TARGETS)
         raise InputError(f"loka bench --target: nothing is measured for {command.target!r}; write {known}")
     if math.isnan(command.seconds) or command.seconds <= 0:
         raise InputError(f"loka bench --seconds: {command.seconds:g} is no time to work in; write a number above 0")

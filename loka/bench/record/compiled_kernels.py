@@ -18,6 +18,7 @@ from types import ModuleType
 import torch
 from torch._inductor import config as inductor
 
+from loka.bench.machine import device_here
 from loka.bench.record.gemm_parts import PreparedCall
 from loka.bench.record.interaction_parts import InteractionParts
 from loka.bench.record.interaction_parts import specs_of as interaction_specs
@@ -43,7 +44,8 @@ class CompiledKernels:
         self._parts = parts
         specs = dict.fromkeys(spec for part in parts for spec in _specs(part))
         templates = load_templates()
-        files = render_files([render(spec, templates) for spec in specs], templates, "loka bench kernels")
+        kernels = [render(spec, templates, device=device_here()) for spec in specs]
+        files = render_files(kernels, templates, "loka bench kernels")
         package = folder / PACKAGE
         package.mkdir()
         for file, text in {**files, "__init__.py": ""}.items():

@@ -16,15 +16,17 @@ from torch import Tensor
 
 from loka.bench.record.check_numbers import Check, check_product, spaced
 from loka.bench.speed.steps import SEED, float32_products
+from loka.devices.targets import DEFAULT_TARGET
 from loka.errors import InputError
 from loka.kernels import call_counters
 from loka.kernels.gemm.catalogue import kernel_named, operator_named
 from loka.kernels.measurements.parts import Part
 from loka.numerics.enums import Accumulation, Format, Gemm, Scaling
-from loka.numerics.quantize import BLOCK, Quantized, quantize
-from loka.policy.cascade.settings import OperandRecipe
+from loka.numerics.quantize import Quantized, quantize
+from loka.numerics.recipe import OperandRecipe
+from loka.numerics.scalings import BLOCKS
 
-SCALED_MM, AS_IS, FBGEMM = "torch.scaled_mm", "as-is", "fbgemm.rowwise"
+SCALED_MM, NATIVE, FBGEMM = "torch.scaled_mm", "as-is", "fbgemm.rowwise"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -111,13 +113,11 @@ class GemmOperands:
 
 def _sampled(made: Quantized, scaling: Scaling, places: Tensor) -> Tensor:
     """Rows of a quantised matrix in float32."""
-    values, scale = made.values[places].float(), made.scale
-    if scaling is Scaling.TENSORWISE:
-        return values * scale
-    if scaling is Scaling.ROWWISE:
-        return values * scale[places]
-    blocks = scale[places if scaling is Scaling.BLOCKWISE_1X128 else places // BLOCK]
-    return values * blocks.repeat_interleave(BLOCK, dim=1)[:, : values.shape[1]]
+    block, values = BLOCKS[scaling], made.values[places].float()
+    scale = made.scale if block.rows is None else made.scale[places // block.rows]
+    if block.columns is not None:
+        scale = scale.repeat_interleave(block.columns, dim=1)[:, : values.shape[1]]
+    return values * scale
 
 
 def size_key(part: Part) -> tuple[int, int, int, str]:
@@ -134,7 +134,7 @@ def unavailable_reason(kernel: str) -> str | None:
 class Gemms:
     """Prepares GEMM parts: the model's own, and those of the catalogue that have an operator."""
 
-    def __init__(self, device: str = "cuda", target: str = "h100") -> None:
+    def __init__(self, device: str = "cuda", target: str = DEFAULT_TARGET) -> None:
         """`target` is what kernels are asked about."""
         self._device = device
         self._target = target
@@ -155,7 +155,7 @@ class Gemms:
         """
         if part.dtype not in DTYPES:
             raise InputError(f"no GEMM writes {part.dtype!r}; it can be {', '.join(DTYPES)}")
-        if part.kernel == AS_IS:
+        if part.kernel == NATIVE:
             operands = self.operands(part)
             return PreparedCall(plain_product, operands.plain, lambda found: operands.check(found, None))
         recipe = parse_recipe(part.recipe)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from loka.bench.record.gemm_parts import AS_IS, SCALED_MM
+from loka.bench.record.gemm_parts import NATIVE, SCALED_MM
 from loka.bench.record.interaction_grid import interaction_parts
 from loka.errors import InputError
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
@@ -97,9 +97,9 @@ def gemm_parts(others: Sequence[str]) -> Iterator[Part]:
     for rows, columns, contraction in gemm_sizes():
         for recipe in DENSE_RECIPES:
             yield Part(PartKind.GEMM, SCALED_MM, rows, columns, contraction, recipe=recipe)
-        yield Part(PartKind.GEMM, AS_IS, rows, columns, contraction)
+        yield Part(PartKind.GEMM, NATIVE, rows, columns, contraction)
         if all(side in SPARSE for side in (rows, columns, contraction)):
-            yield Part(PartKind.GEMM, AS_IS, rows, columns, contraction, dtype="float32")
+            yield Part(PartKind.GEMM, NATIVE, rows, columns, contraction, dtype="float32")
             for recipe in SPARSE_RECIPES:
                 yield Part(PartKind.GEMM, SCALED_MM, rows, columns, contraction, recipe=recipe)
         for kernel in others:

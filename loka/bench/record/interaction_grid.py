@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loka.kernels.measurements.interaction_forms import Crossing, Form, Joining, Mixing, parts_of
+from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, FmForm, Form, parts_of
 from loka.kernels.measurements.parts import COMPILED, RENDERED, Part
 
 SAMPLES = (256, 1024, 4096, 16384, 32768)  # of our kernels
@@ -29,17 +29,17 @@ NORMS = (("layer_norm", True), ("rms_norm", False))
 WIDTHS = (256, 479, 512, 1024, 3456)  # of cross layers
 COMPILED_WIDTHS = (512, 3456)
 # The first of several layers, those behind it, and the last.
-CROSSES = (Crossing(True, True, True), Crossing(True, False, True), Crossing(True, False))
+CROSSES = (CrossForm(True, True, True), CrossForm(True, False, True), CrossForm(True, False))
 
 
 def interaction_parts() -> Iterator[Part]:
     """Forward and gradients of each, on our kernels and compiled."""
     for embeddings, dim, rank, sums in MIXES:
-        form = Mixing(embeddings, rank, sums, passing=sums > 0)
+        form = FmForm(embeddings, rank, sums, passing=sums > 0)
         yield from _sizes(form, dim, embeddings * dim, compiled=True)
     for rows, width in JOINS:
         for norm, affine in NORMS:
-            yield from _sizes(Joining(rows, True, norm, affine, affine), width, sum(rows) * width, compiled=True)
+            yield from _sizes(ConcatNormForm(rows, True, norm, affine, affine), width, sum(rows) * width, compiled=True)
     for width in WIDTHS:
         for cross in CROSSES:
             yield from _sizes(cross, width, width, compiled=width in COMPILED_WIDTHS)
@@ -47,7 +47,7 @@ def interaction_parts() -> Iterator[Part]:
 
 def _sizes(form: Form, columns: int, elements: int, compiled: bool) -> Iterator[Part]:
     """All numbers of samples of so many elements that there is room for."""
-    small = elements <= SMALL and not isinstance(form, Crossing)
+    small = elements <= SMALL and not isinstance(form, CrossForm)
     compiled_samples = COMPILED_SMALL if small else COMPILED_SAMPLES
     for samples in SAMPLES:
         if samples * elements <= LARGEST_SAMPLES:

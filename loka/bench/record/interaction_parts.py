@@ -32,7 +32,7 @@ from loka.kernels.fused.interaction import interaction_specs
 from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward
 from loka.kernels.fused.interaction.interaction_specs import EPS
 from loka.kernels.fused.rendering import AnySpec
-from loka.kernels.measurements.interaction_forms import BACKWARDS, Crossing, Joining, Mixing, family, form_of
+from loka.kernels.measurements.interaction_forms import BACKWARDS, ConcatNormForm, CrossForm, FmForm, family, form_of
 from loka.kernels.measurements.parts import COMPILED, RENDERED, Part
 
 SUMMED = frozenset({"rank", "compress", "weight", "bias"})  # inputs without samples: their gradients are sums
@@ -71,19 +71,19 @@ def interaction_of(part: Part, device: str) -> Interaction:
 
     samples, d = part.rows, part.columns
     match form_of(part.work, part.around):
-        case Mixing() as form:
+        case FmForm() as form:
             n, c = form.embeddings, form.sums
             inputs = {"x": draw(samples, n, d), "rank": draw(n, form.rank) * n**-0.5}
             inputs |= {"compress": draw(c, n) * n**-0.5} if c else {}
             gradients = [draw(samples, n, form.rank), *([draw(samples, c, d)] if c else [])]
             gradients += [draw(samples, n, d)] if form.passing else []
             return Interaction(inputs, partial(_mixed, form.passing), tuple(gradients))
-        case Joining() as form:
+        case ConcatNormForm() as form:
             inputs = {f"part_{index}": draw(samples, rows, d) for index, rows in enumerate(form.rows)}
             inputs |= {"residual": draw(samples, sum(form.rows), d)} if form.residual else {}
             inputs |= {name: draw(d) for name in ("weight", "bias") if getattr(form, name)}
             return Interaction(inputs, partial(_joined, form.norm), (draw(samples, sum(form.rows), d),))
-        case Crossing() as form:
+        case CrossForm() as form:
             inputs = {name: draw(samples, d) for name in ("product", "factor")}
             inputs |= {} if form.itself else {"residual": draw(samples, d)}
             inputs |= {"bias": draw(d)} if form.bias else {}
@@ -230,10 +230,10 @@ def _given(part: Part, made: Interaction) -> dict[str, Tensor]:
     """What rendered kernels are called with, by the names of their parameters."""
     inputs, gradients = made.inputs, made.gradients
     match form_of(part.work, part.around):
-        case Mixing() as form:
+        case FmForm() as form:
             names = ["dproducts", *(["dcompressed"] if form.sums else []), *(["passed"] if form.passing else [])]
             return {**inputs, **dict(zip(names, gradients, strict=True))}
-        case Joining() as form:
+        case ConcatNormForm() as form:
             parts = [value for name, value in inputs.items() if name.startswith("part_")]
             rows = torch.cat(parts, 1).float()
             if form.residual:
@@ -242,7 +242,7 @@ def _given(part: Part, made: Interaction) -> dict[str, Tensor]:
             mean = rows.mean(1) if form.norm == "layer_norm" else rows.new_zeros(rows.shape[0])
             rstd = torch.rsqrt((rows - mean[:, None]).square().mean(1) + EPS)
             return {**inputs, "grad": gradients[0], "mean": mean, "rstd": rstd}
-        case Crossing() as form:
+        case CrossForm() as form:
             names = ["grad", *(["passed"] if form.passing else [])]
             known = {**inputs, **dict(zip(names, gradients, strict=True))}
             forward = {"x": "product", "add": "bias", "times": "factor"}

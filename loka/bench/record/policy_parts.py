@@ -19,7 +19,7 @@ class RequestedParts:
 
     def __init__(self) -> None:
         """Nothing yet."""
-        self.name, self.sha256 = "asked", ""
+        self.name, self.sha256 = "requested", ""
         self._parts: dict[Part, None] = {}
 
     def time(self, part: Part) -> PartTime | None:
@@ -34,14 +34,14 @@ class RequestedParts:
 
 
 def parts_of_policy(path: str | os.PathLike[str]) -> tuple[Part, ...]:
-    """The parts of every way of running the sites of a policy, at its batch size, whatever a profile says of them.
+    """The parts of every execution option of the sites of a policy, at its batch size, whatever a profile says of them.
 
     Raises InputError as planning does.
     """
     examined = examine(load_policy(os.fspath(path)))
-    asked = RequestedParts()
-    plan_of(examined, assumed_safe(examined), asked)
-    return asked.parts
+    requested = RequestedParts()
+    plan_of(examined, assumed_safe(examined), requested)
+    return requested.parts
 
 
 def assumed_safe(examined: Examined) -> ProfiledSites:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loka.bench.machine import device_here
 from loka.bench.results import Cell, Errors, Section
 from loka.bench.speed import library_gemms, roofline
 from loka.bench.speed.comparison import Progress, cell_of
@@ -34,8 +35,7 @@ GEMM = "gemm"
 FAMILIES = ("norm-forward", "norm-backward", "requantize-transpose", "known", "reduce", GEMM)
 SHAPES = ((16384, 512), (8192, 1024), (16384, 2048), (8192, 4096))  # rows, width
 EPS = 1e-5
-KNOWN = Quantisation("known", record=True)
-MULTIPROCESSORS = 132  # of an H100; each of a backward's programs leaves one row of partial sums
+KNOWN = Quantisation("static", overflow_stats=True)
 
 Arguments = Callable[[int, int], tuple[Any, ...]]  # (rows, width) -> one set, on the GPU
 
@@ -227,8 +227,8 @@ def static_arguments(spec: AnySpec, rows: int, width: int, device: str = "cuda")
         plain = (torch.randn(rows, width, device=device, dtype=torch.bfloat16),)
     known = {
         "scale": torch.full((1, 1), 2.0**-4, device=device),  # all is below 28
-        "record": torch.zeros(2, dtype=torch.int64, device=device),
-        "maxima": torch.full((MULTIPROCESSORS,), 5.0, device=device),
+        "overflow_stats": torch.zeros(2, dtype=torch.int64, device=device),
+        "maxima": torch.full((device_here().multiprocessors,), 5.0, device=device),
     }
     return (*plain, *(known[name] for name in spec.parameters[len(plain) :]))
 
@@ -246,5 +246,7 @@ def requantize_arguments(*sizes: tuple[int, int], device: str = "cuda") -> tuple
 def reduce_arguments(width: int, count: int, device: str = "cuda") -> tuple[Any, ...]:
     """A set for `reduce`: for each operand the partial sums that a LayerNorm backward leaves, and the sum's dtype."""
     spec = NormBackward(width, "layer_norm", True, True, EPS, "silu", False, True)
-    parts = configuration(spec).programs * MULTIPROCESSORS
+    # Each of a backward's programs leaves one row of partial sums.
+    here = device_here()
+    parts = configuration(spec, here).programs * here.multiprocessors
     return tuple(item for _ in range(count) for item in (torch.randn(parts, width, device=device), torch.bfloat16))

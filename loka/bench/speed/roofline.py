@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from loka.bench.subjects.variants import Precision
+from loka.devices.targets import DEVICES
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +28,8 @@ class Peaks:
     flops: dict[Precision, float]
 
 
-# Measured on this device: a copy of 1 GiB, and products of 8192 x 8192 x 8192 (docs/bench.md). TF32 was not measured.
-PEAKS = {
-    "NVIDIA H100 80GB HBM3": Peaks(
-        bandwidth=2.43e12,
-        flops={Precision.BF16: 732e12, Precision.FP8: 1277e12, Precision.FP8_FAST: 1352e12},
-    )
-}
+# Precisions with a peak from large square products, and what a `DeviceSpec` calls it. TF32's is of smaller ones.
+_FLOPS = {Precision.BF16: "bfloat16", Precision.FP8: "e4m3", Precision.FP8_FAST: "e4m3 fast"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +59,10 @@ class SiteWork:
 
 def peaks_of(device: str) -> Peaks | None:
     """The peaks of a device by its name, None where they were not measured."""
-    return PEAKS.get(device)
+    found = next((spec for spec in DEVICES.values() if spec.measured_on and spec.measured_on == device), None)
+    if found is None:
+        return None
+    return Peaks(found.bandwidth, {precision: found.flops[name] for precision, name in _FLOPS.items()})
 
 
 def product_us(rows: int, columns: int, contraction: int, precision: Precision, peaks: Peaks, copies: int = 1) -> float:

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from loka.devices.targets import DEFAULT
 from loka.errors import InputError
 
-L2_BYTES = 50 * 2**20  # of an H100
 WARM_UPS = 3  # eager runs before a capture
 WARM_UP_MS, MEASURED_MS = 20, 150  # of replays
 LAUNCHES = 8  # in a graph of a single kernel, at least
@@ -94,7 +94,7 @@ def time_call(call: Callable[..., Any], sets: Sequence[Sequence[Any]], timer: Ti
     return summarise([1e3 * time / launches for time in times])
 
 
-def rotations(bytes_of_one: int, cache: int = L2_BYTES) -> int:
+def rotations(bytes_of_one: int, cache: int = DEFAULT.l2_bytes) -> int:
     """How many sets of arguments, used in turn, are more than twice the cache; at least two."""
     return max(2, 2 * cache // max(bytes_of_one, 1) + 1)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Self
 
+from loka.bench.machine import device_here
 from loka.bench.subjects.variants import Variant
 from loka.codegen import render_package, write_package
 from loka.errors import LokaError
@@ -133,7 +134,8 @@ class Workshop:
         name = "loka_bench_kernels"
         folder = self._path / name
         folder.mkdir()
-        files = render_files([render(spec, templates) for spec in specs], templates, "loka bench kernels")
+        kernels = [render(spec, templates, device=device_here()) for spec in specs]
+        files = render_files(kernels, templates, "loka bench kernels")
         for file, text in {**files, "__init__.py": ""}.items():
             (folder / file).write_text(text, encoding="utf-8")
         self._announce(name)

@@ -13,15 +13,15 @@ _SHOWN = 5  # reasons of one mod
 def print_mods(plan: Plan) -> None:
     """A line for each mod, and one for each reason why something was left as it is."""
     from loka.cli.output import print_wrapped
-    from loka.plan.report.mod_plans import gained_words, left_words, mod_words
+    from loka.plan.report.mod_plans import describe_gain_in, describe_mod, describe_unchanged
 
     if not plan.mods:
         return
     print("Mods:")
     for mod in plan.mods:
-        gain = gained_words(plan, mod)
-        print_wrapped(f"  {mod_words(mod)}{f'; {gain}' if gain else ''}")
-        left = left_words(mod.unchanged)
+        gain = describe_gain_in(plan, mod)
+        print_wrapped(f"  {describe_mod(mod)}{f'; {gain}' if gain else ''}")
+        left = describe_unchanged(mod.unchanged)
         for line in left[:_SHOWN]:
             print_wrapped(f"    left {line}")
         rest = len(left) - _SHOWN

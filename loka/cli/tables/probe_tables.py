@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from loka.cli.output import print_table
 from loka.numerics.enums import Compute, Gemm
+from loka.numerics.recipe import OperandPair
 from loka.plan.report.plan_rows import common_pattern, pattern_of
 from loka.policy.cascade.patterns import compile_pattern
 from loka.probe.diagnostics.finding_evidence import estimate_of
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from loka.plan.planner import Examined
     from loka.policy.cascade.settings import SiteSettings
     from loka.probe.diagnostics.drift import SiteDrift
-    from loka.probe.estimate.candidate_recipes import Pair
     from loka.sites.site import Site
 
 COLUMNS = ("site", "count", "M", "K", "N", "GEMM", "recipe", "MERE", "95 %", "SQNR, dB", "95 % ", "verdict")
@@ -207,7 +207,7 @@ def _ends(interval: Interval, digits: int) -> str:
     return f"{interval.low:.{digits}f} to {interval.high:.{digits}f}"
 
 
-def _recipe_words(gemm: Gemm, operands: Pair) -> str:
+def _recipe_words(gemm: Gemm, operands: OperandPair) -> str:
     """The recipe's words, without the maxima of static ranges: those may differ from site to site in one line."""
     first, second = operands
     return recipe_label(gemm, (replace(first, amax=None), replace(second, amax=None)))

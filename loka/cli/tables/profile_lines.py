@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from loka.probe.profile.profile import OperandSummary, Quantiles
 
 
-def show_seen(seen: ProfileView) -> None:
+def show_profile_view(seen: ProfileView) -> None:
     """The operands with their distributions, the recipes with their errors, and the findings."""
     print(f"evidence: {seen.profile}, {seen.samples} samples in {seen.steps} steps, made {seen.created}")
     if seen.note:
@@ -73,15 +73,15 @@ def _show_shares(seen: ProfileView) -> None:
 
 
 def _show_recipes(seen: ProfileView) -> None:
-    from loka.plan.report.format import mere_words, sqnr_words
+    from loka.plan.report.format import format_mere, format_sqnr
 
     print()
     rows = [
         (
             each.gemm.value,
             f"{each.recipe} (runs)" if each.runs else each.recipe,
-            mere_words(each.mere),
-            sqnr_words(each.sqnr_db),
+            format_mere(each.mere),
+            format_sqnr(each.sqnr_db),
             str(each.draws),
             f"{each.verdict.value}: {each.figures}" if each.figures else each.verdict.value,
         )

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 def show_inside(inside: Inside) -> None:
     """The interaction that a site is part of, and its times."""
-    from loka.plan.report.format import figure_words
+    from loka.plan.report.format import format_figure
 
     computes = "computed in" if inside.takes else "read by"
     print()
     print(f"{computes} {inside.what} in {inside.owner or 'the model itself'}, by {' and '.join(inside.kernels)}")
     rows = [
-        (name, figure_words(time.forward), figure_words(time.backward), figure_words(time.us), time.source.value)
+        (name, format_figure(time.forward), format_figure(time.backward), format_figure(time.us), time.source.value)
         for name, time in (("our kernels", inside.chosen), ("torch.compile", inside.as_is))
         if time is not None
     ]
@@ -32,22 +32,22 @@ def show_inside(inside: Inside) -> None:
 
 
 def show_timing(timing: ExplainedTiming) -> None:
-    """The times of one call, and a line for each way of running the site's GEMMs."""
-    from loka.plan.report.format import figure_words, speedup_words, time_words
+    """The times of one call, and a line for each execution option of the site's GEMMs."""
+    from loka.plan.report.format import format_figure, format_speedup, format_us
 
     chosen, as_is = timing.chosen, timing.as_is
     print()
     print(
-        f"time of one call by {timing.measurements}: {time_words(chosen.us)}, {time_words(as_is.us)} in BF16, "
-        f"{speedup_words(timing.speedup)} (min_speedup {timing.min_speedup:g}), {chosen.source.value}"
+        f"time of one call by {timing.measurements}: {format_us(chosen.us)}, {format_us(as_is.us)} in BF16, "
+        f"{format_speedup(timing.speedup)} (min_speedup {timing.min_speedup:g}), {chosen.source.value}"
     )
     print()
     rows = [
         (
             *each.kernels,
-            figure_words(each.time.forward),
-            figure_words(each.time.backward),
-            figure_words(each.time.us),
+            format_figure(each.time.forward),
+            format_figure(each.time.backward),
+            format_figure(each.time.us),
             *_error(each),
             each.time.source.value,
             each.outcome,
@@ -61,18 +61,18 @@ def show_timing(timing: ExplainedTiming) -> None:
 
 def show_kernels(gemms: Sequence[Decision]) -> None:
     """The product alone on every kernel, with its error where that was measured, and why the others lost."""
-    from loka.plan.report.format import figure_words, run_words
+    from loka.plan.report.format import format_figure, format_kernel
 
     rows: list[tuple[str, ...]] = []
     for gemm in gemms:
         reasons = dict(gemm.rejected)
         for each in gemm.times:
-            run = run_words(each.kernel, each.accumulation)
+            run = format_kernel(each.kernel, each.accumulation)
             chosen = (each.kernel, each.accumulation) == (gemm.kernel, gemm.accumulation)
             outcome = "chosen" if chosen else reasons.get(run, "")
             spread = f"{100 * each.spread:.1f}"
             rows.append(
-                (gemm.gemm.value, run, figure_words(each.us), spread, *_error(each), each.source.value, outcome)
+                (gemm.gemm.value, run, format_figure(each.us), spread, *_error(each), each.source.value, outcome)
             )
     rows += [(names, kernel, *["-"] * 5, reason) for (kernel, reason), names in _never_timed(gemms).items()]
     print()
@@ -90,11 +90,11 @@ def _error(found: Candidate | KernelTime) -> tuple[str, str]:
 
 def _never_timed(gemms: Sequence[Decision]) -> dict[tuple[str, str], str]:
     """The kernels without a time and why they are not taken, with the GEMMs of which that is said."""
-    from loka.plan.report.format import run_words
+    from loka.plan.report.format import format_kernel
 
     found: dict[tuple[str, str], list[str]] = {}
     for gemm in gemms:
-        timed = {run_words(each.kernel, each.accumulation) for each in gemm.times}
+        timed = {format_kernel(each.kernel, each.accumulation) for each in gemm.times}
         for kernel, reason in gemm.rejected:
             if kernel not in timed:
                 found.setdefault((kernel, reason), []).append(gemm.gemm.value)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loka.cli.output import Json, note, print_json, print_table
+from loka.devices.targets import DEFAULT_TARGET
 
 if TYPE_CHECKING:
     from loka.bench.ablation.ablate import AblationRequest
@@ -52,7 +53,8 @@ def command(
         Path | None, typer.Option(metavar="FILE", help="Of kernels: write measurements as text.", show_default=False)
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="Of --export: whose measurements. Default: h100.", show_default=False)
+        str | None,
+        typer.Option(help="Of --export: whose measurements. Default: " + DEFAULT_TARGET + ".", show_default=False),
     ] = None,
     ablate: Annotated[
         str | None, typer.Option(metavar="mods", help="Of a policy: with each subset of its mods.", show_default=False)
@@ -79,7 +81,7 @@ def command(
         request = AblationRequest(what, tuple(names or ()), ablate, modes, only, batch, loss_steps, jobs, seconds)
         show_ablation(request, out, as_json)
         return
-    from loka.bench.record.commands import DEFAULT_TARGET, RecordCommand, carry_out
+    from loka.bench.record.commands import RecordCommand, carry_out
 
     recording = RecordCommand(
         what, tuple(names or ()), record, parts, policy, seconds, jobs, export, target or DEFAULT_TARGET

@@ -102,9 +102,9 @@ def _show_times(change: PlanDiff) -> None:
     if change.total_us[0] == change.total_us[1]:
         return
     if all(change.counted) and change.counted[0] != change.counted[1]:
-        from loka.plan.report.format import figure_words
+        from loka.plan.report.format import format_figure
 
-        first, second = (figure_words(us or 0.0) for us in change.total_us)
+        first, second = (format_figure(us or 0.0) for us in change.total_us)
         print(
             f"a training step: {first} us for {change.counted[0]}; now {second} us for {change.counted[1]}. "
             "This is not the same work: what one counts as GEMMs the other counts in interactions"
@@ -118,7 +118,7 @@ def _us(change: TimeChange) -> str:
 
 
 def _pair(before: float | None, after: float | None) -> str:
-    from loka.plan.report.format import figure_words
+    from loka.plan.report.format import format_figure
 
-    was, now = ("-" if us is None else figure_words(us) for us in (before, after))
+    was, now = ("-" if us is None else format_figure(us) for us in (before, after))
     return f"{was} -> {now}"

@@ -53,10 +53,10 @@ def show(site: Explanation) -> None:
     else:
         _show_rejected(site)
     if site.evidence is not None:
-        from loka.cli.tables.profile_lines import show_seen
+        from loka.cli.tables.profile_lines import show_profile_view
 
         print()
-        show_seen(site.evidence)
+        show_profile_view(site.evidence)
     if site.fields:
         print()
         print_table(

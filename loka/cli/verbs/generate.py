@@ -28,7 +28,7 @@ def command(
     import loka
     from loka.cli.output import note
     from loka.cli.verbs.plan import print_skipped, summary_line
-    from loka.plan.evidence import over_budget_words
+    from loka.plan.evidence import over_budget_message
 
     made = loka.generate(policy, out, force=force, check=check)
     if check:
@@ -36,7 +36,7 @@ def command(
         return
     print_skipped(made.plan)
     print(summary_line(made.plan))
-    over = over_budget_words(made.plan)
+    over = over_budget_message(made.plan)
     if over:
         note(f"warning: {over}")  # what is forced is written; `loka plan` is the check
     changes = [*(f"wrote {name}" for name in made.written), *(f"removed {name}" for name in made.removed)]

@@ -28,7 +28,7 @@ def command(
 ) -> None:
     """Show what each GEMM will run in, and why."""
     from loka.errors import CheckFailedError
-    from loka.plan.evidence import over_budget_words
+    from loka.plan.evidence import over_budget_message
     from loka.plan.planner import planned
     from loka.plan.serialize import to_json
 
@@ -37,7 +37,7 @@ def command(
         print_json(_summary(plan) | {"plan": json.loads(to_json(plan))})
     else:
         show(plan, all_sites)
-    over = over_budget_words(plan)
+    over = over_budget_message(plan)
     if over:
         raise CheckFailedError(over)
 
@@ -79,14 +79,14 @@ def print_budgets(plan: Plan) -> None:
 
 def print_times(plan: Plan) -> None:
     """What sites and interactions take, and where the times come from; a line where nothing was measured."""
-    from loka.plan.report.plan_rows import source_words, total_time, total_words
+    from loka.plan.report.plan_rows import format_time_sources, format_total, total_time
 
     total = total_time(plan)
     if plan.measurements is None or total is None:
         if plan.measurements is not None:
             print(f"{plan.measurements[0]} has no times for what may run here: none decided.")
         return
-    print(f"{total_words(total)}, by {plan.measurements[0]} ({source_words(total)}).")
+    print(f"{format_total(total)}, by {plan.measurements[0]} ({format_time_sources(total)}).")
 
 
 def print_skipped(plan: Plan) -> None:

@@ -29,14 +29,14 @@ def command(
     }  # the first is the defaults
     text = f"{policy}: fine"
     if not no_model:
-        from loka.plan.evidence import over_budget_words
+        from loka.plan.evidence import over_budget_message
         from loka.plan.planner import make_plan
 
         plan = make_plan(policy)
         sites = len(plan.sites)
         result["sites"] = sites
         text += f", {sites} sites"
-        over = over_budget_words(plan)
+        over = over_budget_message(plan)
         if over:
             note(f"warning: {over}")
     if as_json:

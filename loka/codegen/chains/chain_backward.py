@@ -133,10 +133,10 @@ class ChainBackward:
         if "grad" in spec.parameters:
             x = names.sum(index) if stage.summed else f"y{s}"
             arguments = {"grad": "grad", "x": x, **names.after(index), "mean": f"mean{s}", "rstd": f"rstd{s}"}
-            arguments |= {"times": str(stage.times), "carried": self._residual_grad(index) or ""}
+            arguments |= {"times": str(stage.times), "residual_grad_in": self._residual_grad(index) or ""}
         arguments |= names.static_scale("dy", index)
-        results = {"values": "dy_fp8", "scale": "dy_scale", "largest": "dy_scale_max", "transposed": "dy_fp8_t"}
-        results |= {"dx": "dy", "dsum": f"dsum{s}", **_partial_sums(names.after(index))}
+        results = {"values": "dy_fp8", "scale": "dy_scale", "scale_max": "dy_scale_max", "transposed": "dy_fp8_t"}
+        results |= {"dx": "dy", "residual_grad_out": f"dsum{s}", **_partial_sums(names.after(index))}
         return launch(spec, arguments, results)
 
     def _quantised(self, index: int) -> Launch:
@@ -144,7 +144,7 @@ class ChainBackward:
         stage, names = self.shape.stages[index], self.names
         spec = shapes.quantiser(stage.n)
         arguments = {"x": "grad", **names.static_scale("dy", index)}
-        results = {"values": "dy_fp8", "scale": "dy_scale", "largest": "_"}
+        results = {"values": "dy_fp8", "scale": "dy_scale", "scale_max": "_"}
         return launch(under(spec, stage.dy) if self.shape.known else spec, arguments, results)
 
     def _residual_grad(self, index: int) -> str | None:
@@ -159,7 +159,7 @@ class ChainBackward:
             return None
         if self.shape.leaves_sum(index):
             return f"grad{s}"
-        return f"dsum{s}" if stage.summed and "dsum" not in gradient.spec.results else None
+        return f"dsum{s}" if stage.summed and "residual_grad_out" not in gradient.spec.results else None
 
     def _static_transpose(self, index: int) -> Launch | None:
         """With static scales, what has no transposed copy yet is transposed for wgrad."""
@@ -227,7 +227,13 @@ class ChainBackward:
         spec = shapes.backward_before(stage, carried=bool(plain or pairs))
         several = self._products("x", "residual_grad", "x.dtype") if len(plain) + 2 * len(pairs) > 1 else None
         residual_grad = "residual_grad" if several is not None else plain[0] if plain else ""
-        arguments = {"grad": "grad", "carried": residual_grad, "x": "x", "mean": "pre_mean", "rstd": "pre_rstd"}
+        arguments = {
+            "grad": "grad",
+            "residual_grad_in": residual_grad,
+            "x": "x",
+            "mean": "pre_mean",
+            "rstd": "pre_rstd",
+        }
         gradient = launch(spec, {**arguments, **_PRE_NORM}, {"dx": "dx", **_partial_sums(_PRE_NORM)})
         return NormGradient(several, gradient)
 

@@ -16,7 +16,6 @@ from loka.graph.patterns.linear_chain import LinearChain, chain_input, find_chai
 from loka.graph.patterns.norm import ChainNorm
 from loka.graph.patterns.padded_linear import unpadded
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
-from loka.numerics.enums import Gemm
 from loka.plan.plan import SitePlan
 
 
@@ -38,7 +37,7 @@ class PlannedChain:
 def planned_chains(forward: ForwardIR, index: Mapping[int, int], plans: Sequence[SitePlan]) -> dict[int, PlannedChain]:
     """The chains of GEMMs that are alike, by their first statement.
 
-    These are GEMMs in FP8 with transposed copies (`SiteRecipe.transposed`) or under known scales (`SiteRecipe.known`),
+    These are GEMMs in FP8 with transposed copies or under static scales (`Recipe.is_chain`, `Recipe.is_static`),
     wherever they stand, also without those for wgrad where the chain has both of its operands in the model's dtype, and
     GEMMs in the model's dtype whose region the plan replaces. `index` gives the site's number for each statement that
     is a GEMM.
@@ -50,7 +49,8 @@ def planned_chains(forward: ForwardIR, index: Mapping[int, int], plans: Sequence
     for place, number in sorted(index.items()):
         recipe, site = chain_recipe(plans[number]), site_call(forward, place).site
         kind = "plain" if not recipe.fp8 and place in around else ""
-        kind = "known" if recipe.known else "fp8" if recipe.transposed or recipe.keeps_wgrad else kind
+        form = recipe.operands
+        kind = "known" if form.is_static else "fp8" if form.is_chain or form.keeps_wgrad else kind
         if kind and fits(plans[number]):
             kinds[site] = kind
             sizes[site] = (plans[number].site.k, plans[number].site.n)
@@ -75,12 +75,12 @@ def chain_recipe(plan: SitePlan) -> SiteRecipe:
     written as the others of a chain are.
     """
     recipe = site_recipe(plan)
-    if recipe.known:
+    if recipe.operands.is_static:
         return without_maxima(recipe)
-    if recipe.fprop is None or recipe.wgrad is not None or any(gemm.gemm is Gemm.DGRAD for gemm in plan.gemms):
+    operands = plan.recipe.dgrad_in_form
+    if recipe.fprop is None or recipe.wgrad is not None or plan.recipe.has_dgrad or operands is None:
         return recipe
-    rows, weight = recipe.fprop.operands
-    return replace(recipe, dgrad=replace(recipe.fprop, operands=(rows, replace(weight, transposed=True))))
+    return replace(recipe, dgrad=replace(recipe.fprop, operands=operands))
 
 
 def _planned(

@@ -37,12 +37,12 @@ class ChainNames:
         s = self.suffix(index)
         no_copy = frozen or (operand == "x" and self._shape.stages[index].keeps_wgrad)
         scale_max = "_" if no_copy else f"{operand}_scale_max{s}"
-        return {"values": f"{operand}_fp8{s}", "scale": f"{operand}_scale{s}", "largest": scale_max}
+        return {"values": f"{operand}_fp8{s}", "scale": f"{operand}_scale{s}", "scale_max": scale_max}
 
     def static_scale(self, operand: str, index: int) -> dict[str, str]:
         """What a kernel that quantises an operand with a static scale is given."""
         s = self.suffix(index)
-        return {"scale": f"{operand}_scale{s}", "record": f"{operand}_overflow_stats{s}"}
+        return {"scale": f"{operand}_scale{s}", "overflow_stats": f"{operand}_overflow_stats{s}"}
 
     def both_copies(self, operand: str, index: int) -> dict[str, str]:
         """The results of a kernel that makes an operand as it is and transposed; a weight's scale is one of them."""
@@ -111,7 +111,7 @@ class ChainNames:
     def overflow_stats(self) -> list[str]:
         """The overflow statistics that backward adds to."""
         stages = range(len(self._shape.stages)) if self._shape.known else ()
-        return [self.static_scale("dy", index)["record"] for index in stages]
+        return [self.static_scale("dy", index)["overflow_stats"] for index in stages]
 
     def frozen_tensors(self) -> list[str]:
         """The frozen function's tensors: each FP8 weight comes with its scales."""

@@ -12,8 +12,8 @@ from loka.graph.patterns.linear_chain import LinearChain, StaticOperands
 from loka.graph.patterns.norm import ChainNorm
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, BLOCK, GATES, NORMS, NormBackward, NormForward
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD, LARGEST_WIDTH
+from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import SitePlan
-from loka.policy.cascade.settings import OperandRecipe
 
 KNOWN = StaticOperands(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
 _NO_EPS = 1e-05  # in the specs of kernels without a norm, so that equal kernels have equal specs
@@ -57,7 +57,7 @@ class StageShape:
     @property
     def keeps_wgrad(self) -> bool:
         """Whether wgrad alone runs in the model's dtype."""
-        return self.recipe.keeps_wgrad
+        return self.recipe.operands.keeps_wgrad
 
     @property
     def x(self) -> OperandRecipe:
@@ -100,7 +100,7 @@ class ChainShape:
     @property
     def known(self) -> bool:
         """Whether inputs and output gradients have known scales, all of them."""
-        return self.stages[0].recipe.known
+        return self.stages[0].recipe.operands.is_static
 
     @property
     def worthwhile(self) -> bool:
@@ -236,7 +236,7 @@ def backward_before(stage: StageShape, carried: bool = False) -> NormBackward:
     if norm is None:
         raise LokaError("no norm stands before the linear. This is a fault in LoKA: please report it.")
     affine = (norm.weight, norm.bias, norm.eps)
-    return NormBackward(stage.k, norm.kind, *affine, None, False, False, carried=carried, block=norm.block)
+    return NormBackward(stage.k, norm.kind, *affine, None, False, False, residual_grad_in=carried, block=norm.block)
 
 
 def backward_after(
@@ -275,7 +275,7 @@ def _backward_of_sum(stage: StageShape, quantise: bool, carried: bool, carry: bo
         quantise,
         times=stage.times is not None,
         summed=stage.bent and stage.summed,
-        carried=carried,
-        carry=carry and stage.summed and (stage.bent or carried),
+        residual_grad_in=carried,
+        residual_grad_out=carry and stage.summed and (stage.bent or carried),
         block=BLOCK if norm is None else norm.block,
     )

@@ -18,9 +18,9 @@ from loka.kernels.fused.cast_transpose.fused_cast_transpose import FusedCastTran
 from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.quantisation import ROWWISE, Quantisation
-from loka.numerics.enums import Operand, Range
+from loka.numerics.enums import Operand
 from loka.numerics.quantize import static_scale
-from loka.policy.cascade.settings import OperandRecipe
+from loka.numerics.recipe import OperandRecipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class StaticOperand:
 
 def quantisation(recipe: OperandRecipe) -> Quantisation:
     """How the kernel that makes an operand of a chain quantises it."""
-    if recipe.range is Range.STATIC:
-        return Quantisation("known", recipe.format, recipe.power_of_two, record=True)
+    if recipe.is_static:
+        return Quantisation("static", recipe.format, recipe.power_of_two, overflow_stats=True)
     return ROWWISE
 
 
@@ -50,7 +50,7 @@ def under(spec: _Norm, recipe: OperandRecipe) -> _Norm:
 
 def both_copies(recipe: OperandRecipe) -> CastTranspose:
     """The kernel that makes an operand that no other kernel makes, as it is and transposed."""
-    if recipe.range is Range.STATIC:
+    if recipe.is_static:
         return CastTranspose(quantisation(recipe))
     return CastTranspose(Quantisation("tensorwise", recipe.format, recipe.power_of_two))
 
@@ -90,7 +90,7 @@ def without_maxima(recipe: SiteRecipe) -> SiteRecipe:
     def plain(gemm: GemmRecipe | None) -> GemmRecipe | None:
         if gemm is None:
             return None
-        first, second = (replace(operand, amax=None) for operand in gemm.operands)
+        first, second = (operand.without_amax for operand in gemm.operands)
         return replace(gemm, operands=(first, second))
 
     return SiteRecipe(plain(recipe.fprop), plain(recipe.dgrad), plain(recipe.wgrad))

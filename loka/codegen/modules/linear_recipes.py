@@ -14,21 +14,16 @@ from loka.codegen.text.comments import wrapped
 from loka.codegen.text.identifiers import Names
 from loka.codegen.text.layout import Code, call, lay_out
 from loka.errors import LokaError
-from loka.numerics.enums import OPERANDS, Accumulation, Format, Gemm, Operand, Range, Scaling
+from loka.numerics.enums import OPERANDS, Accumulation, Format, Gemm, Operand
 from loka.numerics.formats import FORMATS
 from loka.numerics.quantize import static_scale
+from loka.numerics.recipe import OperandRecipe, Recipe
+from loka.numerics.scalings import BLOCKS
 from loka.plan.plan import GemmPlan, SitePlan
-from loka.policy.cascade.settings import OperandRecipe
 
-_SCALING = {
-    Scaling.TENSORWISE: "tensorwise",
-    Scaling.ROWWISE: "rowwise",
-    Scaling.BLOCKWISE_1X128: "1x128",
-    Scaling.BLOCKWISE_128X128: "128x128",
-}
 _DTYPE = {Format.E4M3: "torch.float8_e4m3fn", Format.E5M2: "torch.float8_e5m2"}
 _VARIABLE = {Operand.INPUT: "x", Operand.WEIGHT: "weight", Operand.GRAD_OUTPUT: "dy"}
-# Each operand as a GEMM reads it, along the dimension that it contracts (docs/architecture.md).
+# Each operand as a GEMM reads it, along the dimension that it contracts (docs/kernels.md).
 _VIEW = {
     (Gemm.FPROP, Operand.INPUT): "x",
     (Gemm.FPROP, Operand.WEIGHT): "weight",
@@ -58,67 +53,9 @@ class SiteRecipe:
         return any(recipe is not None for _, recipe in self.items())
 
     @property
-    def transposed(self) -> bool:
-        """Whether the recipe is that of a chain of kernels (`loka.codegen.chains.chain_functions`).
-
-        fprop and dgrad take e4m3 with measured power-of-two scales for each row; dgrad's weight and both operands of
-        wgrad are the transposed copies of what the others quantised.
-        """
-        if self.wgrad is None or not self._transposes_the_weight:
-            return False
-        first, second = self.wgrad.operands
-        return (
-            all(operand.transposed and operand.format is Format.E4M3 for operand in self.wgrad.operands)
-            and first.scaling is second.scaling
-            and first.scaling in (Scaling.ROWWISE, Scaling.TENSORWISE)
-        )
-
-    @property
-    def keeps_wgrad(self) -> bool:
-        """Whether it is that of a chain but for wgrad, which stays in the model's dtype."""
-        return self.wgrad is None and (self._transposes_the_weight or self.known)
-
-    @property
-    def known(self) -> bool:
-        """Whether the recipe is that of a chain under known scales (`loka.codegen.chains.static_operands`).
-
-        Inputs and output gradients are e4m3 under one known scale each, and weights under one that is measured, so that
-        the transposed copies are the same values; wgrad may stay in the model's dtype.
-        """
-        if self.fprop is None or self.dgrad is None:
-            return False
-        (x, weight), (dy, transposed) = self.fprop.operands, self.dgrad.operands
-        same = transposed == weight and (self.wgrad is None or self.wgrad.operands == (dy, x))
-        return same and all(map(_is_known, (x, dy))) and _is_e4m3(weight, Scaling.TENSORWISE, Range.DYNAMIC)
-
-    @property
-    def _transposes_the_weight(self) -> bool:
-        """Whether fprop and dgrad are those of a chain."""
-        if self.fprop is None or self.dgrad is None:
-            return False
-        weight = self.dgrad.operands[1]
-        rows = (*self.fprop.operands, self.dgrad.operands[0])
-        return (
-            all(_is_e4m3_rows(operand) for operand in rows)
-            and weight.transposed
-            and weight.format is Format.E4M3
-            and weight.scaling is Scaling.ROWWISE
-        )
-
-
-def _is_e4m3_rows(operand: OperandRecipe) -> bool:
-    """Whether an operand is quantised as the kernels of a chain do it."""
-    return _is_e4m3(operand, Scaling.ROWWISE, Range.DYNAMIC) and operand.power_of_two
-
-
-def _is_known(operand: OperandRecipe) -> bool:
-    """Whether an operand is quantised under one known scale."""
-    return _is_e4m3(operand, Scaling.TENSORWISE, Range.STATIC)
-
-
-def _is_e4m3(operand: OperandRecipe, scaling: Scaling, range_: Range) -> bool:
-    form = (operand.format, operand.scaling, operand.range, operand.transposed)
-    return form == (Format.E4M3, scaling, range_, False)
+    def operands(self) -> Recipe:
+        """What it runs in, whatever the kernels."""
+        return Recipe.of({gemm: None if recipe is None else recipe.operands for gemm, recipe in self.items()})
 
 
 def site_recipe(plan: SitePlan) -> SiteRecipe:
@@ -129,23 +66,20 @@ def site_recipe(plan: SitePlan) -> SiteRecipe:
     with fprop's recipe for the output gradient, and the weight transposed.
     """
     found = {gemm.gemm: _gemm_recipe(gemm) for gemm in plan.gemms}
-    fprop, wgrad = found.get(Gemm.FPROP), found.get(Gemm.WGRAD)
-    dgrad = found.get(Gemm.DGRAD)
-    transposed = wgrad is not None and wgrad.operands[0].transposed
-    alike_sums = fprop is not None and wgrad is not None and fprop.accumulation == wgrad.accumulation
-    if Gemm.DGRAD not in found and fprop is not None and wgrad is not None and (transposed or alike_sums):
-        operands = (wgrad.operands[0], fprop.operands[1])
-        if wgrad.operands[0].transposed:
-            operands = (fprop.operands[1], replace(wgrad.operands[0], scaling=fprop.operands[1].scaling))
-        alike = (fprop.kernel, fprop.by_rows) == (wgrad.kernel, wgrad.by_rows)
-        dgrad = replace(fprop, operands=operands) if alike else GemmRecipe(operands, fprop.accumulation)
+    fprop, dgrad, wgrad = (found.get(gemm) for gemm in Gemm)
+    operands = plan.recipe.dgrad_in_form
+    if Gemm.DGRAD not in found and fprop is not None and wgrad is not None and operands is not None:
+        in_chain = wgrad.operands[0].transposed or plan.recipe.is_chain
+        if in_chain or fprop.accumulation == wgrad.accumulation:
+            alike = (fprop.kernel, fprop.m_buckets) == (wgrad.kernel, wgrad.m_buckets)
+            dgrad = replace(fprop, operands=operands) if alike else GemmRecipe(operands, fprop.accumulation)
     return SiteRecipe(fprop, dgrad, wgrad)
 
 
 def _gemm_recipe(plan: GemmPlan) -> GemmRecipe | None:
     if plan.operands is None:
         return None
-    return GemmRecipe(plan.operands, plan.accumulation or Accumulation.PRECISE, plan.kernel, plan.by_rows)
+    return GemmRecipe(plan.operands, plan.accumulation or Accumulation.PRECISE, plan.kernel, plan.m_buckets)
 
 
 def describe(plan: SitePlan) -> str:
@@ -165,7 +99,7 @@ def _recipe_said(recipe: GemmRecipe) -> str:
     """The name as prose: "e5m2 by e4m3 rowwise with fast accumulation"; `transposed` is said of transposed copies."""
     first, second = recipe.operands
     if first.transposed and second.transposed:
-        return f"transposed copies, {_SCALING[first.scaling]}" + _run_said(recipe)
+        return f"transposed copies, {BLOCKS[first.scaling].label}" + _run_said(recipe)
     if second.transposed:
         rows = GemmRecipe((first, first), recipe.accumulation)
         return f"{_recipe_said(rows)} by a transposed copy{kernel_label(recipe)}"
@@ -190,9 +124,9 @@ def operand_name(recipe: OperandRecipe) -> str:
 
 def _suffix(recipe: OperandRecipe) -> str:
     amax = "" if recipe.amax is None else f"_amax_{_number_name(recipe.amax)}"
-    amax = "_known" if recipe.range is Range.STATIC and not amax else amax  # one text for all maxima
+    amax = "_known" if recipe.is_static and not amax else amax  # one text for all maxima
     transposed = "_transposed" if recipe.transposed else ""
-    return _SCALING[recipe.scaling] + amax + ("_pow2" if recipe.power_of_two else "") + transposed
+    return BLOCKS[recipe.scaling].label + amax + ("_pow2" if recipe.power_of_two else "") + transposed
 
 
 def _amax(recipe: OperandRecipe) -> float:
@@ -244,8 +178,10 @@ def linear_name(recipe: SiteRecipe) -> str:
 
 def _class_of(function: str) -> str:
     """linear_e4m3_1x128 as LinearE4m3Block1x128."""
+    labels = {block.label for block in BLOCKS.values()}
     return "".join(
-        f"Block{part}" if part in ("1x128", "128x128") else part[0].upper() + part[1:] for part in function.split("_")
+        f"Block{part}" if part[0].isdigit() and part in labels else part[0].upper() + part[1:]
+        for part in function.split("_")
     )
 
 
@@ -319,10 +255,10 @@ class Recipes:
                 recipe.format.value,
                 _DTYPE[recipe.format],
                 f"{recipe.format.value.upper()}_MAX",
-                _SCALING[recipe.scaling],
+                BLOCKS[recipe.scaling],
                 recipe.power_of_two,
-                repr(_amax(recipe)) if recipe.range == Range.STATIC else None,
-                repr(_static_scale(recipe)) if recipe.range == Range.STATIC else None,
+                repr(_amax(recipe)) if recipe.is_static else None,
+                repr(_static_scale(recipe)) if recipe.is_static else None,
             )
             for recipe, name in self._quantisers.items()
         )
@@ -344,18 +280,16 @@ class Recipes:
             values, scale = f"{_VARIABLE[operand]}_fp8", f"{_VARIABLE[operand]}_scale"
             quantised = self._quantised(operand_recipe, _VIEW[gemm, operand])
             lines += lay_out(f"{values}, {scale} = ", quantised, "", indent).split("\n")
-            one = operand_recipe.transposed and operand_recipe.scaling is Scaling.TENSORWISE
-            operands += values, f"{scale}[:1]" if one else scale
+            operands += values, f"{scale}[:1]" if operand_recipe.reads_first_scale else scale
         return (*lines, *lay_out(result, gemm_call(gemm, recipe, operands, dtype, counter_id), "", indent).split("\n"))
 
     def _quantised(self, recipe: OperandRecipe, view: str) -> Code:
         """A call that quantises an operand; a transposed one along its rows, before it is transposed."""
         if not recipe.transposed:
             return call(self.quantiser(recipe), [Code(view)])
-        rows = OperandRecipe(recipe.format, Scaling.ROWWISE, recipe.range, recipe.amax, recipe.power_of_two)
         if self.requantize_transpose is None:
             self.requantize_transpose = self._names.unique("requantize_transpose")
-        quantised = call(self.quantiser(rows), [Code(view.removesuffix(".t()"))])
+        quantised = call(self.quantiser(recipe.source), [Code(view.removesuffix(".t()"))])
         return call(self.requantize_transpose, [Code("*" + quantised.flat())])
 
     def _frozen_lines(self, recipe: GemmRecipe) -> tuple[str, ...]:

@@ -103,8 +103,9 @@ class ModuleWriter:
         bias = "self.bias" if any(path == "bias" for path, _ in binding.shapes) else None
         biases: tuple[str, ...]
         weight = ("self.loka_weight_0", "self.loka_scale_0") if frozen else ("self.weight",)
-        known = recipe.known and recipe.wgrad is not None and fits(plan)
-        if known or (recipe.transposed and fits(plan)):
+        chained = recipe.operands.is_chain and fits(plan)
+        known = chained and recipe.operands.is_static
+        if chained:
             plain = without_maxima(recipe) if known else recipe
             shape = ChainShape((StageShape(plan.site.k, plan.site.n, bias is not None, plain),))
             found = layers(binding.sites, snake(name.removesuffix("Frozen")))
@@ -199,7 +200,7 @@ def _known_lines(found: Sequence[StaticOperand]) -> tuple[str, ...]:
 
 
 def _decisions(plan: SitePlan) -> tuple[object, ...]:
-    return tuple((gemm.gemm, gemm.operands, gemm.accumulation, gemm.kernel, gemm.by_rows) for gemm in plan.gemms)
+    return tuple((gemm.gemm, gemm.operands, gemm.accumulation, gemm.kernel, gemm.m_buckets) for gemm in plan.gemms)
 
 
 def _only_fprop(plan: SitePlan) -> SitePlan:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from loka.numerics.scalings import Block
+
 
 @dataclass(frozen=True, slots=True)
 class QuantiserView:
@@ -13,7 +15,7 @@ class QuantiserView:
     format: str  # e4m3
     dtype: str  # torch.float8_e4m3fn
     maximum: str  # the constant that holds the format's largest finite value
-    scaling: str  # tensorwise | rowwise | 1x128 | 128x128
+    block: Block  # what shares a scale
     power_of_two: bool
     amax: str | None  # the known maximum, as a Python number; None where it is measured
     static_scale: str | None  # and the scale that follows from it

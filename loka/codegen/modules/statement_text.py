@@ -127,12 +127,13 @@ def assignment(target: str | None, code: Code, indent: int, scope: NameScope) ->
 
 def returned(code: Code, indent: int, scope: NameScope) -> list[str]:
     """`return code`, taken apart like an assignment."""
-    lines = assignment("result", code, indent, scope)
     margin = " " * indent
+    whole = f"{margin}return {code.flat()}"
+    if len(whole) <= WIDTH:
+        return [whole]
+    lines = assignment("result", code, indent, scope)
     if not lines[0].startswith(f"{margin}result = "):
         return [*lines, f"{margin}return result"]
-    if len(lines) == 1:
-        return lay_out("return ", code, "", indent).split("\n")
     return [f"{margin}return " + lines[0].removeprefix(f"{margin}result = "), *lines[1:]]
 
 

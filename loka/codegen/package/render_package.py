@@ -19,6 +19,8 @@ from loka.codegen.modules.signature import outside_names
 from loka.codegen.text.comments import shown
 from loka.codegen.text.identifiers import RESERVED, Names
 from loka.codegen.text.layout import quoted
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEVICES
 from loka.errors import InputError
 from loka.kernels.fused.rendering import KERNELS_FILE, render, render_files
 from loka.plan.plan import Plan
@@ -68,7 +70,7 @@ def _render_code(plan: Plan, templates: Templates) -> dict[str, str]:
     )
     views = [writer.bound(binding) for binding in plan.bindings]
     common = {"name": plan.name, "policy": shown(policy_name(plan)), "stamp": _UNSTAMPED, "target": quoted(plan.target)}
-    fused = _fused_files(templates, writer, common["policy"])
+    fused = _fused_files(templates, writer, common["policy"], DEVICES[plan.target])
     files = {
         **fused,
         "kernels.py": _kernels(templates, writer, common),
@@ -86,10 +88,10 @@ def _render_code(plan: Plan, templates: Templates) -> dict[str, str]:
     return {name: _with_exemptions(code, arguments if name == "modules.py" else ()) for name, code in files.items()}
 
 
-def _fused_files(templates: Templates, writer: ModuleWriter, policy: str) -> dict[str, str]:
+def _fused_files(templates: Templates, writer: ModuleWriter, policy: str, device: DeviceSpec) -> dict[str, str]:
     """The files of Triton kernels and of their operators, none where nothing calls any."""
     specs = dict.fromkeys((*writer.chains.specs(), *writer.mixes.specs()))
-    kernels = [render(spec, templates) for spec in specs]
+    kernels = [render(spec, templates, device=device) for spec in specs]
     return render_files(kernels, templates, policy, _UNSTAMPED) if kernels else {}
 
 

@@ -23,7 +23,7 @@ class ChainStage:
     """
 
     site: str
-    linear: int  # the GEMM's place in `StraightForward.statements`
+    linear: int  # the GEMM's place in `ForwardIR.statements`
     before: ChainNorm | None = None
     after: ChainNorm | None = None
     activation: str | None = None  # "silu"; "gate_sigmoid": it multiplies what the norm `after` takes
@@ -35,7 +35,7 @@ class ChainStage:
 class LinearChain:
     """Consecutive statements, each of which but the last is read by the next alone, or by a later stage's residual too.
 
-    `first` and `last` index `StraightForward.statements`.
+    `first` and `last` index `ForwardIR.statements`.
     """
 
     first: int

@@ -81,8 +81,8 @@ def _tables_stood_in(model: nn.Module) -> Iterator[None]:
                     # A step of 2 between neighbours keeps nn.EmbeddingBag from making a contiguous copy of the table.
                     row = torch.randn(2 * width, dtype=torch.float32).to(parameter.dtype)
                     swapped.append((module, name, parameter))
-                    stand_in = row.as_strided((rows, width), (0, 2))
-                    module._parameters[name] = nn.Parameter(stand_in, requires_grad=False)
+                    substitute = row.as_strided((rows, width), (0, 2))
+                    module._parameters[name] = nn.Parameter(substitute, requires_grad=False)
         yield
     finally:
         for module, name, parameter in swapped:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from loka.graph.loop_guards import counted
+from loka.graph.loop_guards import checked_length
 from loka.graph.reads import NAMESPACE
 from loka.graph.refused import CannotTraceError
 from loka.graph.source import functions_of, live_floats
@@ -234,7 +234,7 @@ class _Tracer(fx.Tracer):
             where = self._place(traceback.extract_stack())
             what = f"loop over {_kind(obj.node)}, which is no list or tensor of one length in all calls"
             raise CannotTraceError(f"{what} {where}".strip())
-        items = self.create_proxy("call_function", counted, (obj, length), {})
+        items = self.create_proxy("call_function", checked_length, (obj, length), {})
         return iter([items[place] for place in range(length)])  # type: ignore[index]
 
     def _place(self, frames: traceback.StackSummary) -> str:

@@ -1,7 +1,7 @@
 """What tracing would change without a trace, found in the source of a forward before it is traced.
 
-The identity gate compares behaviour and so misses what does not show on two batches: a checkpoint block, a float that a
-schedule changes later, a side of `mask is None` that the example did not take. These are looked for here.
+The equivalence check compares behaviour and so misses what does not show on two batches: a checkpoint block, a float
+that a schedule changes later, a side of `mask is None` that the example did not take. These are looked for here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def lint(module: nn.Module) -> str | None:
     """The first thing in the source of a module's forward that a traced forward would lose; None where there is none.
 
     The words name the place: "block under 'torch.no_grad()' at models.py:12 'with torch.no_grad():'". A torch.nn
-    module has nothing to find: what torch's own forwards do is compared by the gate.
+    module has nothing to find: what torch's own forwards do is compared by the equivalence check.
     """
     functions = functions_of(module)
     live = live_floats(module, functions)

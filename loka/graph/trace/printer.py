@@ -131,7 +131,7 @@ def _public_names() -> dict[int, str]:
 
 def public_name(function: object) -> str:
     """ "torch.nn.functional.layer_norm" for a function of torch; raises CannotTraceError for one of anything else."""
-    if function is loop_guards.counted:
+    if function is loop_guards.checked_length:
         return loop_guards.NAME
     found = _public_names().get(id(function))
     if found is not None:

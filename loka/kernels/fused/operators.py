@@ -192,20 +192,21 @@ def check_matrix(x: Tensor) -> None:
 
 
 def check_scale(scale: Tensor) -> None:
-    """Raises InputError unless a known scale is one float32 number in a tensor; its value is not looked at."""
+    """Raises InputError unless a static scale is one float32 number in a tensor; its value is not looked at."""
     if scale.numel() != 1 or scale.dtype != torch.float32:
         raise InputError(
-            f"a kernel with a known scale needs it as one float32 number, not {scale.dtype} of shape "
+            f"a kernel with a static scale needs it as one float32 number, not {scale.dtype} of shape "
             f"{tuple(scale.shape)}; make it as torch.full((1, 1), scale, device=x.device)"
         )
 
 
-def check_overflow_stats(record: Tensor) -> None:
+def check_overflow_stats(overflow_stats: Tensor) -> None:
     """Raises InputError unless what a kernel adds its counts to is (2,) int64; its values are not looked at."""
-    if record.shape != (2,) or record.dtype != torch.int64:
+    if overflow_stats.shape != (2,) or overflow_stats.dtype != torch.int64:
         raise InputError(
-            f"a kernel that records what a scale does not hold needs a record of two int64, not {record.dtype} of "
-            f"shape {tuple(record.shape)}; make it as torch.zeros(2, dtype=torch.int64, device=x.device)"
+            "a kernel that counts what a scale does not hold needs overflow_stats of two int64, not "
+            f"{overflow_stats.dtype} of shape {tuple(overflow_stats.shape)}; make them as torch.zeros(2, "
+            "dtype=torch.int64, device=x.device)"
         )
 
 

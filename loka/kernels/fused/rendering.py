@@ -11,12 +11,16 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from loka.devices.launches import Tiling
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEFAULT
 from loka.errors import InputError
-from loka.kernels.fused.cast_transpose import cast_transpose_text, matrix_text
+from loka.kernels.fused.cast_transpose import matrix_values
+from loka.kernels.fused.cast_transpose.cast_transpose_values import cast_transpose_values
 from loka.kernels.fused.cast_transpose.fused_cast_transpose import (
     FusedCastTranspose,
     TransposeTile,
-    fused_cast_transpose_views,
+    fused_cast_transpose_values,
     tile_of,
 )
 from loka.kernels.fused.cast_transpose.matrix_spec import (
@@ -29,27 +33,28 @@ from loka.kernels.fused.cast_transpose.matrix_spec import (
 from loka.kernels.fused.cross.cross_kernel import (
     CrossBackward,
     CrossConfiguration,
-    cross_backward_views,
+    cross_backward_values,
     cross_configuration,
 )
+from loka.kernels.fused.device_functions import device_functions, used_functions
 from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormBackward, ConcatNormForward
-from loka.kernels.fused.interaction.concat_norm_text import (
+from loka.kernels.fused.interaction.concat_norm_values import (
     ConcatNormConfiguration,
     concat_norm_configuration,
-    concat_norm_views,
+    concat_norm_values,
 )
 from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward
-from loka.kernels.fused.interaction.fm_text import FmConfiguration, fm_configuration, fm_views
-from loka.kernels.fused.norm import norm_text
+from loka.kernels.fused.interaction.fm_values import FmConfiguration, fm_configuration, fm_values
+from loka.kernels.fused.kernel_values import KernelValues
 from loka.kernels.fused.norm.norm_launch import Configuration, configuration
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec
+from loka.kernels.fused.norm.norm_values import norm_values, wide_norm_values
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
 from loka.kernels.fused.norm.wide_norm_launch import WideConfiguration, wide_configuration
-from loka.kernels.fused.norm.wide_norm_text import wide_backward_views, wide_forward_views
-from loka.kernels.fused.reduce import product_text
-from loka.kernels.fused.triton_gemm import gemm_text, gemm_tiling, grouped_gemm_text, split_gemm_text
-from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
-from loka.kernels.fused.triton_gemm.gemm_tiling import Tiling
+from loka.kernels.fused.reduce.products_values import products_values
+from loka.kernels.fused.triton_gemm import gemm_tiling
+from loka.kernels.fused.triton_gemm.gemm_spec import GemmSpec, GroupedGemm, TiledGemm
+from loka.kernels.fused.triton_gemm.gemm_values import gemm_values, grouped_gemm_values
 from loka.templating.templates import KERNELS, Templates
 
 KERNELS_FILE = "triton_kernels.py"
@@ -76,6 +81,8 @@ AnyConfiguration = (
 )
 
 _SUFFIX = ".py.j2"
+_KERNEL_LAYOUT = KERNELS + "kernel" + _SUFFIX
+_OPERATOR_LAYOUT = KERNELS + "operator" + _SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,71 +93,64 @@ class Rendered:
     name: str  # of the operator: the function's with a digest of the text
     text: str  # the Triton kernel and its host function; no imports
     operator: str  # reference, shapes and registration of the operator; no imports
-    digest: str  # sha256 of `text`
+    digest: str  # sha256 of `text` and of the device functions that it calls
     parameters: tuple[str, ...]  # of the operator, in order; a plain forward and `Reduce` take dtypes as well
     results: tuple[str, ...]  # of the operator, in order; one is no tuple
 
 
-def render(spec: AnySpec, templates: Templates, launched: AnyConfiguration | None = None) -> Rendered:
-    """A kernel for `spec`. `launched` overrides how it is launched, to measure others: of the spec's own kind."""
-    family, views = _views(spec, launched)
-    text = templates.render(KERNELS + family + _SUFFIX, views.kernel)
-    digest = hashlib.sha256(text.encode()).hexdigest()
+def render(
+    spec: AnySpec,
+    templates: Templates,
+    launched: AnyConfiguration | None = None,
+    device: DeviceSpec = DEFAULT,
+) -> Rendered:
+    """A kernel for `spec` on a device. `launched`, of the spec's own kind, overrides how it is launched there."""
+    values = _values(spec, launched, device)
+    template, context = KERNELS + values.family + _SUFFIX, values.context()
+    text = templates.render(template, {**context, "layout": _KERNEL_LAYOUT, "on_gpu": True})
+    called = used_functions([text], device_functions(templates))
+    digest = hashlib.sha256("".join((*called, text)).encode()).hexdigest()
     name = f"{spec.function}_{digest[:8]}"
-    changes = [parameter for parameter in spec.parameters if parameter == "record"]
-    registration = norm_text.registration(spec.function, name, changes)
-    operator = templates.render(KERNELS + "operator" + _SUFFIX, {**views.operator, "registration": registration})
+    operator = templates.render(template, {**context, "layout": _OPERATOR_LAYOUT, "on_gpu": False, "name": name})
     return Rendered(spec.function, name, text, operator, digest, spec.parameters, spec.results)
 
 
-def _views(spec: AnySpec, launched: AnyConfiguration | None) -> tuple[str, norm_text.Views]:
-    """A spec's template, and what it is given."""
+def _values(spec: AnySpec, launched: AnyConfiguration | None, device: DeviceSpec) -> KernelValues:
+    """What a spec's template is given."""
     match spec:
         case TiledGemm():
-            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec)
-            return "gemm", gemm_text.gemm_views(spec, tiled)
-        case SplitGemm():
-            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec)
-            return "split_gemm", split_gemm_text.split_gemm_views(spec, tiled)
-        case BatchedGemm():
-            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec)
-            return "batched_gemm", grouped_gemm_text.batched_gemm_views(spec, tiled)
+            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec, device)
+            return gemm_values(spec, tiled)
         case GroupedGemm():
-            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec)
-            return "grouped_gemm", grouped_gemm_text.grouped_gemm_views(spec, tiled)
+            tiled = launched if isinstance(launched, Tiling) else gemm_tiling.tiling(spec, device)
+            return grouped_gemm_values(spec, tiled)
         case NormForward() | NormBackward():
             if spec.width > LARGEST_HELD:
-                wide = launched if isinstance(launched, WideConfiguration) else wide_configuration(spec)
-                if isinstance(spec, NormForward):
-                    return "wide_norm_forward", wide_forward_views(spec, wide)
-                return "wide_norm_backward", wide_backward_views(spec, wide)
-            chosen = launched if isinstance(launched, Configuration) else configuration(spec)
-            family = "norm_forward" if isinstance(spec, NormForward) else "norm_backward"
-            return family, norm_text.norm_views(spec, chosen)
-        case RequantizeTranspose():
-            return "requantize_transpose", matrix_text.requantize_transpose_views(spec)
-        case Transpose():
-            return "transpose", matrix_text.transpose_views(spec)
+                wide = launched if isinstance(launched, WideConfiguration) else wide_configuration(spec, device)
+                return wide_norm_values(spec, wide)
+            chosen = launched if isinstance(launched, Configuration) else configuration(spec, device)
+            return norm_values(spec, chosen)
+        case RequantizeTranspose() | Transpose():
+            return matrix_values.transpose_values(spec)
         case Reduce():
-            return "reduce", matrix_text.reduce_views(spec)
+            return matrix_values.reduce_values(spec)
         case Products():
-            return "products", product_text.product_views(spec)
+            return products_values(spec)
         case FusedCastTranspose():
-            whole = launched if isinstance(launched, TransposeTile) else tile_of(spec.spec)
-            return "fused_cast_transpose", fused_cast_transpose_views(spec, whole)
+            whole = launched if isinstance(launched, TransposeTile) else tile_of(spec.spec, device)
+            return fused_cast_transpose_values(spec, whole)
         case CastTranspose():
-            return "cast_transpose", cast_transpose_text.cast_transpose_views(spec)
+            return cast_transpose_values(spec)
         case FmForward() | FmBackward():
-            mixing = launched if isinstance(launched, FmConfiguration) else fm_configuration(spec)
-            family = "mix_forward" if isinstance(spec, FmForward) else "mix_backward"
-            return family, fm_views(spec, mixing)
+            interacting = launched if isinstance(launched, FmConfiguration) else fm_configuration(spec, device)
+            return fm_values(spec, interacting)
         case ConcatNormForward() | ConcatNormBackward():
-            joining = launched if isinstance(launched, ConcatNormConfiguration) else concat_norm_configuration(spec)
-            family = "join_forward" if isinstance(spec, ConcatNormForward) else "join_backward"
-            return family, concat_norm_views(spec, joining)
+            usual = concat_norm_configuration(spec, device)
+            concatenating = launched if isinstance(launched, ConcatNormConfiguration) else usual
+            return concat_norm_values(spec, concatenating)
         case CrossBackward():
-            crossing = launched if isinstance(launched, CrossConfiguration) else cross_configuration(spec)
-            return "cross_backward", cross_backward_views(spec, crossing)
+            crossing = launched if isinstance(launched, CrossConfiguration) else cross_configuration(spec, device)
+            return cross_backward_values(spec, crossing)
 
 
 def render_files(kernels: Sequence[Rendered], templates: Templates, subject: str, stamp: str = "") -> dict[str, str]:
@@ -164,7 +164,11 @@ def render_files(kernels: Sequence[Rendered], templates: Templates, subject: str
         if by_function[kernel.function] != kernel:
             raise InputError(f"two different kernels are called {kernel.function}; render them in one configuration")
     ordered = [by_function[function] for function in sorted(by_function)]
-    texts = {KERNELS_FILE: [k.text for k in ordered], OPERATORS_FILE: [k.operator for k in ordered]}
+    called = used_functions([kernel.text for kernel in ordered], device_functions(templates))
+    texts = {
+        KERNELS_FILE: [*called, *(kernel.text for kernel in ordered)],
+        OPERATORS_FILE: [kernel.operator for kernel in ordered],
+    }
     return {
         file: templates.render(
             f"{KERNELS}{file}.j2",

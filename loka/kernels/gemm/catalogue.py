@@ -17,15 +17,13 @@ import torch
 
 from loka.errors import InputError
 from loka.kernels.gemm import fbgemm, mslk
-from loka.kernels.gemm.gemm_kernel import HOPPER_TARGETS, REFERENCE_TARGET, GemmSizes, Kernel, gemm_sizes
+from loka.kernels.gemm.gemm_kernel import GemmSizes, Kernel, gemm_sizes
 from loka.kernels.gemm.torch_gemm import NATIVE, SCALED_MM, Native, ScaledMM
 
 __all__ = [
     "GEMM_KERNELS",
-    "HOPPER_TARGETS",
     "NATIVE",
     "PREFERRED",
-    "REFERENCE_TARGET",
     "SCALED_MM",
     "GemmSizes",
     "Kernel",

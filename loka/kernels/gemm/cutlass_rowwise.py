@@ -11,30 +11,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from loka.devices.targets import spec_of
 from loka.errors import InputError
 from loka.kernels import call_counters
 from loka.kernels.gemm import gemm_operator, scaled_mm_layout
-from loka.kernels.gemm.gemm_kernel import (
-    BFLOAT16,
-    REFERENCE_TARGET,
-    GemmSizes,
-    check_target,
-    gemm_sizes,
-    refuse_range,
-    refuse_sizes,
-)
+from loka.kernels.gemm.gemm_kernel import BFLOAT16, GemmSizes, gemm_sizes, refuse_range, refuse_sizes
 from loka.kernels.gemm.gpu_here import has_fp8
 from loka.kernels.gemm.library import Library, loaded_operator
 from loka.numerics.enums import Accumulation, Format, Gemm, Scaling
 from loka.numerics.formats import FORMATS
-
-if TYPE_CHECKING:
-    from loka.policy.cascade.settings import OperandRecipe
+from loka.numerics.recipe import OperandPair
 
 CAPABILITY = (9, 0)
 WRITTEN = torch.bfloat16
@@ -55,7 +45,7 @@ class CutlassRowwise:
     def unsupported_reason(
         self,
         gemm: Gemm,
-        operands: tuple[OperandRecipe, OperandRecipe],
+        operands: OperandPair,
         accumulation: Accumulation,
         padding: bool,
         m: int,
@@ -65,14 +55,14 @@ class CutlassRowwise:
         dtype: str = BFLOAT16,
     ) -> str | None:
         """Rowwise scales, e4m3, results in bfloat16; the reference takes every size."""
-        check_target(target)
+        device = spec_of(target)
         first, second = operands
         refusal = refuse_range(gemm, operands) or _refuse_recipe(
             (first.scaling.value, second.scaling.value), (first.format, second.format), self.library.name
         )
         if refusal is None and dtype != BFLOAT16:
             refusal = f"{self.library.name} writes bfloat16, and the model computes in {dtype}"
-        if refusal is None and not padding and target != REFERENCE_TARGET:
+        if refusal is None and not padding and not device.is_reference:
             refusal = refuse_sizes(gemm, gemm_sizes(gemm, m, k, n), MULTIPLES)
         return refusal
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from loka.errors import InputError
 from loka.kernels.gemm.library import Library
-from loka.numerics.enums import OPERANDS, Accumulation, Gemm, Range
+from loka.numerics.enums import OPERANDS, Accumulation, Gemm
+from loka.numerics.recipe import OperandPair
 
-if TYPE_CHECKING:  # a training machine imports this room without the policy's dependencies
-    from loka.policy.cascade.settings import OperandRecipe
-
-REFERENCE_TARGET = "reference"
-HOPPER_TARGETS = ("h100", "h200")
 BFLOAT16 = "bfloat16"
 
 
@@ -56,7 +51,7 @@ class Kernel(Protocol):
     def unsupported_reason(
         self,
         gemm: Gemm,
-        operands: tuple[OperandRecipe, OperandRecipe],
+        operands: OperandPair,
         accumulation: Accumulation,
         padding: bool,
         m: int,
@@ -78,17 +73,10 @@ class Kernel(Protocol):
         ...
 
 
-def check_target(target: str) -> None:
-    """Raise InputError unless the target is one that plans are decided for."""
-    known = (*HOPPER_TARGETS, REFERENCE_TARGET)
-    if target not in known:
-        raise InputError(f"target {target!r} is not known; it can be {', '.join(known)}")
-
-
-def refuse_range(gemm: Gemm, operands: tuple[OperandRecipe, OperandRecipe]) -> str | None:
+def refuse_range(gemm: Gemm, operands: OperandPair) -> str | None:
     """Why an operand cannot be quantised, whatever multiplies it: a static scale without its maximum."""
     for operand, recipe in zip(OPERANDS[gemm], operands, strict=True):
-        if recipe.range is Range.STATIC and recipe.amax is None:
+        if recipe.lacks_amax:
             return f"{gemm.value}.{operand.value} has a static scale but no amax; give amax, or use range: dynamic"
     return None
 

@@ -1,7 +1,7 @@
-"""The operators `loka::mm_by_rows` and `loka::mm_by_columns`: a GEMM whose kernel depends on the rows of the batch.
+"""The operators `loka::mm_by_m_bucket` and `loka::mm_by_k_bucket`: a GEMM whose kernel depends on the batch's rows.
 
-    loka::mm_by_rows(Tensor a, Tensor scale_a, Tensor b, Tensor scale_b, str scaling_a, str scaling_b, ScalarType dtype,
-                     bool fast, SymInt counter_id, str table, Tensor? bias=None) -> Tensor
+    loka::mm_by_m_bucket(Tensor a, Tensor scale_a, Tensor b, Tensor scale_b, str scaling_a, str scaling_b,
+                         ScalarType dtype, bool fast, SymInt counter_id, str table, Tensor? bias=None) -> Tensor
 
 As the other GEMMs (`gemm_operator`), and a table that the plan has decided: "2048: fbgemm.rowwise, 8192: mslk.rowwise"
 says that up to 2048 rows run on the catalogue's kernel fbgemm.rowwise, and all others on mslk.rowwise. The batch's rows
@@ -32,15 +32,15 @@ from loka.kernels.gemm.gemm_operator import GemmFunction
 _ENTRY = re.compile(r"(\d+): ([a-z0-9_.]+)")
 
 
-def table_text(by_rows: Sequence[tuple[int, str]]) -> str:
+def table_text(m_buckets: Sequence[tuple[int, str]]) -> str:
     """A table, (most rows, kernel) ascending, as the operator takes it; the last kernel has no limit.
 
     Raises InputError where it is empty or does not ascend.
     """
-    limits = [limit for limit, _ in by_rows]
+    limits = [limit for limit, _ in m_buckets]
     if not limits or limits != sorted(set(limits)) or limits[0] < 0:
         raise InputError(f"a table of kernels by rows has limits that ascend, not {limits}")
-    return ", ".join(f"{limit}: {kernel}" for limit, kernel in by_rows)
+    return ", ".join(f"{limit}: {kernel}" for limit, kernel in m_buckets)
 
 
 def parse_table(text: str) -> tuple[tuple[int, str], ...]:
@@ -105,8 +105,8 @@ def _register(name: str, dimension: int) -> torch._ops.OpOverload:
     return overload
 
 
-_by_rows = _register("mm_by_rows", dimension=0)
-_by_columns = _register("mm_by_columns", dimension=1)
+_m_bucket = _register("mm_by_m_bucket", dimension=0)
+_k_bucket = _register("mm_by_k_bucket", dimension=1)
 
 
 def mm_by_m_bucket(
@@ -127,7 +127,7 @@ def mm_by_m_bucket(
     Scales are float32, two-dimensional. Raises InputError where the table is malformed, the chosen kernel refuses the
     operands, or its library is missing.
     """
-    out: Tensor = _by_rows(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, table, bias)
+    out: Tensor = _m_bucket(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, table, bias)
     return out
 
 
@@ -145,5 +145,5 @@ def mm_by_k_bucket(
     bias: Tensor | None = None,
 ) -> Tensor:
     """The operator for wgrad, as `mm_by_m_bucket`, where the batch is C: a is (R, C), b (S, C), the result (R, S)."""
-    out: Tensor = _by_columns(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, table, bias)
+    out: Tensor = _k_bucket(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, table, bias)
     return out

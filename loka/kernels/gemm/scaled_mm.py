@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import ScalingType
 
+from loka.devices.targets import DEFAULT_TARGET
 from loka.errors import InputError
 from loka.kernels import call_counters
 from loka.kernels.gemm import gemm_operator, scaled_mm_layout, scaled_mm_limits
@@ -51,9 +52,11 @@ def _cuda(
 ) -> Tensor:
     if not has_fp8(a.device.index):
         return _reference(a, scale_a, b, scale_b, scaling_a, scaling_b, dtype, fast, counter_id, bias)
-    refusal = _refusal(scaling_a, scaling_b, a.dtype, b.dtype, fast)
+    refusal = _refusal(scaling_a, scaling_b, a.dtype, b.dtype, fast, a.device.index)
     if refusal is not None:
-        raise InputError(f"loka::scaled_mm on this GPU: {refusal}, or run a package generated for it (target: h100)")
+        raise InputError(
+            f"loka::scaled_mm on this GPU: {refusal}, or run a package generated for it (target: {DEFAULT_TARGET})"
+        )
     call_counters.increment(counter_id, KERNEL)
     rows, columns = a.shape[0], b.shape[0]
     if bias is not None:
@@ -61,8 +64,9 @@ def _cuda(
     if a.numel() == 0 or columns == 0:
         return gemm_operator.empty_product(a, b, dtype, bias)
     first, second = Scaling(scaling_a), Scaling(scaling_b)
-    a = scaled_mm_layout.pad_operand(a, scaled_mm_limits.row_alignment(first), scaled_mm_limits.ALIGNMENT)
-    b = scaled_mm_layout.pad_operand(b, scaled_mm_limits.ALIGNMENT, scaled_mm_limits.ALIGNMENT)
+    limits = scaled_mm_limits.limits_of(a.device.index)
+    a = scaled_mm_layout.pad_operand(a, limits.row_multiple(first), limits.alignment)
+    b = scaled_mm_layout.pad_operand(b, limits.alignment, limits.alignment)
     fused = bias if bias is not None and _takes_bias(first, second, dtype, bias.dtype) else None
     out = F.scaled_mm(
         a,
@@ -87,7 +91,9 @@ def _takes_bias(first: Scaling, second: Scaling, dtype: torch.dtype, bias: torch
 
 
 @cache
-def _refusal(scaling_a: str, scaling_b: str, dtype_a: torch.dtype, dtype_b: torch.dtype, fast: bool) -> str | None:
+def _refusal(
+    scaling_a: str, scaling_b: str, dtype_a: torch.dtype, dtype_b: torch.dtype, fast: bool, device: int
+) -> str | None:
     formats: list[Format] = []
     for name, dtype in (("a", dtype_a), ("b", dtype_b)):
         if dtype not in _FORMAT_OF:
@@ -95,7 +101,10 @@ def _refusal(scaling_a: str, scaling_b: str, dtype_a: torch.dtype, dtype_b: torc
         formats.append(_FORMAT_OF[dtype])
     accumulation = Accumulation.FAST if fast else Accumulation.PRECISE
     return scaled_mm_limits.refuse_recipe(
-        (Scaling(scaling_a), Scaling(scaling_b)), (formats[0], formats[1]), accumulation
+        (Scaling(scaling_a), Scaling(scaling_b)),
+        (formats[0], formats[1]),
+        accumulation,
+        scaled_mm_limits.limits_of(device),
     )
 
 

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from loka.devices.targets import spec_of
 from loka.kernels.gemm import scaled_mm, scaled_mm_limits
-from loka.kernels.gemm.gemm_kernel import (
-    BFLOAT16,
-    REFERENCE_TARGET,
-    GemmSizes,
-    check_target,
-    gemm_sizes,
-    refuse_range,
-    refuse_sizes,
-)
+from loka.kernels.gemm.gemm_kernel import BFLOAT16, GemmSizes, gemm_sizes, refuse_range, refuse_sizes
 from loka.kernels.gemm.gpu_here import FP8_CAPABILITY, unsupported_device
 from loka.numerics.enums import Accumulation, Gemm
-
-if TYPE_CHECKING:
-    from loka.policy.cascade.settings import OperandRecipe
+from loka.numerics.recipe import OperandPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +23,7 @@ class ScaledMM:
     def unsupported_reason(
         self,
         gemm: Gemm,
-        operands: tuple[OperandRecipe, OperandRecipe],
+        operands: OperandPair,
         accumulation: Accumulation,
         padding: bool,
         m: int,
@@ -42,19 +32,18 @@ class ScaledMM:
         target: str,
         dtype: str = BFLOAT16,
     ) -> str | None:
-        """The reference takes every recipe and size; Hopper's kernel what `kernels.gemm.scaled_mm_limits` says."""
-        check_target(target)
+        """The reference takes every recipe and size; a device's kernel what its `ScaledMMLimits` say."""
+        device = spec_of(target)
         refusal = refuse_range(gemm, operands)
-        if refusal is not None or target == REFERENCE_TARGET:
+        if refusal is not None or device.is_reference:
             return refusal
         first, second = operands
         refusal = scaled_mm_limits.refuse_recipe(
-            (first.scaling, second.scaling), (first.format, second.format), accumulation
+            (first.scaling, second.scaling), (first.format, second.format), accumulation, device.scaled_mm
         )
         if refusal is None and not padding:
-            multiples = GemmSizes(
-                scaled_mm_limits.row_alignment(first.scaling), scaled_mm_limits.ALIGNMENT, scaled_mm_limits.ALIGNMENT
-            )
+            limits = device.scaled_mm
+            multiples = GemmSizes(limits.row_multiple(first.scaling), limits.alignment, limits.alignment)
             refusal = refuse_sizes(gemm, gemm_sizes(gemm, m, k, n), multiples)
         return refusal
 
@@ -78,7 +67,7 @@ class Native:
     def unsupported_reason(
         self,
         gemm: Gemm,
-        operands: tuple[OperandRecipe, OperandRecipe],
+        operands: OperandPair,
         accumulation: Accumulation,
         padding: bool,
         m: int,
@@ -88,7 +77,7 @@ class Native:
         dtype: str = BFLOAT16,
     ) -> str | None:
         """What the model runs, it can run."""
-        check_target(target)
+        spec_of(target)
         return None
 
     def unavailable_reason(self) -> str | None:

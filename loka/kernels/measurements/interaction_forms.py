@@ -1,8 +1,8 @@
 """The forms of interactions: everything but the number of samples and the dtype that a part of one depends on.
 
-A part holds the form in its `around`, in words: "64 embeddings, rank 32, 32 sums, passing" of a mixing layer,
-"32 + 32 rows, residual, layer_norm, weight, bias" of a join, "bias, itself, passing" of a cross layer. What is passed
-on matters to the gradients alone, and a forward's part does not name it.
+A part holds the form in its `around`, in words: "64 embeddings, rank 32, 32 sums, passing" of an FM interaction,
+"32 + 32 rows, residual, layer_norm, weight, bias" of a concat_norm, "bias, itself, passing" of a cross layer. What is
+passed on matters to the gradients alone, and a forward's part does not name it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ PASSING, RESIDUAL, WEIGHT, BIAS, ITSELF = "passing", "residual", "weight", "bias
 
 
 @dataclass(frozen=True, slots=True)
-class Mixing:
-    """A mixing layer of samples (n, d): pairwise products at low rank, and weighted sums."""
+class FmForm:
+    """An FM interaction of samples (n, d): pairwise products at low rank, and weighted sums."""
 
     embeddings: int  # n
     rank: int
@@ -41,12 +41,12 @@ class Mixing:
 
 
 @dataclass(frozen=True, slots=True)
-class Joining:
-    """A join of samples: parts of so many rows one after another, a residual, and a norm."""
+class ConcatNormForm:
+    """A norm over concatenated samples: parts of so many rows one after another, a residual, and a norm."""
 
     rows: tuple[int, ...]  # of each part
     residual: bool
-    norm: str  # one of `join_specs.NORMS`
+    norm: str  # one of `concat_norm_spec.NORMS`
     weight: bool
     bias: bool
 
@@ -63,7 +63,7 @@ class Joining:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class CrossForm:
     """A cross layer: factor * (product + bias) + residual."""
 
     bias: bool
@@ -80,12 +80,12 @@ class Crossing:
         return columns * (5 + self.passing if backward else 4 - self.itself)
 
 
-Form = Mixing | Joining | Crossing
+Form = FmForm | ConcatNormForm | CrossForm
 
 _WORKS: dict[type[Form], tuple[PartKind, PartKind]] = {
-    Mixing: (PartKind.MIX, PartKind.MIX_BACKWARD),
-    Joining: (PartKind.JOIN, PartKind.JOIN_BACKWARD),
-    Crossing: (PartKind.CROSS, PartKind.CROSS_BACKWARD),
+    FmForm: (PartKind.FM_INTERACTION, PartKind.FM_INTERACTION_BACKWARD),
+    ConcatNormForm: (PartKind.CONCAT_NORM, PartKind.CONCAT_NORM_BACKWARD),
+    CrossForm: (PartKind.CROSS, PartKind.CROSS_BACKWARD),
 }
 _NUMBER = re.compile(r"\d+")
 BACKWARDS = frozenset(backward for _, backward in _WORKS.values())
@@ -94,7 +94,7 @@ BACKWARDS = frozenset(backward for _, backward in _WORKS.values())
 def parts_of(form: Form, samples: int, columns: int, kernel: str, dtype: str = "bfloat16") -> tuple[Part, Part]:
     """The forward and the gradients of an interaction, as parts."""
     first, second = _WORKS[type(form)]
-    forward = form if isinstance(form, Joining) else replace(form, passing=False)
+    forward = form if isinstance(form, ConcatNormForm) else replace(form, passing=False)
     return (
         Part(first, kernel, samples, columns, dtype=dtype, around=forward.words),
         Part(second, kernel, samples, columns, dtype=dtype, around=form.words),
@@ -122,32 +122,32 @@ def form_of(work: PartKind, around: str) -> Form:
     words = around.split(", ") if around else []
     try:
         match family(work):
-            case PartKind.MIX:
-                return _mixing(words)
-            case PartKind.JOIN:
-                return _joining(words)
+            case PartKind.FM_INTERACTION:
+                return _fm_form(words)
+            case PartKind.CONCAT_NORM:
+                return _concat_norm_form(words)
             case PartKind.CROSS:
                 _check_words(words, (BIAS, ITSELF, PASSING))
-                return Crossing(BIAS in words, ITSELF in words, PASSING in words)
+                return CrossForm(BIAS in words, ITSELF in words, PASSING in words)
     except ValueError as error:
         raise InputError(f"no {work.value} has the form {around!r}: {error}; measure it again") from error
     raise InputError(f"{work.value} is no interaction, and has no form")
 
 
-def _mixing(words: Sequence[str]) -> Mixing:
+def _fm_form(words: Sequence[str]) -> FmForm:
     embeddings, rank, *rest = words
     sums = [int(word.removesuffix(" sums")) for word in rest if word.endswith(" sums")]
     _check_words([word for word in rest if not word.endswith(" sums")], (PASSING,))
     sizes = int(embeddings.removesuffix(" embeddings")), int(rank.removeprefix("rank "))
-    return Mixing(*sizes, sums[0] if sums else 0, PASSING in rest)
+    return FmForm(*sizes, sums[0] if sums else 0, PASSING in rest)
 
 
-def _joining(words: Sequence[str]) -> Joining:
+def _concat_norm_form(words: Sequence[str]) -> ConcatNormForm:
     rows, *rest = words
     (norm,) = [word for word in rest if word in NORMS]
     _check_words(rest, (RESIDUAL, norm, WEIGHT, BIAS))
     counts = tuple(map(int, rows.removesuffix(" rows").split(" + ")))
-    return Joining(counts, RESIDUAL in rest, norm, WEIGHT in rest, BIAS in rest)
+    return ConcatNormForm(counts, RESIDUAL in rest, norm, WEIGHT in rest, BIAS in rest)
 
 
 def _check_words(words: Sequence[str], known: Sequence[str]) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEFAULT
 from loka.kernels.measurements.measurement import Measurement
 from loka.kernels.measurements.part_bounds import bound_us, element_bytes
 from loka.kernels.measurements.parts import Part, PartKind
@@ -62,7 +64,7 @@ class Table:
     below: list[Table | Point] = field(default_factory=list)
 
     @classmethod
-    def of(cls, measurements: Sequence[Measurement]) -> Table:
+    def of(cls, measurements: Sequence[Measurement], device: DeviceSpec = DEFAULT) -> Table:
         """A table of measurements of one kind; there is at least one."""
         root = cls()
         for axes, index in sorted((axes_of(each.part), index) for index, each in enumerate(measurements)):
@@ -70,7 +72,8 @@ class Table:
             table = root
             for value in axes[:-1]:
                 table = table._child(value)
-            table._put(axes[-1], Point(each, Near(each.us / bound_us(each.part), each.spread, each.us, each.us)))
+            share = each.us / bound_us(each.part, device)
+            table._put(axes[-1], Point(each, Near(share, each.spread, each.us, each.us)))
         return root
 
     def _child(self, value: int) -> Table:

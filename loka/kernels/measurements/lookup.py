@@ -34,6 +34,8 @@ from functools import cached_property
 from math import hypot, log
 from pathlib import Path
 
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEFAULT, spec_of
 from loka.errors import InputError
 from loka.kernels.measurements.interaction_forms import unlike
 from loka.kernels.measurements.interpolate import Table, axes_of, is_aligned
@@ -55,6 +57,7 @@ _SHIPPED_AGAIN = "it came with LoKA: install LoKA again, or name a file of your 
 class _Known:
     """The measurements of one kind, those with right numbers and those with wrong ones, by alignment."""
 
+    device: DeviceSpec
     right: dict[bool, list[Measurement]] = field(default_factory=dict)
     wrong: dict[bool, list[Measurement]] = field(default_factory=dict)
     tables: dict[tuple[bool, bool], Table] = field(default_factory=dict)  # by (right, aligned), made when first asked
@@ -65,7 +68,7 @@ class _Known:
         if found is None:
             return None
         if (right, aligned) not in self.tables:
-            self.tables[right, aligned] = Table.of(found)
+            self.tables[right, aligned] = Table.of(found, self.device)
         return self.tables[right, aligned]
 
     def right_table(self, part: Part) -> Table | None:
@@ -82,8 +85,9 @@ class _Known:
 class Measurements(PartCosts):
     """Measured parts of one machine, in memory, read-only."""
 
-    def __init__(self, measured: MeasuredSet, name: str) -> None:
-        """From a set that was read."""
+    def __init__(self, measured: MeasuredSet, name: str, device: DeviceSpec = DEFAULT) -> None:
+        """From a set that was read; `device` is what it was measured on."""
+        self.device = device
         self.name = name  # of the file, as the plan names it
         self._set = measured
         self.machine = measured.machine
@@ -94,7 +98,7 @@ class Measurements(PartCosts):
         self._known: dict[PartSeries, _Known] = {}
         self._times: dict[Part, PartTime | None] = {}
         for each in self._exact.values():
-            known = self._known.setdefault(PartSeries.of(each.part), _Known())
+            known = self._known.setdefault(PartSeries.of(each.part), _Known(device))
             side = known.wrong if each.wrong else known.right
             side.setdefault(is_aligned(each.part), []).append(each)
 
@@ -112,16 +116,18 @@ class Measurements(PartCosts):
         except OSError:
             text = False  # `head_of` says what is wrong
         if text:
-            return cls(read_text(path, target), name or path.name)
+            return cls(read_text(path, target), name or path.name, spec_of(target))
         if not head_of(path):
             raise InputError(f"{path}: empty; record measurements with `loka bench kernels --record {path}`")
-        return cls(read_file(path, target), name or path.name)
+        return cls(read_file(path, target), name or path.name, spec_of(target))
 
     @classmethod
     def shipped(cls, target: str) -> Measurements | None:
         """The set that ships for a target, None where there is none. Raises InputError where it is damaged."""
         path = shipped_file(target)
-        return cls(read_text(path, target, _SHIPPED_AGAIN), f"{path.name} of LoKA") if path.exists() else None
+        if not path.exists():
+            return None
+        return cls(read_text(path, target, _SHIPPED_AGAIN), f"{path.name} of LoKA", spec_of(target))
 
     @classmethod
     def of(cls, measurements: Iterable[Measurement], machine: Versions, name: str = "measurements") -> Measurements:
@@ -209,12 +215,12 @@ class Measurements(PartCosts):
         axes = axes_of(part)
         between = table.between(axes) if is_aligned(part) in known.right else None
         if between is not None:
-            us = between.share * bound_us(part)
+            us = between.share * bound_us(part, self.device)
             return PartTime(
                 min(max(us, between.least), between.most), hypot(between.spread, HELD_OUT), TimeSource.INTERPOLATED
             )
         near = table.beside(axes)
-        return PartTime(near.share * bound_us(part), hypot(near.spread, HELD_OUT), TimeSource.ESTIMATED)
+        return PartTime(near.share * bound_us(part, self.device), hypot(near.spread, HELD_OUT), TimeSource.ESTIMATED)
 
     def _like(self, part: Part) -> PartTime | None:
         """An interaction's time by that of the nearest form: of those with most words alike, nearest in bytes."""
@@ -222,7 +228,7 @@ class Measurements(PartCosts):
         for kind in self._known:
             if (kind.work, kind.kernel, kind.dtype) == (part.work, part.kernel, part.dtype):
                 other = replace(part, around=kind.around)
-                scale = bound_us(part) / bound_us(other)
+                scale = bound_us(part, self.device) / bound_us(other, self.device)
                 near.append((unlike(part, other), abs(log(scale)), kind.around, scale))
         for _, _, around, scale in sorted(near):
             timed = self.time(replace(part, around=around))

@@ -5,16 +5,11 @@ Only ratios of bounds of one kind of part are used, so that what a device reache
 
 from __future__ import annotations
 
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEFAULT
 from loka.kernels.measurements.interaction_forms import moved as elements_moved
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartKind
 
-# Measured on an H100: a copy of 1 GiB; products of 8192 x 8192 x 8192, in TF32 of 8192 x 2048 x 2048 (docs/bench.md).
-BANDWIDTH = 2.43e12  # bytes a second
-FP8_FLOPS = 1277e12
-FLOPS = {"bfloat16": 732e12, "float16": 732e12, "float32": 344e12}
-# What kernels of mixing layers and joins were measured to read and write (docs/results/LOG.md, "where Wukong small's
-# step went": 1.07 GB of a join's gradients in 379 us, 0.80 GB of its forward in 283 us).
-INTERACTION_BANDWIDTH = 2.9e12  # bytes a second
 # What a kernel takes however little it does. An assumption: the smallest GEMMs measured in graphs take 3.2 us in all.
 START_US = 2.0
 
@@ -33,26 +28,26 @@ def element_bytes(dtype: str) -> int:
     return 4 if dtype == "float32" else 2
 
 
-def bound_us(part: Part) -> float:
+def bound_us(part: Part, device: DeviceSpec = DEFAULT) -> float:
     """Microseconds below which a part hardly goes; it grows with each of its sizes."""
     element = element_bytes(part.dtype)
     if part.work in INTERACTIONS:
-        return START_US + 1e6 * elements_moved(part) * element / BANDWIDTH
+        return START_US + 1e6 * elements_moved(part) * element / device.bandwidth
     if part.work is not PartKind.GEMM:
         plain, quantised = _PASSES[part.work]
-        return START_US + 1e6 * part.rows * part.columns * (plain * element + quantised) / BANDWIDTH
+        return START_US + 1e6 * part.rows * part.columns * (plain * element + quantised) / device.bandwidth
     operand = 1 if part.recipe else element
     moved = operand * part.contraction * (part.rows + part.columns) + element * part.rows * part.columns
-    peak = FP8_FLOPS if part.recipe else FLOPS.get(part.dtype, FLOPS["bfloat16"])
+    peak = device.flops["e4m3"] if part.recipe else device.flops.get(part.dtype, device.flops["bfloat16"])
     flops = 2 * part.rows * part.columns * part.contraction
-    return START_US + 1e6 * max(moved / BANDWIDTH, flops / peak)
+    return START_US + 1e6 * max(moved / device.bandwidth, flops / peak)
 
 
-def interaction_us(part: Part) -> float:
+def interaction_us(part: Part, device: DeviceSpec = DEFAULT) -> float:
     """What a rendered kernel of an interaction is expected to take where none was measured, in microseconds."""
-    return START_US + 1e6 * elements_moved(part) * element_bytes(part.dtype) / INTERACTION_BANDWIDTH
+    return START_US + 1e6 * elements_moved(part) * element_bytes(part.dtype) / device.interaction_bandwidth
 
 
-def added_us(rows: int, columns: int, dtype: str) -> float:
+def added_us(rows: int, columns: int, dtype: str, device: DeviceSpec = DEFAULT) -> float:
     """What a pass takes that adds two matrices, in microseconds."""
-    return START_US + 1e6 * 3 * rows * columns * element_bytes(dtype) / BANDWIDTH
+    return START_US + 1e6 * 3 * rows * columns * element_bytes(dtype) / device.bandwidth

@@ -21,21 +21,21 @@ class PartKind(StrEnum):
     FORWARD = "forward"  # norm and activation
     BACKWARD = "backward"  # their gradient, with the sums for their parameters
     COPY = "copy"  # transposed in the model's dtype, or converted
-    # Interactions, forward and gradients; rows are samples (of a cross layer: rows), columns an embedding's dimension
-    # (of a cross layer: its width).
-    MIX = "mix"
-    MIX_BACKWARD = "mix-backward"
-    JOIN = "join"
-    JOIN_BACKWARD = "join-backward"
+    # Interactions, forward and gradients, by the names that recordings hold; rows are samples (of a cross layer: rows),
+    # columns an embedding's dimension (of a cross layer: its width).
+    FM_INTERACTION = "mix"
+    FM_INTERACTION_BACKWARD = "mix-backward"
+    CONCAT_NORM = "join"
+    CONCAT_NORM_BACKWARD = "join-backward"
     CROSS = "cross"
     CROSS_BACKWARD = "cross-backward"
 
 
 INTERACTIONS = (
-    PartKind.MIX,
-    PartKind.MIX_BACKWARD,
-    PartKind.JOIN,
-    PartKind.JOIN_BACKWARD,
+    PartKind.FM_INTERACTION,
+    PartKind.FM_INTERACTION_BACKWARD,
+    PartKind.CONCAT_NORM,
+    PartKind.CONCAT_NORM_BACKWARD,
     PartKind.CROSS,
     PartKind.CROSS_BACKWARD,
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from loka.devices.targets import GPUS, means
 from loka.errors import InputError
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
@@ -36,8 +37,8 @@ class Versions:
         """Of the current CUDA device. Raises InputError where there is none."""
         if not torch.cuda.is_available():
             raise InputError(
-                "no CUDA device is visible, so there is nothing to measure on; record on a machine with an H100 or "
-                "H200 and a CUDA build of torch (loka doctor shows what this one has)"
+                f"no CUDA device is visible, so there is nothing to measure on; record on a machine with an {GPUS} "
+                "and a CUDA build of torch (loka doctor shows what this one has)"
             )
         major, minor = torch.cuda.get_device_capability()
         return cls(
@@ -58,9 +59,7 @@ class Versions:
 
     def is_of(self, target: str) -> bool:
         """Whether a target of policies ("h100") means this device. A part of a partitioned GPU is another device."""
-        return (
-            re.search(rf"\b{re.escape(target)}\b", self.device, re.IGNORECASE) is not None and "MIG" not in self.device
-        )
+        return means(target, self.device)
 
     def differences(self, here: Versions) -> tuple[str, ...]:
         """A line for each field, the library left out, in which `here` is not what was measured with."""

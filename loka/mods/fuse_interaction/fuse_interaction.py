@@ -12,7 +12,7 @@ from loka.graph.patterns.linear_chain import LinearChain
 from loka.kernels.fused.cross.cross_kernel import unsupported_reason as why_not_crossed
 from loka.kernels.fused.interaction.concat_norm_spec import unsupported_reason as why_not_joined
 from loka.kernels.fused.interaction.fm_spec import unsupported_reason as why_not_mixed
-from loka.kernels.measurements.interaction_forms import Crossing, Joining, Mixing
+from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, FmForm
 from loka.mods.rewriting.interactions import ChosenInteractions, Fused, FusedInteractions
 from loka.mods.rewriting.owner_scope import writer_of
 
@@ -59,7 +59,7 @@ def sites_of(mix: FmInteraction, forward: ForwardIR) -> tuple[str, ...]:
 
 def _with_passing(fused: Fused, passing: bool) -> Fused:
     """With what the form says of gradients that are added on the way."""
-    if isinstance(fused.form, Mixing | Crossing):
+    if isinstance(fused.form, FmForm | CrossForm):
         return replace(fused, form=replace(fused.form, passing=passing))
     return fused
 
@@ -95,7 +95,7 @@ def _mixes(
         else:
             sums = f", {c} weighted sums" if c else ""
             what = f"a mixing layer of {n} embeddings of {d}, rank {r}{sums}"
-            yield mix, Fused(owner, what, sites, Mixing(n, r, c), d, sites[0])
+            yield mix, Fused(owner, what, sites, FmForm(n, r, c), d, sites[0])
 
 
 def _joins(
@@ -113,7 +113,7 @@ def _joins(
         residual = " and a residual" if join.residual is not None else ""
         what = f"{'an' if norm.kind == 'rms_norm' else 'a'} {norm.kind} of {parts}{residual}, {norm.width} wide"
         vectors = norm.weight is not None, norm.bias is not None
-        form = Joining(join.rows, join.residual is not None, norm.kind, *vectors)
+        form = ConcatNormForm(join.rows, join.residual is not None, norm.kind, *vectors)
         yield join, Fused(owner, what, (), form, norm.width, _called_beside(forward, join.skipped[0]))
 
 
@@ -132,7 +132,7 @@ def _crosses(
         where = ", in the chain of its GEMMs" if inside else ""
         # A GEMM in a chain adds its bias there.
         biased = cross.bias is not None and cross.linear not in places
-        form = None if inside else Crossing(biased, cross.residual == cross.factor)
+        form = None if inside else CrossForm(biased, cross.residual == cross.factor)
         sites = _site_at(forward, cross.linear)
         beside = sites[0] if sites else ""
         yield cross, Fused(owner, f"a cross layer, {cross.width} wide{where}", sites, form, cross.width, beside)

@@ -55,8 +55,8 @@ class HardSwishPlanning:
         named: list[str] = []
         for name, module in model.module.named_modules(remove_duplicate=False):
             swish = id(module) in swishes
-            told = _multiplier(model.module, name) if swish else name
-            if not request.wants(told):
+            matched_name = _multiplier(model.module, name) if swish else name
+            if not request.wants(matched_name):
                 continue
             reason = unsupported_exchange(module, held)
             every = [_multiplier(model.module, other) if swish else other for other in names[id(module)]]
@@ -68,9 +68,9 @@ class HardSwishPlanning:
                 shared = (
                     f"it is '{others[0]}' too, which the mod does not match" if others else "it is the model itself"
                 )
-                unchanged.append(Unchanged(told, reason or shared))
+                unchanged.append(Unchanged(matched_name, reason or shared))
             else:
-                named.append(told)
+                named.append(matched_name)
                 found.append((name, type_of(module), ()))
         for op, owner, where in model.calls(request.wants, "silu", "sigmoid"):
             what = "calls F.silu" if op == "silu" else "multiplies by a sigmoid of what it multiplies"

@@ -1,7 +1,7 @@
-"""`residual_high_precision`: residual sums are computed and carried in a wider dtype.
+"""`residual_high_precision`: residual sums are computed and kept in a wider dtype.
 
 A residual sum is a + b, both locals of the forward of one shape, where one, or what it is a view of, is what the other
-is computed from, or is carried already: x + f(x), and whatever is added to that later. What the mod promises, within
+is computed from, or is widened already: x + f(x), and whatever is added to that later. What the mod promises, within
 the forward of an owner and of the children that are printed into it:
 
 - Each residual sum adds in float32 (or the model's dtype, where that is wider), and is rounded to float32 alone. What a
@@ -15,7 +15,7 @@ It is the same function at a higher precision, so not the same bits: nearer to t
 float32 nothing changes. Parameters and the keys of the state_dict stay. The price is memory: what autograd keeps of a
 stream is twice as large.
 
-With `dtype: bfloat16` a float16 model's streams are carried in bfloat16, whose range is that of float32, at less
+With `dtype: bfloat16` a float16 model's streams are kept in bfloat16, whose range is that of float32, at less
 precision; streams of any other dtype stay as they are.
 
 Chains and joins take such sums as they are, since their kernels add in float32 and give what is wider; a chain of
@@ -48,7 +48,7 @@ _WIDER = {
 
 
 def widen_residual_sums(forward: ForwardIR, dtype: str, wants: Callable[[str], bool]) -> RewrittenOwner | str:
-    """The forward with its residual sums carried in `dtype`, "float32" or "bfloat16"; or why that cannot be.
+    """The forward with its residual sums kept in `dtype`, "float32" or "bfloat16"; or why that cannot be.
 
     `wants` says of a module, by its name in the model, whether the sums that its forward writes are meant. Statements
     say by `even` which sums are of equal shapes. What was found in the forward by statements' numbers is left out.
@@ -69,14 +69,14 @@ def widen_residual_sums(forward: ForwardIR, dtype: str, wants: Callable[[str], b
 
 @dataclass(frozen=True, slots=True)
 class _ResidualStream:
-    """What of a forward is carried, by the places of statements."""
+    """What of a forward is kept in a wider dtype, by the places of statements."""
 
     sums: frozenset[int]
-    norms: Mapping[int, NormRun]  # by the first statement: those that read what is carried
+    norms: Mapping[int, NormRun]  # by the first statement: those that read what is widened
     views: frozenset[int]  # on the way to a sum or a norm
 
-    def carries(self, forward: ForwardIR) -> frozenset[str]:
-        """The locals that are carried."""
+    def widened_locals(self, forward: ForwardIR) -> frozenset[str]:
+        """The locals that are kept in a wider dtype."""
         ends = {*self.sums, *self.views, *(run.last for run in self.norms.values())}
         return frozenset(forward.statements[place].target for place in ends)
 
@@ -94,7 +94,7 @@ def _residual_stream(forward: ForwardIR, wants: Callable[[str], bool]) -> _Resid
     """The sums, the norms of them, and the views on the way from these to the next."""
     statements = forward.statements
     before: dict[str, set[str]] = {}  # the locals that a local is computed from
-    carried: set[str] = set()
+    widened: set[str] = set()
     viewed: dict[str, str] = {}  # what a local is a view of
     sums, norms, views = set(), dict[int, NormRun](), set()
     for place, statement in enumerate(statements):
@@ -103,27 +103,27 @@ def _residual_stream(forward: ForwardIR, wants: Callable[[str], bool]) -> _Resid
         if _is_view(statement):
             viewed[statement.target] = viewed.get(read[0], read[0])
         run = norm_starting_at(statements, place)
-        if _is_residual(statement, before, viewed, carried) and wants(writer_of(forward, place)):
+        if _is_residual(statement, before, viewed, widened) and wants(writer_of(forward, place)):
             sums.add(place)
-            carried.add(statement.target)
-        elif run is not None and run.source in carried and _is_closed(forward, run):
+            widened.add(statement.target)
+        elif run is not None and run.source in widened and _is_closed(forward, run):
             norms[place] = run
-            carried.add(statements[run.last].target)
-        elif _is_view(statement) and read[:1] and read[0] in carried and statement.target not in carried:
+            widened.add(statements[run.last].target)
+        elif _is_view(statement) and read[:1] and read[0] in widened and statement.target not in widened:
             views.add(place)
-            carried.add(statement.target)
+            widened.add(statement.target)
     return _ResidualStream(frozenset(sums), norms, frozenset(_leading_on(forward, sums, norms, views)))
 
 
 def _is_residual(
-    statement: Statement, before: Mapping[str, set[str]], viewed: Mapping[str, str], carried: set[str]
+    statement: Statement, before: Mapping[str, set[str]], viewed: Mapping[str, str], widened: set[str]
 ) -> bool:
     if not statement.even or statement.template not in _SUMS or statement.call is not None:
         return False
     left, right = (ref.text for ref in statement.operands)
     pairs = ((left, right), (right, left))
     related = any(viewed.get(one, one) in before.get(other, set()) for one, other in pairs)
-    return left != right and (related or left in carried or right in carried)
+    return left != right and (related or left in widened or right in widened)
 
 
 def _is_view(statement: Statement) -> bool:
@@ -148,17 +148,17 @@ def _leading_on(forward: ForwardIR, sums: set[int], norms: Mapping[int, NormRun]
 
 
 class _Writer:
-    """Writes the forward anew: carried locals get a second name, and are cast where they are first read otherwise."""
+    """Writes the forward anew: widened locals get a second name, and are cast where they are first read otherwise."""
 
     def __init__(self, forward: ForwardIR, stream: _ResidualStream, dtype: str) -> None:
         self._forward, self._stream, self._wider, self._dtype_name = forward, stream, _WIDER[dtype], dtype
-        self._carried = stream.carries(forward)
+        self._kept_wide = stream.widened_locals(forward)
         self._taken = {text.partition("=")[0].strip() for text in forward.arguments}
         self._taken |= {statement.target for statement in forward.statements}
         self._wide: dict[str, str] = {}  # a local -> its name in the wider dtype
-        self._dtypes: dict[str, Ref] = {}  # a carried local -> what has the dtype that it has in the model
-        self._sources: dict[str, Statement] = {}  # a carried local -> the statement that made it, as it was
-        self._cast: set[str] = set()  # carried locals that are there in the model's dtype, too
+        self._dtypes: dict[str, Ref] = {}  # a widened local -> what has the dtype that it has in the model
+        self._sources: dict[str, Statement] = {}  # a widened local -> the statement that made it, as it was
+        self._cast: set[str] = set()  # widened locals that are there in the model's dtype, too
         self._roots = self._widened()
         self._made: list[Statement] = []
 
@@ -173,12 +173,12 @@ class _Writer:
             for number in range(place, last + 1):
                 self._write(number, run)
             place = last + 1
-        for name in sorted(names_in(self._forward.result, self._carried)):
+        for name in sorted(names_in(self._forward.result, self._kept_wide)):
             self._narrow(name)
         return tuple(self._made), self._forward.result
 
     def _widened(self) -> frozenset[str]:
-        """The locals that enter a stream: of a sum of two that are not carried, the one that the other is made of.
+        """The locals that enter a stream: of a sum of two that are not widened, the one that the other is made of.
 
         In bfloat16 all that is added: torch adds a bfloat16 and a float16 in float32.
         """
@@ -187,8 +187,8 @@ class _Writer:
             statement = self._forward.statements[place]
             left, right = (ref.text for ref in statement.operands)
             if self._dtype_name == "bfloat16":
-                found |= {left, right} - self._carried
-            elif left not in self._carried and right not in self._carried:
+                found |= {left, right} - self._kept_wide
+            elif left not in self._kept_wide and right not in self._kept_wide:
                 found.add(left if self._is_before(left, right) else right)
         return frozenset(found)
 
@@ -208,7 +208,7 @@ class _Writer:
         self._widen(statement.target, statement.note)
 
     def _write_wide(self, statement: Statement, renamed: bool, vectors: bool) -> None:
-        """A statement on wide operands; `renamed`: its target is carried; `vectors`: all but the first are cast."""
+        """A statement on wide operands; `renamed`: its target is widened; `vectors`: all but the first are cast."""
         template = statement.template
         for number, ref in enumerate(statement.operands[1:] if vectors else (), start=1):
             if ref.text not in self._wide:
@@ -238,8 +238,8 @@ class _Writer:
             )
 
     def _read(self, ref: Ref, statement: Statement) -> Ref:
-        """An operand of a statement outside of the stream: what is carried as the model has it, but for its sizes."""
-        if ref.kind is not RefKind.LOCAL or ref.text not in self._carried:
+        """An operand of a statement outside of the stream: what is widened as the model has it, but for its sizes."""
+        if ref.kind is not RefKind.LOCAL or ref.text not in self._kept_wide:
             return ref
         if statement.template.startswith(_SIZES) and len(statement.operands) == 1:
             return replace(ref, text=self._wide[ref.text])
@@ -247,21 +247,23 @@ class _Writer:
         return ref
 
     def _narrow(self, name: str) -> None:
-        """Cast a carried local to the dtype that it has in the model, once."""
+        """Cast a widened local to the dtype that it has in the model, once."""
         if name not in self._cast:
             self._cast.add(name)
             operands = (Ref(RefKind.LOCAL, self._wide[name]), self._dtype(name))
             self._made.append(Statement(name, "to", "{0}.to({1})", operands, note=self._sources[name].note))
 
     def _dtype(self, name: str) -> Ref:
-        """The local that has the dtype of a carried one in the model; it is computed where it is first read."""
+        """The local that has the dtype of a widened one in the model; it is computed where it is first read."""
         if name in self._dtypes:
             return self._dtypes[name]
         source = self._sources[name]
         read = [ref for ref in source.operands if ref.kind is RefKind.LOCAL]
         if source.template in _SUMS:
-            parts = [self._dtype(ref.text) if ref.text in self._carried else ref for ref in read]
-            texts = [f"{{{number}}}{'' if ref.text in self._carried else '.dtype'}" for number, ref in enumerate(read)]
+            parts = [self._dtype(ref.text) if ref.text in self._kept_wide else ref for ref in read]
+            texts = [
+                f"{{{number}}}{'' if ref.text in self._kept_wide else '.dtype'}" for number, ref in enumerate(read)
+            ]
             template, operands = f"torch.promote_types({', '.join(texts)})", tuple(parts)
         elif source.op in _VIEWS and self._is_view_of_stream(name):
             self._dtypes[name] = self._dtype(read[0].text)

@@ -29,11 +29,11 @@ class SiteOutcome:
     @property
     def unchanged(self) -> tuple[Unchanged, ...]:
         """What is left, but for what goes untold; all of it where nothing was changed."""
-        taken = {site for each in self.rewritten for site in (*each.sites, each.site)}
+        changed = {site for each in self.rewritten for site in (*each.sites, each.site)}
         return tuple(
             Unchanged(name, reason)
             for name, reason in self._left.items()
-            if name not in taken and (reason not in self._usual or self._rule.names(name) or not self.rewritten)
+            if name not in changed and (reason not in self._usual or self._rule.names(name) or not self.rewritten)
         )
 
     def leave(self, names: Collection[str], reason: str) -> None:

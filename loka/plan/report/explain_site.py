@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from loka.errors import InputError
-from loka.numerics.enums import OPERANDS, Accumulation, Gemm, Range
+from loka.numerics.enums import OPERANDS, Accumulation, Gemm
 from loka.plan.evidence import ProfiledSites
 from loka.plan.plan import Candidate, KernelTime, Plan, PlannedBinding, SitePlan, StepTime
-from loka.plan.report.format import gemm_words, place_words
+from loka.plan.report.format import format_gemm, format_place
 from loka.plan.report.mod_plans import Touch, touches
-from loka.plan.report.profile_view import ProfileView, budget_of, profile_view, speed_said
-from loka.plan.select.interaction_times import kernel_names, taken_by, taken_words
+from loka.plan.report.profile_view import ProfileView, budget_of, describe_speed, profile_view
+from loka.plan.select.interaction_times import interaction_by_site, kernel_names, place_in_interaction
 from loka.policy.cascade.settings import Assignment
 
 
@@ -54,7 +54,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedTiming:
-    """What the site takes in one call, by which measurements, and the ways that were compared."""
+    """What the site takes in one call, by which measurements, and the execution options that were compared."""
 
     measurements: str
     chosen: StepTime
@@ -159,7 +159,7 @@ def explain(plan: Plan, name: str, known: ProfiledSites | None = None) -> Explan
         gemms=tuple(
             Decision(
                 gemm=gemm.gemm,
-                runs_in=gemm_words(gemm),
+                runs_in=format_gemm(gemm),
                 kernel=gemm.kernel,
                 reason=gemm.reason,
                 rejected=tuple((rejected.kernel, rejected.reason) for rejected in gemm.rejected),
@@ -169,7 +169,7 @@ def explain(plan: Plan, name: str, known: ProfiledSites | None = None) -> Explan
             for gemm in found.gemms
         ),
         fields=_fields(plan, found, dict(plan.rule_notes)),
-        evidence=_seen(found, known) if known is not None else None,
+        evidence=_profile_view(found, known) if known is not None else None,
         timing=_timing(plan, found),
         members=site.members,
         untimed=_untimed(plan, found),
@@ -189,9 +189,9 @@ def _inside(plan: Plan, name: str) -> Inside | None:
 def _untimed(plan: Plan, found: SitePlan) -> str:
     if plan.measurements is None or found.timing is not None:
         return ""
-    taken = taken_by(plan).get(found.site.name)
-    if taken is not None:
-        return f"it is {taken_words(taken)}"
+    inside = interaction_by_site(plan).get(found.site.name)
+    if inside is not None:
+        return f"it is {place_in_interaction(inside)}"
     if found.site.blocked is not None:
         return "it cannot be patched"
     return (
@@ -214,10 +214,10 @@ def _timing(plan: Plan, found: SitePlan) -> ExplainedTiming | None:
     )
 
 
-def _seen(found: SitePlan, known: ProfiledSites) -> ProfileView:
-    running = {gemm.gemm: gemm_words(gemm) for gemm in found.gemms}
+def _profile_view(found: SitePlan, known: ProfiledSites) -> ProfileView:
+    running = {gemm.gemm: format_gemm(gemm) for gemm in found.gemms}
     budget = budget_of(found.history)
-    return profile_view(known, found.site.name, budget, running, speed_said(found, budget))
+    return profile_view(known, found.site.name, budget, running, describe_speed(found, budget))
 
 
 def _fields(plan: Plan, found: SitePlan, notes: Mapping[str, str]) -> tuple[FieldHistory, ...]:
@@ -236,7 +236,7 @@ def _given_ranges(plan: Plan, found: SitePlan) -> list[tuple[str, Assignment]]:
             path = f"{gemm.gemm.value}.{operand.value}.amax"
             entries = found.history.get(path)
             written = bool(entries) and entries is not None and entries[-1].line > 0
-            if recipe.range is Range.STATIC and recipe.amax is not None and not written and plan.profile is not None:
+            if recipe.is_static and recipe.amax is not None and not written and plan.profile is not None:
                 source = f"the largest |x| seen in {plan.profile[0]}"
                 given.append((path, Assignment(path, f"{recipe.amax:g}", source, "", 0)))
     return given
@@ -244,7 +244,7 @@ def _given_ranges(plan: Plan, found: SitePlan) -> list[tuple[str, Assignment]]:
 
 def _field(path: str, assignments: tuple[Assignment, ...], notes: Mapping[str, str]) -> FieldHistory:
     settings = tuple(
-        ExplainedSetting(entry.value, entry.source, place_words(entry), notes.get(entry.source, ""))
+        ExplainedSetting(entry.value, entry.source, format_place(entry), notes.get(entry.source, ""))
         for entry in reversed(assignments)
     )
     return FieldHistory(path, settings[0], settings[1:])

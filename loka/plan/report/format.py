@@ -1,59 +1,60 @@
-"""Decisions in a few words, for tables and reasons: the same words everywhere."""
+"""Decisions, recipes and figures as short text, the same in all tables and reasons."""
 
 from __future__ import annotations
 
 from loka.kernels.gemm.catalogue import PREFERRED
-from loka.numerics.enums import OPERANDS, Accumulation, Gemm, Range
+from loka.numerics.enums import OPERANDS, Accumulation, Gemm
+from loka.numerics.recipe import OperandPair, OperandRecipe
 from loka.plan.plan import NATIVE, NOTHING_AROUND, Evidence, GemmPlan, SitePlan
-from loka.policy.cascade.settings import Assignment, Budget, OperandRecipe
+from loka.policy.cascade.settings import Assignment, Budget
 from loka.probe.profile.profile import Interval
 
-USUAL = PREFERRED[0].name  # the kernel that goes without saying
+USUAL = PREFERRED[0].name  # the default kernel
 
 
-def recipe_words(recipe: OperandRecipe) -> str:
+def format_recipe(recipe: OperandRecipe) -> str:
     """One operand: `e4m3 rowwise`, `e5m2 tensorwise static(448) pow2`, `e4m3 transposed`."""
     if recipe.transposed:
         return f"{recipe.format.value} transposed"  # the rest follows from that
     words = [recipe.format.value, recipe.scaling.value]
-    if recipe.range is Range.STATIC:
+    if recipe.is_static:
         words.append("static" if recipe.amax is None else f"static({recipe.amax:g})")
     if recipe.power_of_two:
         words.append("pow2")
     return " ".join(words)
 
 
-def gemm_words(gemm: GemmPlan) -> str:
+def format_gemm(gemm: GemmPlan) -> str:
     """One GEMM: `e4m3 rowwise` where both operands are alike, else both with their names; `as-is` where it is kept."""
-    return NATIVE if gemm.operands is None else pair_words(gemm.gemm, gemm.operands)
+    return NATIVE if gemm.operands is None else format_operands(gemm.gemm, gemm.operands)
 
 
-def pair_words(gemm: Gemm, pair: tuple[OperandRecipe, OperandRecipe]) -> str:
+def format_operands(gemm: Gemm, pair: OperandPair) -> str:
     """The recipes of both operands: `e4m3 rowwise` where they are alike, else each with its operand's name."""
     first, second = pair
     if first == second:
-        return recipe_words(first)
+        return format_recipe(first)
     names = OPERANDS[gemm]
-    return f"{names[0].value} {recipe_words(first)}, {names[1].value} {recipe_words(second)}"
+    return f"{names[0].value} {format_recipe(first)}, {names[1].value} {format_recipe(second)}"
 
 
-def decision_words(plan: SitePlan, gemm: Gemm) -> str:
+def format_decision(plan: SitePlan, gemm: Gemm) -> str:
     """What one GEMM of a site runs in, or `-` where the site has no such GEMM; the kernel where it is not the usual."""
     for decision in plan.gemms:
         if decision.gemm is gemm:
-            return f"{gemm_words(decision)}{_kernel_words(decision)}"
+            return f"{format_gemm(decision)}{_format_kernels(decision)}"
     return "-"
 
 
-def _kernel_words(decision: GemmPlan) -> str:
+def _format_kernels(decision: GemmPlan) -> str:
     """The kernels that do not go without saying: ` by fbgemm.rowwise`, ` by fbgemm.rowwise up to M 1024, ...`."""
-    if decision.by_rows:
-        *below, (_, above) = decision.by_rows
+    if decision.m_buckets:
+        *below, (_, above) = decision.m_buckets
         return " by " + ", ".join([*(f"{kernel} up to M {rows}" for rows, kernel in below), f"{above} above"])
     return "" if decision.kernel in (NATIVE, USUAL) else f" by {decision.kernel}"
 
 
-def reason_words(plan: SitePlan) -> str:
+def format_reasons(plan: SitePlan) -> str:
     """Why a site runs as it does: one reason where its GEMMs share it, else each with its name.
 
     That there is nothing around a site to take along is left to `explain`: it is no refusal.
@@ -70,67 +71,67 @@ def reason_words(plan: SitePlan) -> str:
     return text
 
 
-def place_words(assignment: Assignment) -> str:
+def format_place(assignment: Assignment) -> str:
     """Where a field was set: `ranker.yaml:14`; "" where it is built in."""
     return f"{assignment.file}:{assignment.line}" if assignment.line else ""
 
 
-def mere_words(mere: Interval) -> str:
+def format_mere(mere: Interval) -> str:
     """A MERE with its interval: `0.26 [0.25, 0.27]`."""
     return f"{mere.mean:.3g} [{mere.low:.3g}, {mere.high:.3g}]"
 
 
-def sqnr_words(sqnr_db: Interval) -> str:
+def format_sqnr(sqnr_db: Interval) -> str:
     """An SQNR with its interval, in dB: `24.1 [23.4, 24.8]`."""
     return f"{sqnr_db.mean:.1f} [{sqnr_db.low:.1f}, {sqnr_db.high:.1f}]"
 
 
-def evidence_words(evidence: Evidence | None) -> str:
+def format_evidence(evidence: Evidence | None) -> str:
     """The verdict and the figures: `undecided, MERE 0.021 [0.02, 0.022], SQNR 24.1 dB [23.4, 24.8]`."""
     if evidence is None:
         return "no evidence"
-    return f"{evidence.verdict.value}, MERE {mere_words(evidence.mere)}, SQNR {_decibels(evidence.sqnr_db)}"
+    return f"{evidence.verdict.value}, MERE {format_mere(evidence.mere)}, SQNR {_decibels(evidence.sqnr_db)}"
 
 
-def run_words(kernel: str, accumulation: Accumulation | None) -> str:
+def format_kernel(kernel: str, accumulation: Accumulation | None) -> str:
     """A kernel, and that it sums fast where it does: `torch.scaled_mm fast`."""
     return f"{kernel} fast" if accumulation is Accumulation.FAST else kernel
 
 
-def time_words(us: float) -> str:
+def format_us(us: float) -> str:
     """A time: `43.2 us`, `1204 us`."""
-    return f"{figure_words(us)} us"
+    return f"{format_figure(us)} us"
 
 
-def figure_words(us: float) -> str:
+def format_figure(us: float) -> str:
     """A time in microseconds without its unit: `43.2`, `1204`."""
     return f"{us:.1f}" if us < 1000 else f"{us:.0f}"
 
 
-def speedup_words(speedup: float) -> str:
+def format_speedup(speedup: float) -> str:
     """A ratio of times: `1.31x`."""
     return f"{speedup:.2f}x"
 
 
-def over_words(mere: Interval, sqnr_db: Interval, budget: Budget) -> str:
+def format_over_budget(mere: Interval, sqnr_db: Interval, budget: Budget) -> str:
     """Which figures lie wholly outside the budget: `MERE 0.26 [0.25, 0.27] over the budget 0.2`."""
     found = []
     if mere.low > budget.mere:
-        found.append(f"MERE {mere_words(mere)} over the budget {budget.mere:g}")
+        found.append(f"MERE {format_mere(mere)} over the budget {budget.mere:g}")
     if sqnr_db.high < budget.sqnr_db:
         found.append(f"SQNR {_decibels(sqnr_db)} under the budget {budget.sqnr_db:g}")
     return " and ".join(found)
 
 
-def about_words(mere: Interval, sqnr_db: Interval, budget: Budget) -> str:
+def format_near_budget(mere: Interval, sqnr_db: Interval, budget: Budget) -> str:
     """Which intervals hold the budget: `SQNR 24.1 dB [23.4, 24.8] about the budget 24`."""
     found = []
     if mere.low <= budget.mere < mere.high:
-        found.append(f"MERE {mere_words(mere)} about the budget {budget.mere:g}")
+        found.append(f"MERE {format_mere(mere)} about the budget {budget.mere:g}")
     if sqnr_db.low < budget.sqnr_db <= sqnr_db.high:
         found.append(f"SQNR {_decibels(sqnr_db)} about the budget {budget.sqnr_db:g}")
     return " and ".join(found)
 
 
 def _decibels(sqnr_db: Interval) -> str:
-    return sqnr_words(sqnr_db).replace(" [", " dB [", 1)
+    return format_sqnr(sqnr_db).replace(" [", " dB [", 1)

@@ -51,30 +51,30 @@ def mod_plans(policy: Policy, adapted: Adapted, outcomes: Mapping[str, ForwardOu
     return tuple(plans)
 
 
-def changed_words(mod: ModPlan) -> str:
+def describe_changes(mod: ModPlan) -> str:
     """What a mod changed: `12 biases`, `8 LayerNorm -> BlockNorm 256, 2 RMSNorm -> BlockNorm 64`; "nothing"."""
-    words = adapted_words(mod.adaptations)
+    words = describe_adaptations(mod.adaptations)
     made = _alike((each.owner, each.what) for each in mod.rewritten)
     words += [f"{what} in {owner}{f' ({count} times)' if count > 1 else ''}" for owner, what, count in made]
     return ", ".join(words) or "nothing"
 
 
-def adapted_words(adaptations: Sequence[Adaptation]) -> list[str]:
+def describe_adaptations(adaptations: Sequence[Adaptation]) -> list[str]:
     """What becomes of how many modules: `12 biases dropped`, `8 LayerNorm -> BlockNorm 256`."""
     alike: dict[str, list[Adaptation]] = {}
     for adaptation in adaptations:
-        alike.setdefault(_described(adaptation), []).append(adaptation)
+        alike.setdefault(_describe_each(adaptation), []).append(adaptation)
     counted = [(found[0], sum(len(each.modules) for each in found)) for found in alike.values()]
-    return [f"{count} {_described(adaptation, count)}" for adaptation, count in counted]
+    return [f"{count} {_describe_each(adaptation, count)}" for adaptation, count in counted]
 
 
-def mod_words(mod: ModPlan) -> str:
+def describe_mod(mod: ModPlan) -> str:
     """One line: `block_norm (ranker.yaml:14), a new model to train: 8 LayerNorm -> BlockNorm 256`."""
     kind = "the same function" if mod.exact else "a new model to train"
-    return f"{mod.use} ({mod.place}), {kind}: {changed_words(mod)}"
+    return f"{mod.use} ({mod.place}), {kind}: {describe_changes(mod)}"
 
 
-def gain_words(mod: ModPlan) -> str:
+def describe_gain(mod: ModPlan) -> str:
     """What a mod gains: `gains 12.3 us of a training step, 3.1 % (estimated)`; "" where that is not known."""
     if mod.gain is None:
         return ""
@@ -84,24 +84,24 @@ def gain_words(mod: ModPlan) -> str:
     return f"{word} {abs(mod.gain.us):.1f} us of a training step, {100 * abs(mod.gain.share):.1f} % (estimated)"
 
 
-def gained_words(plan: Plan, mod: ModPlan) -> str:
+def describe_gain_in(plan: Plan, mod: ModPlan) -> str:
     """What a mod of a plan gains; of one whose interactions torch.compile was never measured with, that."""
     untimed = [each for each in plan.interactions if each.chosen is not None and each.as_is is None]
     if mod.gain is None and mod.use in names_of(ModKind.INTERACTIONS) and len(untimed) == len(plan.interactions) > 0:
         return "its gain is not known: never measured by torch.compile"
-    return gain_words(mod)
+    return describe_gain(mod)
 
 
-def left_words(unchanged: Sequence[Unchanged]) -> list[str]:
+def describe_unchanged(unchanged: Sequence[Unchanged]) -> list[str]:
     """What a mod left, a line for each reason: `layers.*.norm (4): 100 is no multiple of 16`."""
     groups = _alike((each.name, each.reason) for each in unchanged)
     return [f"{name}{f' ({count})' if count > 1 else ''}: {reason}" for name, reason, count in groups]
 
 
-def _alike(told: Iterable[tuple[str, str]]) -> list[tuple[str, str, int]]:
+def _alike(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str, int]]:
     """What is told of names that differ in numbers alone, once, with the pattern of the names and their number."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for name, text in told:
+    for name, text in pairs:
         groups.setdefault((pattern_of(name), text), []).append(name)
     return [(common_pattern(names) or "the model itself", text, len(names)) for (_, text), names in groups.items()]
 
@@ -123,7 +123,7 @@ def touches(plan: Plan, site: str) -> tuple[Touch, ...]:
     found = []
     for mod in plan.mods:
         whats = [
-            f"{name}: {_described(adaptation)}"
+            f"{name}: {_describe_each(adaptation)}"
             for adaptation in mod.adaptations
             for name in adaptation.modules
             if name in (site, owner) or beside(name)
@@ -164,7 +164,7 @@ def _split(name: str) -> tuple[str, str]:
     return parent, last
 
 
-def _described(adaptation: Adaptation, count: int = 1) -> str:
+def _describe_each(adaptation: Adaptation, count: int = 1) -> str:
     """What becomes of each of so many modules: `bias dropped`, `LayerNorm -> BlockNorm 256`."""
     if adaptation.mod in names_of(ModKind.MODULES):
         return module_planning(adaptation.mod).describe(adaptation, count)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from loka.numerics.enums import Gemm
 from loka.plan.plan import Evidence, Plan, SitePlan, StepTime
-from loka.plan.report.format import decision_words, evidence_words
-from loka.plan.report.mod_plans import changed_words
-from loka.plan.report.plan_rows import NOT_KNOWN, counted_words, group_interactions, total_time
+from loka.plan.report.format import format_decision, format_evidence
+from loka.plan.report.mod_plans import describe_changes
+from loka.plan.report.plan_rows import NOT_KNOWN, format_summed, group_interactions, total_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
 
 def _counted(plan: Plan) -> str:
     total = total_time(plan)
-    return counted_words(total) if total is not None else ""
+    return format_summed(total) if total is not None else ""
 
 
 def _interaction_changes(before: Plan, after: Plan) -> tuple[InteractionChange, ...]:
@@ -148,7 +148,7 @@ def _mod(plan: Plan, use: str) -> tuple[str, tuple[str, ...]]:
     mods = [mod for mod in plan.mods if mod.use == use]
     names = [name for mod in mods for adaptation in mod.adaptations for name in adaptation.modules]
     names += [name for mod in mods for made in mod.rewritten for name in made.sites]
-    return "; ".join(map(changed_words, mods)) or "-", tuple(names)
+    return "; ".join(map(describe_changes, mods)) or "-", tuple(names)
 
 
 def _time_change(before: SitePlan, after: SitePlan) -> TimeChange | None:
@@ -183,7 +183,7 @@ def _sizes(plan: SitePlan, whole: Plan) -> tuple[int, int, int, int]:
 def _gemm_changes(before: SitePlan, after: SitePlan) -> list[GemmChange]:
     changes = []
     for gemm in Gemm:
-        was, now = decision_words(before, gemm), decision_words(after, gemm)
+        was, now = format_decision(before, gemm), format_decision(after, gemm)
         if was == now:
             was, now = _kernel(before, gemm, was), _kernel(after, gemm, now)
         if was != now:
@@ -194,7 +194,7 @@ def _gemm_changes(before: SitePlan, after: SitePlan) -> list[GemmChange]:
 def _because(before: SitePlan, after: SitePlan, gemm: Gemm) -> str:
     """How the evidence for a GEMM changed, "" where it did not."""
     was, now = (_evidence_of(plan, gemm) for plan in (before, after))
-    return f"{evidence_words(was)} -> {evidence_words(now)}" if was != now else ""
+    return f"{format_evidence(was)} -> {format_evidence(now)}" if was != now else ""
 
 
 def _evidence_of(plan: SitePlan, gemm: Gemm) -> Evidence | None:

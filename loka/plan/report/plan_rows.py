@@ -8,21 +8,19 @@ from dataclasses import dataclass, replace
 
 from loka.kernels.measurements.parts import TimeSource
 from loka.numerics.enums import Gemm
+from loka.numerics.recipe import OperandPair
 from loka.plan.plan import Evidence, GemmPlan, InteractionPlan, Plan, SitePlan
 from loka.plan.report.format import (
-    decision_words,
-    figure_words,
-    mere_words,
-    reason_words,
-    speedup_words,
-    sqnr_words,
-    time_words,
+    format_decision,
+    format_figure,
+    format_mere,
+    format_reasons,
+    format_speedup,
+    format_sqnr,
+    format_us,
 )
-from loka.plan.select.interaction_times import step_times, taken_by, taken_words
-from loka.policy.cascade.settings import OperandRecipe
+from loka.plan.select.interaction_times import interaction_by_site, place_in_interaction, step_times
 from loka.probe.profile.profile import Verdict
-
-Pair = tuple[OperandRecipe, OperandRecipe]
 
 NOT_KNOWN = "-"
 _NUMBER = re.compile(r"(?<![^.#])\d+(?![^.#])")  # a part of a name that is a number: the 3 in "layers.3.fmb"
@@ -54,7 +52,7 @@ class PlanRow:
 def group_sites(plan: Plan, alike: bool) -> tuple[PlanRow, ...]:
     """The rows of a plan in model order; `alike`: sites that differ only in the numbers of their names share one."""
     groups: dict[tuple[object, ...], list[SitePlan]] = {}
-    taken = {name: taken_words(each) for name, each in taken_by(plan).items()}
+    in_interactions = {name: place_in_interaction(each) for name, each in interaction_by_site(plan).items()}
     for number, found in enumerate(plan.sites):
         site = found.site
         key: tuple[object, ...] = (number,)
@@ -63,9 +61,9 @@ def group_sites(plan: Plan, alike: bool) -> tuple[PlanRow, ...]:
             # With a profile each site has its own evidence: then it is what was decided that counts.
             decided = id(found.gemms) if plan.profile is None else tuple(map(_decided, found.gemms))
             key = (pattern_of(site.name), site.kind, site.rows, site.k, site.n, site.calls, decided)
-            key = (*key, found.region, found.region_note, found.timing, site.name in taken)
+            key = (*key, found.region, found.region_note, found.timing, site.name in in_interactions)
         groups.setdefault(key, []).append(found)
-    return tuple(_row(plan, group, taken) for group in groups.values())
+    return tuple(_row(plan, group, in_interactions) for group in groups.values())
 
 
 def pattern_of(name: str) -> str:
@@ -87,17 +85,18 @@ def _decided(gemm: GemmPlan) -> tuple[object, ...]:
     return (gemm.gemm, gemm.kernel, _without_amax(gemm), reason, gemm.evidence.verdict)
 
 
-def _without_amax(gemm: GemmPlan) -> Pair | None:
+def _without_amax(gemm: GemmPlan) -> OperandPair | None:
     return _plain(gemm.operands) if gemm.operands is not None else None
 
 
-def _plain(pair: Pair) -> Pair:
-    return replace(pair[0], amax=None), replace(pair[1], amax=None)
+def _plain(pair: OperandPair) -> OperandPair:
+    first, second = pair
+    return first.without_amax, second.without_amax
 
 
-def _row(plan: Plan, group: list[SitePlan], taken: Mapping[str, str]) -> PlanRow:
+def _row(plan: Plan, group: list[SitePlan], in_interactions: Mapping[str, str]) -> PlanRow:
     first = _worst(group)
-    inside = list(dict.fromkeys(taken[each.site.name] for each in group if each.site.name in taken))
+    inside = list(dict.fromkeys(in_interactions[each.site.name] for each in group if each.site.name in in_interactions))
     site = first.site
     m = site.rows.at(plan.batch_size)
     evidence = [(gemm.gemm, gemm.evidence) for each in group for gemm in each.gemms if gemm.evidence is not None]
@@ -117,7 +116,7 @@ def _row(plan: Plan, group: list[SitePlan], taken: Mapping[str, str]) -> PlanRow
             _runs_in(group, Gemm.WGRAD),
         ),
         region=first.region,
-        reason="; ".join([reason_words(first), *([common_pattern(inside)] if inside else [])]),
+        reason="; ".join([format_reasons(first), *([common_pattern(inside)] if inside else [])]),
         mere=mere,
         sqnr_db=sqnr_db,
         steps=steps,
@@ -132,7 +131,7 @@ def _times(plan: SitePlan) -> tuple[str, str, str]:
     if plan.timing is None:
         return "-", "-", "-"
     chosen, as_is = (each.us * plan.site.calls for each in (plan.timing.chosen, plan.timing.as_is))
-    return figure_words(chosen), figure_words(as_is), speedup_words(plan.timing.speedup)
+    return format_figure(chosen), format_figure(as_is), format_speedup(plan.timing.speedup)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,15 +170,15 @@ def _counted(sources: Sequence[TimeSource]) -> tuple[tuple[TimeSource, int], ...
     return tuple((source, sources.count(source)) for source in TimeSource if source in sources)
 
 
-def total_words(total: Total) -> str:
+def format_total(total: Total) -> str:
     """`GEMMs with their norms and interactions: 14213 us a training step, 33695 us in BF16, 2.37x`."""
     return (
-        f"{counted_words(total)}: {time_words(total.us)} a training step, {time_words(total.as_is_us)} in BF16, "
-        f"{speedup_words(total.speedup)}"
+        f"{format_summed(total)}: {format_us(total.us)} a training step, {format_us(total.as_is_us)} in BF16, "
+        f"{format_speedup(total.speedup)}"
     )
 
 
-def counted_words(total: Total) -> str:
+def format_summed(total: Total) -> str:
     """What a total is the sum of: `GEMMs with their norms and interactions`."""
     what = "GEMMs with their norms"
     if total.interactions:
@@ -190,7 +189,7 @@ def counted_words(total: Total) -> str:
     return what
 
 
-def source_words(total: Total) -> str:
+def format_time_sources(total: Total) -> str:
     """`sites: 11 measured, 5 estimated; interactions: 8 measured`."""
     words = []
     for name, counts in (("sites", total.sites), ("interactions", total.interactions)):
@@ -225,7 +224,7 @@ def group_interactions(plan: Plan) -> tuple[InteractionRow, ...]:
 def _interaction_row(group: Sequence[InteractionPlan]) -> InteractionRow:
     first = group[0]
     us, as_is = (
-        NOT_KNOWN if time is None else figure_words(time.us * first.calls) for time in (first.chosen, first.as_is)
+        NOT_KNOWN if time is None else format_figure(time.us * first.calls) for time in (first.chosen, first.as_is)
     )
     return InteractionRow(
         what=first.what,
@@ -234,7 +233,7 @@ def _interaction_row(group: Sequence[InteractionPlan]) -> InteractionRow:
         samples=first.samples,
         us=us,
         as_is_us=as_is,
-        speedup=NOT_KNOWN if first.speedup is None else speedup_words(first.speedup),
+        speedup=NOT_KNOWN if first.speedup is None else format_speedup(first.speedup),
         source=first.chosen.source.value if first.chosen is not None else NOT_KNOWN,
     )
 
@@ -251,14 +250,14 @@ def _worst(group: list[SitePlan]) -> SitePlan:
 
 def _runs_in(group: list[SitePlan], gemm: Gemm) -> str:
     """What a GEMM of the group runs in; where only static ranges differ, without them."""
-    words = {id(each.gemms): decision_words(each, gemm) for each in group}
+    words = {id(each.gemms): format_decision(each, gemm) for each in group}
     if len(set(words.values())) == 1:
         return next(iter(words.values()))
     first = group[0]
     plain = tuple(
         each if each.operands is None else replace(each, operands=_plain(each.operands)) for each in first.gemms
     )
-    return decision_words(replace(first, gemms=plain), gemm)
+    return format_decision(replace(first, gemms=plain), gemm)
 
 
 def _figures(evidence: Sequence[tuple[Gemm, Evidence]]) -> tuple[str, str, str]:
@@ -268,7 +267,7 @@ def _figures(evidence: Sequence[tuple[Gemm, Evidence]]) -> tuple[str, str, str]:
     mere_of, mere = max(evidence, key=lambda each: each[1].mere.mean)
     sqnr_of, sqnr = min(evidence, key=lambda each: each[1].sqnr_db.mean)
     return (
-        f"{mere_words(mere.mere)} {mere_of.value}",
-        f"{sqnr_words(sqnr.sqnr_db)} {sqnr_of.value}",
+        f"{format_mere(mere.mere)} {mere_of.value}",
+        f"{format_sqnr(sqnr.sqnr_db)} {sqnr_of.value}",
         f"{mere.samples}/{mere.steps}",
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from loka.numerics.enums import OPERANDS, Gemm
 from loka.plan.evidence import NEVER_RAN, ProfiledSites, evidence_of, ran
 from loka.plan.plan import Plan, SitePlan
-from loka.plan.report.format import pair_words, speedup_words
+from loka.plan.report.format import format_operands, format_speedup
 from loka.policy.cascade.settings import Assignment, Budget
 from loka.probe.profile.profile import Finding, Interval, OperandSummary, Verdict
 
@@ -57,7 +57,7 @@ def profile_view(
     tried = []
     for estimate in found.estimates if found is not None else ():
         evidence = evidence_of(estimate, budget, profile)
-        recipe = pair_words(estimate.gemm, estimate.operands)
+        recipe = format_operands(estimate.gemm, estimate.operands)
         tried.append(
             Tried(
                 gemm=estimate.gemm,
@@ -87,11 +87,11 @@ def profile_view(
     )
 
 
-def speed_said(plan: SitePlan, budget: Budget) -> str:
+def describe_speed(plan: SitePlan, budget: Budget) -> str:
     """What the measurements say beside the budget's `min_speedup`."""
     if plan.timing is None:
         return NOT_JUDGED
-    return f"{speedup_words(plan.timing.speedup)}, {budget.min_speedup:g} at least to be in FP8"
+    return f"{format_speedup(plan.timing.speedup)}, {budget.min_speedup:g} at least to be in FP8"
 
 
 def budget_of(history: dict[str, tuple[Assignment, ...]]) -> Budget:

@@ -33,9 +33,9 @@ def owner_problems(
     any other module stays.
     """
     modules = [name for name, _ in model.named_modules()]
-    told = {each.name for each in left}
+    explained = {each.name for each in left}
     stay = [each for each in left if each.name not in changed]
-    stay += [Unchanged(name, reason) for name in modules if rule.names(name) and name not in {*changed, *told}]
+    stay += [Unchanged(name, reason) for name in modules if rule.names(name) and name not in {*changed, *explained}]
     problems = unmatched_problems(rule, lambda pattern: any(map(pattern.matches, modules)), modules[1:], "module")
     problems += named_problems(rule, stay)
     if problems or changed:

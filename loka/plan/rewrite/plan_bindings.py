@@ -141,7 +141,7 @@ def _relative(forward: ForwardIR) -> ForwardIR:
 
 
 def _recipe(plan: SitePlan) -> tuple[object, ...]:
-    return tuple((gemm.gemm, gemm.operands, gemm.accumulation, gemm.kernel, gemm.by_rows) for gemm in plan.gemms)
+    return tuple((gemm.gemm, gemm.operands, gemm.accumulation, gemm.kernel, gemm.m_buckets) for gemm in plan.gemms)
 
 
 def _type_name(module: nn.Module) -> str:

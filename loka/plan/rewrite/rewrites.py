@@ -20,7 +20,7 @@ from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
 from loka.mods.registry import interaction_planning, owner_planning
 from loka.mods.rewriting.interactions import FusedInteractions, Interacting
 from loka.mods.rewriting.owner_scope import OwnerScope
-from loka.numerics.enums import Compute, Fuse, Gemm, Range, Scaling
+from loka.numerics.enums import Compute, Fuse
 from loka.plan.plan import NOTHING_AROUND, SitePlan, Skipped
 from loka.plan.rewrite.float64 import REASON as FLOAT64
 from loka.plan.rewrite.float64 import float64_modules
@@ -31,7 +31,7 @@ from loka.sites.site import GemmKind, Site
 
 OUTSIDE = "its Parameter belongs to a module outside of the one that multiplies by it"
 SEVERAL = "it stands for several calls of one Parameter, which cannot be told apart"
-_KNOWN = StaticOperands(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
+_STATIC_OPERANDS = StaticOperands(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def rewrite_request_of(
     kept, chained, exact = set[str](), set[str](), set[str]()
     for plan, wanted in zip(plans, settings, strict=True):
         site, always = plan.site, wanted.fuse is Fuse.ALWAYS or plan.gains_by_fusing
-        if always and not plan.fp8 and _may_be_fused_as_it_is(plan, wanted):
+        if always and not plan.fp8 and _may_be_fused_in_native_dtype(plan, wanted):
             (exact if site.name in float64 else kept).add(site.name)
         fuses = plan.fp8 or site.name in kept
         if not plan.fp8 and site.name in seen:
@@ -161,7 +161,7 @@ def rewrite_request_of(
             parameters.append(site)
         if always and fuses:
             fused.append(site)
-            if _is_of_a_chain(plan):
+            if plan.recipe.is_chain or plan.recipe.keeps_wgrad:
                 chained.add(site.name)
     return RewriteRequest(
         parameters=tuple(parameters),
@@ -177,27 +177,12 @@ def rewrite_request_of(
     )
 
 
-def _may_be_fused_as_it_is(plan: SitePlan, wanted: SiteSettings) -> bool:
+def _may_be_fused_in_native_dtype(plan: SitePlan, wanted: SiteSettings) -> bool:
     """Whether the policy itself keeps all of a site's GEMMs, or their times do, and the site could be patched."""
     site = plan.site
-    keeps = all(asked.compute is Compute.KEEP for asked in wanted.gemms.values())
+    keeps = all(requested.compute is Compute.KEEP for requested in wanted.gemms.values())
     by_time = plan.timing is not None and plan.timing.kept
     return (keeps or by_time) and not site.blocked and (site.kind is GemmKind.LINEAR or weight_of(site) is not None)
-
-
-def _is_of_a_chain(plan: SitePlan) -> bool:
-    """Whether a GEMM reads a transposed copy of what another quantised, as every linear of a chain does.
-
-    That is an operand that is transposed, or, under one known scale, any. A site that needs no dgrad and keeps wgrad
-    has none; there fprop must quantise rows as a chain does.
-    """
-    found = {gemm.gemm: gemm.operands for gemm in plan.gemms}
-    operands = [operand for pair in found.values() if pair is not None for operand in pair]
-    if any(each.transposed or (each.range is Range.STATIC and each.scaling is Scaling.TENSORWISE) for each in operands):
-        return True
-    fprop = found.get(Gemm.FPROP)
-    rows = fprop is not None and all(each.scaling is Scaling.ROWWISE and each.power_of_two for each in fprop)
-    return rows and Gemm.DGRAD not in found and found.get(Gemm.WGRAD) is None
 
 
 def rewrite(request: RewriteRequest, model: nn.Module, trace: Trace) -> Rewrites:
@@ -293,14 +278,14 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: 
     found = find_regions(traced, relative)
     forward, lost = named_as_in_model(request.parameters, scope.owner, replace(traced, regions=found))
     made.refused.update((site.name, SEVERAL) for site in lost if site.name not in request.kept)
-    chains, taken = _chained(request, forward)
+    chains, worth_fusing = _chained(request, forward)
     made.chains += chains
     in_chains = {stage.site for chain in chains if len(chain.stages) > 1 for stage in chain.stages}
     regions = tuple(
         region
         for region in forward.regions
         if region.last > region.first
-        and (region.site in taken if region.site in request.kept else region.site in fused)
+        and (region.site in worth_fusing if region.site in request.kept else region.site in fused)
     )
     chosen = interaction_planning().choose(forward, request.owners, request.kept, chains, made.interactions)
     regions = tuple(region for region in regions if not chosen.crosses_in(region))
@@ -318,11 +303,11 @@ def _chained(request: RewriteRequest, forward: ForwardIR) -> tuple[tuple[LinearC
     """The chains of linears in FP8, and the sites in the model's dtype that kernels take something for."""
     sizes = {site.name: (site.k, site.n) for site in request.sites}
     fp8 = [region for region in forward.regions if region.site in request.chained]
-    taken: set[str] = set()
-    for chain in find_chains(forward, _wanted(forward, request.kept), _KNOWN, sizes=sizes):
+    worth_fusing: set[str] = set()
+    for chain in find_chains(forward, _wanted(forward, request.kept), _STATIC_OPERANDS, sizes=sizes):
         if chain.last > chain.first:
-            taken.update(stage.site for stage in chain.stages)
-    return find_chains(forward, fp8, _KNOWN, sizes=sizes), taken
+            worth_fusing.update(stage.site for stage in chain.stages)
+    return find_chains(forward, fp8, _STATIC_OPERANDS, sizes=sizes), worth_fusing
 
 
 def _wanted(forward: ForwardIR, names: Container[str]) -> tuple[Region, ...]:

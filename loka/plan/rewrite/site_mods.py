@@ -82,16 +82,16 @@ def _check(rules: Sequence[ModRule], outcomes: Mapping[str, RewrittenSites]) -> 
     earlier: list[tuple[ModRule, tuple[str, ...]]] = []
     for rule in rules:
         outcome = outcomes[rule.source]
-        taken = tuple(site for each in outcome.rewritten for site in each.sites)
+        changed = tuple(site for each in outcome.rewritten for site in each.sites)
         wrong = named_problems(rule, outcome.unchanged)
         wrong += unmatched_problems(rule, _alive_among(outcome.known), outcome.known, "site")
         alike = [(other, names) for other, names in earlier if other.use == rule.use]
         both = [name for _, names in alike for name in names if rule.wants(name)]
         wrong += conflicts(rule, both, alike)
-        if not taken and not wrong:
+        if not changed and not wrong:
             wrong = idle_problems(rule, outcome.unchanged, [name for name in outcome.known if rule.wants(name)])
         problems += wrong
-        earlier.append((rule, taken))
+        earlier.append((rule, changed))
     if problems:
         raise PolicyError(problems)
 

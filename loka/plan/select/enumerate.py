@@ -1,4 +1,4 @@
-"""The ways of running a site: which of its GEMMs are in FP8, each on its fastest kernel, and what the whole costs."""
+"""The execution options of a site: which of its GEMMs are in FP8, each on its fastest kernel, and what it all takes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from math import isfinite
 
 from loka.kernels.gemm.catalogue import GEMM_KERNELS
 from loka.numerics.enums import Accumulation, Fuse, Gemm
+from loka.numerics.recipe import OperandPair, Recipe
 from loka.plan.plan import NATIVE, GemmPlan, KernelTime, Rejected, StepTime
-from loka.plan.report.format import run_words, time_words
-from loka.plan.select.perf_model import PerfModel, Price
+from loka.plan.report.format import format_kernel, format_us
+from loka.plan.select.perf_model import Latency, PerfModel
 from loka.plan.select.transposed_operands import unsupported_transpose
 from loka.plan.select.workload import (
-    Pair,
     SiteSizes,
     Surroundings,
     gemm_part,
-    has_form_of_chain,
-    keeps_wgrad_in_chain,
     native_part,
     workload_of,
 )
@@ -38,7 +36,7 @@ Run = tuple[str, Accumulation]  # a kernel and how it sums
 class Offer:
     """A GEMM that could run in FP8: the kernels that can, each with the form of the recipe that it takes."""
 
-    kernels: Mapping[Run, Pair]
+    kernels: Mapping[Run, OperandPair]
     padding: bool = True  # without it, what runs depends on whether the batch's rows fit
 
 
@@ -46,12 +44,12 @@ class Offer:
 class Cost:
     """What a step of a site takes."""
 
-    forward: Price
-    backward: Price
-    total: Price  # of both
+    forward: Latency
+    backward: Latency
+    total: Latency  # of both
 
     @classmethod
-    def of(cls, forward: Price, backward: Price) -> Cost:
+    def of(cls, forward: Latency, backward: Latency) -> Cost:
         """With the sum."""
         return cls(forward, backward, forward + backward)
 
@@ -62,13 +60,13 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExecutionOption:
-    """One way of running all GEMMs of a site."""
+    """One choice of kernels for all GEMMs of a site."""
 
     kernels: tuple[str, ...]  # in the order of the site's GEMMs
     fp8: frozenset[Gemm]
     order: Order  # that in which ties are broken: by fprop's place in the catalogue, then dgrad's, then wgrad's
     chained: bool  # its operands are made as in a chain
-    fused: bool  # with its neighbours taken along
+    fused: bool  # with its neighbours, in one kernel
     apart: Cost
     joined: Cost  # where the site before is in the same chain
     error: tuple[float, float] | None  # MERE and SQNR (dB), the worst of its GEMMs in FP8; None where one is not known
@@ -80,35 +78,35 @@ class ExecutionOption:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelChoice:
-    """The kernels of one GEMM, timed: the one that is taken, and why not the others."""
+    """The kernels of one GEMM, timed: the one that is chosen, and why the others are not."""
 
     kernel: str
     accumulation: Accumulation
-    operands: Pair  # in the form that it takes
-    price: Price
-    error: tuple[float, float] | None  # MERE and SQNR (dB) of the kernel that is taken
+    operands: OperandPair  # in the form that it takes
+    latency: Latency
+    error: tuple[float, float] | None  # MERE and SQNR (dB) of the kernel that is chosen
     times: tuple[KernelTime, ...]  # the model's own last
-    lost: tuple[Rejected, ...]
-    by_rows: tuple[tuple[int, str], ...] = ()  # as in a GemmPlan
+    rejected: tuple[Rejected, ...]
+    m_buckets: tuple[tuple[int, str], ...] = ()  # as in a GemmPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SiteOptions:
-    """All ways of a site that measurements tell the time of, in the order in which ties are broken."""
+    """All execution options of a site that measurements tell the time of, in the order in which ties are broken."""
 
     gemms: tuple[Gemm, ...]
     choices: Mapping[Gemm, KernelChoice]  # of the GEMMs that could run in FP8
     own: Mapping[Gemm, KernelTime]  # the model's own
-    ways: tuple[ExecutionOption, ...]
+    options: tuple[ExecutionOption, ...]
 
     @property
-    def as_is(self) -> ExecutionOption:
-        """The model as it is: the last, whatever else there is."""
-        return self.ways[-1]
+    def native(self) -> ExecutionOption:
+        """All GEMMs in the model's dtype: the last, whatever else there is."""
+        return self.options[-1]
 
-    def way(self, fp8: frozenset[Gemm]) -> ExecutionOption | None:
+    def option(self, fp8: frozenset[Gemm]) -> ExecutionOption | None:
         """The one with exactly these GEMMs in FP8."""
-        return next((way for way in self.ways if way.fp8 == fp8), None)
+        return next((option for option in self.options if option.fp8 == fp8), None)
 
     def times(self, gemm: Gemm) -> tuple[KernelTime, ...]:
         """Every kernel that was measured for a GEMM."""
@@ -126,66 +124,68 @@ def enumerate_options(
     offers: Mapping[Gemm, Offer],
     around: Surroundings,
     fuse: Fuse,
-    pricer: PerfModel,
+    perf_model: PerfModel,
 ) -> SiteOptions | None:
-    """The menu of a site; None where not even the model's own GEMMs were measured.
+    """The execution options of a site; None where not even the model's own GEMMs were measured.
 
-    `around` is taken along where `fuse` says so; under Fuse.AUTO where that is faster by more than the noise.
+    `around` is fused with the GEMMs where `fuse` says so; under Fuse.AUTO where that is faster by more than the noise.
     """
-    own = {gemm: pricer.part(native_part(gemm, sizes)) for gemm in gemms}
-    known = {gemm: price for gemm, price in own.items() if price is not None}
+    own = {gemm: perf_model.part(native_part(gemm, sizes)) for gemm in gemms}
+    known = {gemm: latency for gemm, latency in own.items() if latency is not None}
     if len(known) < len(own):
         return None
     choices: dict[Gemm, KernelChoice] = {}
     for gemm, offer in offers.items():
-        choice = _choice(gemm, sizes, offer, known[gemm], pricer)
+        choice = _choice(gemm, sizes, offer, known[gemm], perf_model)
         if choice is not None:
             choices[gemm] = choice
-    ways = []
+    options = []
     for fp8 in _valid_sets(gemms, choices):
-        way = _way(sizes, gemms, choices, known, fp8, around, fuse, pricer)
-        if way is not None:
-            ways.append(way)
-    if not any(not way.fp8 for way in ways):
+        option = _option(sizes, gemms, choices, known, fp8, around, fuse, perf_model)
+        if option is not None:
+            options.append(option)
+    if not any(not option.fp8 for option in options):
         return None
-    ways.sort(key=lambda way: way.order)
-    own_times = {gemm: _kernel_time((NATIVE, None), price, None) for gemm, price in known.items()}
-    return SiteOptions(tuple(gemms), choices, own_times, tuple(ways))
+    options.sort(key=lambda option: option.order)
+    own_times = {gemm: _kernel_time((NATIVE, None), latency, None) for gemm, latency in known.items()}
+    return SiteOptions(tuple(gemms), choices, own_times, tuple(options))
 
 
-def _choice(gemm: Gemm, sizes: SiteSizes, offer: Offer, own: Price, pricer: PerfModel) -> KernelChoice | None:
+def _choice(gemm: Gemm, sizes: SiteSizes, offer: Offer, own: Latency, perf_model: PerfModel) -> KernelChoice | None:
     """The fastest kernel for a GEMM; of those that cannot be told apart from it, the first in the catalogue."""
-    prices: dict[Run, Price] = {}
+    latencies: dict[Run, Latency] = {}
     errors: dict[Run, tuple[float, float] | None] = {}
-    times, lost = [], []
+    times, rejected = [], []
     for run in sorted(offer.kernels, key=_place):
         part = gemm_part(gemm, sizes, run[0], offer.kernels[run], run[1])
-        price, errors[run] = pricer.part(part), pricer.error(part)
-        if price is None:
-            lost.append(Rejected(run_words(*run), f"never measured with {part.recipe}"))
+        latency, errors[run] = perf_model.part(part), perf_model.error(part)
+        if latency is None:
+            rejected.append(Rejected(format_kernel(*run), f"never measured with {part.recipe}"))
             continue
-        times.append(_kernel_time(run, price, errors[run]))
+        times.append(_kernel_time(run, latency, errors[run]))
         unsupported_reason = _less_accurate(run, errors)
         if unsupported_reason:
-            lost.append(Rejected(run_words(*run), unsupported_reason))
+            rejected.append(Rejected(format_kernel(*run), unsupported_reason))
         else:
-            prices[run] = price
-    if not prices:
+            latencies[run] = latency
+    if not latencies:
         return None
-    fastest = min(prices.values(), key=lambda price: price.us)
-    taken = next(run for run, price in prices.items() if price.ties_with(fastest))
-    for run, price in prices.items():
-        if run != taken:
-            lost.append(Rejected(run_words(*run), _why_lost(price, run_words(*taken), prices[taken])))
-    operands = offer.kernels[taken]
+    fastest = min(latencies.values(), key=lambda latency: latency.us)
+    chosen = next(run for run, latency in latencies.items() if latency.ties_with(fastest))
+    for run, latency in latencies.items():
+        if run != chosen:
+            rejected.append(
+                Rejected(format_kernel(*run), _rejection(latency, format_kernel(*chosen), latencies[chosen]))
+            )
+    operands = offer.kernels[chosen]
     like = tuple(
         run[0]
-        for run in prices
-        if run[1] is taken[1] and offer.kernels[run] == operands and (run == taken or run[0] not in _OF_LIBRARIES)
+        for run in latencies
+        if run[1] is chosen[1] and offer.kernels[run] == operands and (run == chosen or run[0] not in _OF_LIBRARIES)
     )
-    by_rows = _by_rows(gemm, sizes, offer, taken, like, pricer) if offer.padding else ()
+    m_buckets = _m_buckets(gemm, sizes, offer, chosen, like, perf_model) if offer.padding else ()
     times.append(_kernel_time((NATIVE, None), own, None))
-    return KernelChoice(*taken, operands, prices[taken], errors[taken], tuple(times), tuple(lost), by_rows)
+    return KernelChoice(*chosen, operands, latencies[chosen], errors[chosen], tuple(times), tuple(rejected), m_buckets)
 
 
 def _place(run: Run) -> tuple[tuple[bool, int, str], bool]:
@@ -210,58 +210,60 @@ def _less_accurate(run: Run, errors: Mapping[Run, tuple[float, float] | None]) -
     return ""
 
 
-def _by_rows(
-    gemm: Gemm, sizes: SiteSizes, offer: Offer, taken: Run, kernels: Sequence[str], pricer: PerfModel
+def _m_buckets(
+    gemm: Gemm, sizes: SiteSizes, offer: Offer, chosen: Run, kernels: Sequence[str], perf_model: PerfModel
 ) -> tuple[tuple[int, str], ...]:
     """The kernels for batches of other sizes, where another gains enough there; () where none does.
 
     Looked at where M is a power of two, from 256 to 8 times the planned one; up to each of them the kernel holds that
-    is best at it, about the planned M the one that was taken. `kernels` take operands in one form, and need no library
-    that the one that was taken does without: none shall be missing for the sake of batches that may never come.
+    is best at it, about the planned M the chosen one. `kernels` take operands in one form, and need no library
+    that the chosen one does without: none shall be missing for the sake of batches that may never come.
     """
     limits = [LEAST_ROWS << place for place in range(64) if LEAST_ROWS << place <= ROWS_BEYOND * sizes.m]
     if len(kernels) < 2 or not limits:
         return ()
     table: list[tuple[int, str]] = []
     for limit in limits:
-        kernel = taken[0]
+        kernel = chosen[0]
         if sizes.m > limit or (sizes.m <= limit // 2 and limit > LEAST_ROWS):
-            kernel = _fastest_at(gemm, SiteSizes(limit, sizes.k, sizes.n), offer, taken, kernels, pricer)
+            kernel = _fastest_at(gemm, SiteSizes(limit, sizes.k, sizes.n), offer, chosen, kernels, perf_model)
         if table and table[-1][1] == kernel:
             table.pop()
         table.append((limit, kernel))
-    return tuple(table) if len(table) > 1 or table[0][1] != taken[0] else ()
+    return tuple(table) if len(table) > 1 or table[0][1] != chosen[0] else ()
 
 
 def _fastest_at(
-    gemm: Gemm, sizes: SiteSizes, offer: Offer, taken: Run, kernels: Sequence[str], pricer: PerfModel
+    gemm: Gemm, sizes: SiteSizes, offer: Offer, chosen: Run, kernels: Sequence[str], perf_model: PerfModel
 ) -> str:
-    """The kernel for some rows: the one that is taken at the planned rows unless another gains enough over it."""
-    prices: dict[str, Price] = {}
+    """The kernel for some rows: the one chosen for the planned rows unless another gains enough over it."""
+    latencies: dict[str, Latency] = {}
     for kernel in kernels:
-        price = pricer.part(gemm_part(gemm, sizes, kernel, offer.kernels[kernel, taken[1]], taken[1]))
-        if price is not None:
-            prices[kernel] = price
-    if not prices:
-        return taken[0]
-    fastest = min(prices.values(), key=lambda price: price.us)
-    own = prices.get(taken[0])
+        latency = perf_model.part(gemm_part(gemm, sizes, kernel, offer.kernels[kernel, chosen[1]], chosen[1]))
+        if latency is not None:
+            latencies[kernel] = latency
+    if not latencies:
+        return chosen[0]
+    fastest = min(latencies.values(), key=lambda latency: latency.us)
+    own = latencies.get(chosen[0])
     if own is not None and (own.us < WORTH_A_TABLE * fastest.us or own.ties_with(fastest)):
-        return taken[0]
-    return next(kernel for kernel, price in prices.items() if price.ties_with(fastest))
+        return chosen[0]
+    return next(kernel for kernel, latency in latencies.items() if latency.ties_with(fastest))
 
 
-def _why_lost(price: Price, taken: str, best: Price) -> str:
-    figures = f"{time_words(price.us)} against {time_words(best.us)} ({(price + best).source.value})"
-    if price.ties_with(best):
-        return f"no faster than {taken} beyond the noise, which comes first in the catalogue: {figures}"
-    return f"slower than {taken}: {figures}"
+def _rejection(latency: Latency, chosen: str, best: Latency) -> str:
+    figures = f"{format_us(latency.us)} against {format_us(best.us)} ({(latency + best).source.value})"
+    if latency.ties_with(best):
+        return f"no faster than {chosen} beyond the noise, which comes first in the catalogue: {figures}"
+    return f"slower than {chosen}: {figures}"
 
 
-def _kernel_time(run: tuple[str, Accumulation | None], price: Price, error: tuple[float, float] | None) -> KernelTime:
-    spread = round(price.noise / price.us, 4) if price.us else 0.0
+def _kernel_time(
+    run: tuple[str, Accumulation | None], latency: Latency, error: tuple[float, float] | None
+) -> KernelTime:
+    spread = round(latency.noise / latency.us, 4) if latency.us else 0.0
     mere, sqnr_db = error if error is not None and all(map(isfinite, error)) else (None, None)
-    return KernelTime(run[0], round(price.us, 3), spread, price.source, mere, sqnr_db, run[1])
+    return KernelTime(run[0], round(latency.us, 3), spread, latency.source, mere, sqnr_db, run[1])
 
 
 def _valid_sets(gemms: Sequence[Gemm], choices: Mapping[Gemm, KernelChoice]) -> Iterator[frozenset[Gemm]]:
@@ -280,48 +282,48 @@ def _draft(gemm: Gemm, choice: KernelChoice | None) -> GemmPlan:
     return GemmPlan(gemm, choice.kernel, choice.operands, choice.accumulation, "")
 
 
-def _way(
+def _option(
     sizes: SiteSizes,
     gemms: Sequence[Gemm],
     choices: Mapping[Gemm, KernelChoice],
-    own: Mapping[Gemm, Price],
+    own: Mapping[Gemm, Latency],
     fp8: frozenset[Gemm],
     around: Surroundings,
     fuse: Fuse,
-    pricer: PerfModel,
+    perf_model: PerfModel,
 ) -> ExecutionOption | None:
-    """A way with its costs; None where something around the GEMMs was never measured."""
+    """An execution option with its costs; None where something around the GEMMs was never measured."""
     kernels = tuple(choices[gemm].kernel if gemm in fp8 else NATIVE for gemm in gemms)
-    pairs = {gemm: choices[gemm].operands if gemm in fp8 else None for gemm in gemms}
-    products = {gemm: choices[gemm].price if gemm in fp8 else own[gemm] for gemm in gemms}
+    recipe = Recipe.of({gemm: choices[gemm].operands if gemm in fp8 else None for gemm in gemms})
+    products = {gemm: choices[gemm].latency if gemm in fp8 else own[gemm] for gemm in gemms}
 
-    def cost(taken: bool, joined: bool) -> Cost | None:
-        sheet = workload_of(sizes, pairs, around, taken, joined, unfused)
-        forward, backward = pricer.sum(sheet.forward), pricer.sum(sheet.backward)
+    def cost(fused: bool, joined: bool) -> Cost | None:
+        workload = workload_of(sizes, recipe, around, fused, joined, unfused)
+        forward, backward = perf_model.sum(workload.forward), perf_model.sum(workload.backward)
         if forward is None or backward is None:
             return None
-        for gemm, price in products.items():
+        for gemm, latency in products.items():
             if gemm is Gemm.FPROP:
-                forward += price
+                forward += latency
             else:
-                backward += price
+                backward += latency
         return Cost.of(forward, backward)
 
-    form = sizes.fits and has_form_of_chain(pairs)
+    form = sizes.fits and recipe.is_chain
     unfused = bool(fp8) and not form and fuse is Fuse.ALWAYS
-    chained = form or (sizes.fits and keeps_wgrad_in_chain(pairs) and not around.any)
-    taken = form and around.any and fuse is not Fuse.NEVER
-    apart = cost(taken, False)
-    joined = cost(taken, True) if taken else apart
-    if taken and fuse is Fuse.AUTO:
+    chained = form or (sizes.fits and recipe.keeps_wgrad and not around.any)
+    fused = form and around.any and fuse is not Fuse.NEVER
+    apart = cost(fused, False)
+    joined = cost(fused, True) if fused else apart
+    if fused and fuse is Fuse.AUTO:
         alone = cost(False, False)
         if alone is not None and not _gains(apart, alone):
-            taken, apart, joined = False, alone, alone
+            fused, apart, joined = False, alone, alone
     if apart is None or joined is None:
         return None
     order = tuple(map(place_in_catalogue, kernels))
     return ExecutionOption(
-        kernels, fp8, order, chained, taken, apart, joined, _worst([choices[gemm].error for gemm in fp8])
+        kernels, fp8, order, chained, fused, apart, joined, _worst([choices[gemm].error for gemm in fp8])
     )
 
 

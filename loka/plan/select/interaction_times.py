@@ -5,34 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEFAULT
 from loka.kernels.fused.interaction.interaction_specs import specs_of
-from loka.kernels.measurements.interaction_forms import Crossing, Form, Mixing, form_of, parts_of
+from loka.kernels.measurements.interaction_forms import CrossForm, FmForm, Form, form_of, parts_of
 from loka.kernels.measurements.part_bounds import added_us
 from loka.kernels.measurements.parts import COMPILED, RENDERED, PartCosts, PartKind, TimeSource
 from loka.mods.rewriting.interactions import Fused
 from loka.plan.plan import InteractionPlan, Plan, SitePlan, StepTime
 from loka.plan.select.enumerate import Cost
-from loka.plan.select.perf_model import PerfModel, Price
+from loka.plan.select.perf_model import Latency, PerfModel
 from loka.sites.site import GemmKind, Site
 
 
 def interaction_plans(
-    fused: Sequence[Fused], plans: Sequence[SitePlan], batch_size: int, costs: PartCosts | None
+    fused: Sequence[Fused],
+    plans: Sequence[SitePlan],
+    batch_size: int,
+    costs: PartCosts | None,
+    device: DeviceSpec = DEFAULT,
 ) -> tuple[InteractionPlan, ...]:
-    """The interactions that have kernels of their own, priced where there are `costs`."""
+    """The interactions that have kernels of their own, with their times where there are `costs`."""
     sites = {plan.site.name: plan.site for plan in plans}
-    pricer = PerfModel(costs) if costs is not None else None
+    perf_model = PerfModel(costs, device) if costs is not None else None
     claimed: set[str] = set()
     found = []
     for each in fused:
         if each.form is None:
             continue
         forward, backward = parts_of(each.form, _samples(each, sites, batch_size), each.columns, RENDERED)
-        taken = each.sites
-        if forward.work is PartKind.MIX:
+        fused_sites = each.sites
+        if forward.work is PartKind.FM_INTERACTION:
             products = (site.name for site in sites.values() if _multiplies(site, each, forward.rows, batch_size))
-            taken += tuple(name for name in products if name not in claimed)[:1]
-            claimed.update(taken)
+            fused_sites += tuple(name for name in products if name not in claimed)[:1]
+            claimed.update(fused_sites)
         beside = sites.get(each.beside)
         found.append(
             InteractionPlan(
@@ -43,28 +49,28 @@ def interaction_plans(
                 samples=forward.rows,
                 columns=each.columns,
                 calls=beside.calls if beside is not None else 1,
-                sites=taken,
-                chosen=_time(each.form, forward.rows, each.columns, RENDERED, pricer),
-                as_is=_time(each.form, forward.rows, each.columns, COMPILED, pricer),
+                sites=fused_sites,
+                chosen=_time(each.form, forward.rows, each.columns, RENDERED, perf_model),
+                as_is=_time(each.form, forward.rows, each.columns, COMPILED, perf_model),
             )
         )
     return tuple(found)
 
 
-def without_taken(plans: Sequence[SitePlan], interactions: Sequence[InteractionPlan]) -> tuple[SitePlan, ...]:
+def without_fused_sites(plans: Sequence[SitePlan], interactions: Sequence[InteractionPlan]) -> tuple[SitePlan, ...]:
     """The sites, those that interactions take along without times: they are no GEMMs of their own any more."""
-    taken = {name for each in interactions for name in each.takes}
-    if not taken:
+    fused_sites = {name for each in interactions for name in each.takes}
+    if not fused_sites:
         return tuple(plans)
-    return tuple(replace(plan, timing=None, candidates=()) if plan.site.name in taken else plan for plan in plans)
+    return tuple(replace(plan, timing=None, candidates=()) if plan.site.name in fused_sites else plan for plan in plans)
 
 
-def taken_by(plan: Plan) -> Mapping[str, InteractionPlan]:
+def interaction_by_site(plan: Plan) -> Mapping[str, InteractionPlan]:
     """The interaction that takes a site along, by the site's name."""
     return {name: each for each in plan.interactions for name in each.takes}
 
 
-def taken_words(interaction: InteractionPlan) -> str:
+def place_in_interaction(interaction: InteractionPlan) -> str:
     """Where a site is that an interaction takes along: `in the mixing layer of layers.0`."""
     return f"in the mixing layer of {interaction.owner or 'the model itself'}"
 
@@ -94,20 +100,20 @@ def _samples(fused: Fused, sites: Mapping[str, Site], batch_size: int) -> int:
 def _multiplies(site: Site, fused: Fused, samples: int, batch_size: int) -> bool:
     """Whether a product without a Parameter is the outer one of a mixing layer: x (B, n, d) times x^T @ rank."""
     form = fused.form
-    if site.kind is not GemmKind.BMM or site.owner != fused.owner or not isinstance(form, Mixing):
+    if site.kind is not GemmKind.BMM or site.owner != fused.owner or not isinstance(form, FmForm):
         return False
     return (site.k, site.rows.at(batch_size)) == (fused.columns, samples * form.embeddings) and site.n == form.rank
 
 
-def _time(form: Form, samples: int, columns: int, kernel: str, pricer: PerfModel | None) -> StepTime | None:
-    if pricer is None:
+def _time(form: Form, samples: int, columns: int, kernel: str, perf_model: PerfModel | None) -> StepTime | None:
+    if perf_model is None:
         return None
     first, second = parts_of(form, samples, columns, kernel)
-    forward, backward = pricer.part(first), pricer.part(second)
+    forward, backward = perf_model.part(first), perf_model.part(second)
     if forward is None or backward is None:
         return None
-    if kernel == RENDERED and isinstance(form, Crossing) and form.passing:
+    if kernel == RENDERED and isinstance(form, CrossForm) and form.passing:
         # Another linear and another cross layer read the sum: their gradients are added in a pass between our kernels,
         # and by torch.compile within others (docs/results/LOG.md, "cross layers in kernels of their own").
-        backward += Price(added_us(samples, columns, second.dtype), 0.0, TimeSource.ESTIMATED)
+        backward += Latency(added_us(samples, columns, second.dtype, perf_model.device), 0.0, TimeSource.ESTIMATED)
     return Cost.of(forward, backward).rounded()

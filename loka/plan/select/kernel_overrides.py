@@ -3,83 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from loka.errors import InputError
 from loka.kernels.gemm.catalogue import Kernel, kernel_named
-from loka.numerics.enums import Compute, Gemm, Scaling
+from loka.numerics.enums import Compute, Gemm
+from loka.numerics.recipe import OperandPair, transposed_form
 from loka.plan.plan import GemmPlan
-from loka.policy.cascade.settings import ANY_KERNEL, Assignment, GemmSettings, OperandRecipe, SiteSettings
+from loka.policy.cascade.settings import ANY_KERNEL, Assignment, GemmSettings, SiteSettings
 from loka.sites.site import Site
 
-Pair = tuple[OperandRecipe, OperandRecipe]
 Sizes = tuple[int, int, int]
 
 
-def candidates(asked: GemmSettings, usual: Sequence[Kernel]) -> tuple[Kernel, ...]:
+def candidates(requested: GemmSettings, usual: Sequence[Kernel]) -> tuple[Kernel, ...]:
     """The kernels that a GEMM may run on: the one that the policy names, or the usual ones."""
-    return tuple(usual) if asked.kernel == ANY_KERNEL else (kernel_named(asked.kernel),)
+    return tuple(usual) if requested.kernel == ANY_KERNEL else (kernel_named(requested.kernel),)
 
 
-def accepted_operands(kernel: Kernel, gemm: Gemm, asked: GemmSettings, sizes: Sizes, target: str) -> Pair:
+def accepted_operands(kernel: Kernel, gemm: Gemm, requested: GemmSettings, sizes: Sizes, target: str) -> OperandPair:
     """The operands in the form in which a kernel takes them, if it does in any; sizes are M, K and N.
 
     Operands that are both transposed have one scale each, which is there once and for each row: a kernel that takes no
     tensorwise scales takes them rowwise.
     """
 
-    def able(operands: Pair) -> bool:
-        return kernel.unsupported_reason(gemm, operands, asked.accumulation, asked.padding, *sizes, target) is None
+    def able(operands: OperandPair) -> bool:
+        return (
+            kernel.unsupported_reason(gemm, operands, requested.accumulation, requested.padding, *sizes, target) is None
+        )
 
-    if able(asked.operands) or not all(
-        each.transposed and each.scaling is Scaling.TENSORWISE for each in asked.operands
-    ):
-        return asked.operands
-    rows = _scaled(asked.operands, Scaling.ROWWISE)
-    return rows if able(rows) else asked.operands
-
-
-def other_form(operands: Pair) -> Pair | None:
-    """Operands that are both transposed with their one scale written for each row instead, or the other way round.
-
-    The products are the same, to the bit; kernels differ in how fast they read the two. None for other operands.
-    """
-    first, second = operands
-    if not (first.transposed and second.transposed) or first.scaling is not second.scaling:
-        return None
-    others = {Scaling.TENSORWISE: Scaling.ROWWISE, Scaling.ROWWISE: Scaling.TENSORWISE}
-    return _scaled(operands, others[first.scaling]) if first.scaling in others else None
+    if able(requested.operands) or not all(each.reads_first_scale for each in requested.operands):
+        return requested.operands
+    rows = transposed_form(requested.operands)
+    return rows if rows is not None and able(rows) else requested.operands
 
 
-def _scaled(operands: Pair, scaling: Scaling) -> Pair:
-    first, second = operands
-    return replace(first, scaling=scaling), replace(second, scaling=scaling)
-
-
-def with_scalings(operands: Pair, form: Pair) -> Pair:
-    """The operands with the scalings of a form that `accepted_operands` gave."""
-    first, second = operands
-    if (first.scaling, second.scaling) == (form[0].scaling, form[1].scaling):
-        return operands
-    return replace(first, scaling=form[0].scaling), replace(second, scaling=form[1].scaling)
-
-
-def overridden_operands(site: Site, gemm: Gemm, asked: GemmSettings, batch_size: int, target: str) -> Pair:
+def overridden_operands(site: Site, gemm: Gemm, requested: GemmSettings, batch_size: int, target: str) -> OperandPair:
     """`accepted_operands` of the kernel that the policy names; those of the policy where it names none."""
-    if asked.kernel == ANY_KERNEL:
-        return asked.operands
+    if requested.kernel == ANY_KERNEL:
+        return requested.operands
     sizes = (site.rows.at(batch_size), site.k, site.n)
-    return accepted_operands(kernel_named(asked.kernel), gemm, asked, sizes, target)
+    return accepted_operands(kernel_named(requested.kernel), gemm, requested, sizes, target)
 
 
 def unknown_kernels(wanted: SiteSettings, files: Mapping[str, str]) -> list[str]:
     """A message for each kernel that a rule names and that there is not."""
     problems = []
-    for gemm, asked in wanted.gemms.items():
-        if asked.kernel == ANY_KERNEL:
+    for gemm, requested in wanted.gemms.items():
+        if requested.kernel == ANY_KERNEL:
             continue
         try:
-            kernel_named(asked.kernel)
+            kernel_named(requested.kernel)
         except InputError as error:
             by = _assigned(wanted, gemm)
             problems.append(f"{_place(by, files)}: {error}" if by is not None else str(error))
@@ -97,20 +71,20 @@ def impossible_overrides(
     """A message for each GEMM that stays as it is because the kernel that a rule for this one site names refuses it."""
     problems = {}
     for plan in gemms:
-        asked, by = wanted.gemms[plan.gemm], _assigned(wanted, plan.gemm)
+        requested, by = wanted.gemms[plan.gemm], _assigned(wanted, plan.gemm)
         if by is None or not by.names_one_site or plan.fp8:
             continue
-        if asked.compute is Compute.KEEP or asked.kernel == ANY_KERNEL:
+        if requested.compute is Compute.KEEP or requested.kernel == ANY_KERNEL:
             continue
-        operands = overridden_operands(site, plan.gemm, asked, batch_size, target)
+        operands = overridden_operands(site, plan.gemm, requested, batch_size, target)
         sizes = (site.rows.at(batch_size), site.k, site.n)
-        reason = kernel_named(asked.kernel).unsupported_reason(
-            plan.gemm, operands, asked.accumulation, asked.padding, *sizes, target
+        reason = kernel_named(requested.kernel).unsupported_reason(
+            plan.gemm, operands, requested.accumulation, requested.padding, *sizes, target
         )
         if reason is not None and reason == plan.reason:
             problems[plan.gemm] = (
-                f"{_place(by, files)}: {by.source} wants {plan.gemm.value} of {site.name!r} on {asked.kernel}, which "
-                f"cannot be: {reason}; write another kernel there, or leave it out"
+                f"{_place(by, files)}: {by.source} wants {plan.gemm.value} of {site.name!r} on {requested.kernel}, "
+                f"which cannot be: {reason}; write another kernel there, or leave it out"
             )
     return problems
 

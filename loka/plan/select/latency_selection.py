@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from loka.numerics.enums import Compute, Gemm
+from loka.numerics.recipe import with_scalings
 from loka.plan.plan import NATIVE, Candidate, GemmPlan, Rejected, SiteTiming
-from loka.plan.report.format import run_words, time_words
+from loka.plan.report.format import format_kernel, format_us
 from loka.plan.select.enumerate import ExecutionOption, SiteOptions
-from loka.plan.select.kernel_overrides import with_scalings
 from loka.plan.select.select import Selection, SelectionProblem
 from loka.policy.cascade.settings import SiteSettings
 
@@ -27,44 +27,46 @@ class LatencySelection:
     gemms: tuple[GemmPlan, ...]
     timing: SiteTiming
     candidates: tuple[Candidate, ...]
-    fused: bool  # its neighbours are taken along
+    fused: bool  # with its neighbours, in one kernel
 
 
-def problem_of(menu: SiteOptions | None, gemms: Sequence[GemmPlan], wanted: SiteSettings) -> SelectionProblem | None:
+def problem_of(
+    site_options: SiteOptions | None, gemms: Sequence[GemmPlan], wanted: SiteSettings
+) -> SelectionProblem | None:
     """What is left to be decided of a site by time; None where its measurements do not suffice.
 
     `gemms` are decided by policy and evidence: those in FP8 may be sent back, if the policy does not force them.
     """
     may = frozenset(plan.gemm for plan in gemms if plan.fp8)
-    if menu is None or menu.way(may) is None:
+    if site_options is None or site_options.option(may) is None:
         return None
     must = frozenset(gemm for gemm in may if wanted.gemms[gemm].compute is Compute.FP8)
-    return SelectionProblem(menu, must, may, wanted.budget.min_speedup)
+    return SelectionProblem(site_options, must, may, wanted.budget.min_speedup)
 
 
 def revise(problem: SelectionProblem, gemms: Sequence[GemmPlan], chosen: Selection) -> LatencySelection:
-    """The decisions with the kernels and reasons of the way that was chosen."""
-    menu, way, cost = problem.menu, chosen.way, chosen.cost
-    as_is = menu.as_is.cost(False).rounded()
-    timing = SiteTiming(cost.rounded(), as_is, kept=way.fp8 != problem.may)
-    slower = cost.total.us > menu.as_is.apart.total.us
+    """The decisions with the kernels and reasons of the option that was chosen."""
+    site_options, option, cost = problem.site_options, chosen.option, chosen.cost
+    native = site_options.native.cost(False).rounded()
+    timing = SiteTiming(cost.rounded(), native, kept=option.fp8 != problem.may)
+    slower = cost.total.us > site_options.native.apart.total.us
     revised = []
     for plan in gemms:
-        if plan.gemm in way.fp8:
-            choice = menu.choices[plan.gemm]
-            unable = tuple(each for each in plan.rejected if each.kernel not in _timed(menu, plan.gemm))
+        if plan.gemm in option.fp8:
+            choice = site_options.choices[plan.gemm]
+            unable = tuple(each for each in plan.rejected if each.kernel not in _timed(site_options, plan.gemm))
             reason = plan.reason
             if reason.startswith(SAFE) and plan.gemm not in problem.least.fp8:
                 reason = reason.replace(SAFE, f"{SAFE} and faster", 1)
             elif slower:
                 reason = f"{reason}, slower than BF16 here"
-            rejected = _once((*choice.lost, *unable))
+            rejected = _once((*choice.rejected, *unable))
             operands = with_scalings(plan.operands, choice.operands) if plan.operands is not None else None
             plan = replace(plan, kernel=choice.kernel, operands=operands, accumulation=choice.accumulation)
-            plan = replace(plan, by_rows=choice.by_rows, reason=reason, rejected=rejected)
+            plan = replace(plan, m_buckets=choice.m_buckets, reason=reason, rejected=rejected)
         elif plan.fp8:
             plan = _kept(plan, problem, chosen)
-        revised.append(replace(plan, times=menu.times(plan.gemm)))
+        revised.append(replace(plan, times=site_options.times(plan.gemm)))
     candidates = tuple(
         Candidate(
             other.kernels,
@@ -72,14 +74,14 @@ def revise(problem: SelectionProblem, gemms: Sequence[GemmPlan], chosen: Selecti
             _outcome(other, problem, chosen),
             *(other.error or (None, None)),
         )
-        for other in menu.ways
+        for other in site_options.options
     )
-    return LatencySelection(tuple(revised), timing, candidates, way.fused)
+    return LatencySelection(tuple(revised), timing, candidates, option.fused)
 
 
-def _timed(menu: SiteOptions, gemm: Gemm) -> frozenset[str]:
+def _timed(site_options: SiteOptions, gemm: Gemm) -> frozenset[str]:
     """The kernels that were measured for a GEMM."""
-    return frozenset(each.kernel for each in menu.times(gemm))
+    return frozenset(each.kernel for each in site_options.times(gemm))
 
 
 def _once(rejected: Iterable[Rejected]) -> tuple[Rejected, ...]:
@@ -92,47 +94,49 @@ def _once(rejected: Iterable[Rejected]) -> tuple[Rejected, ...]:
 
 def _kept(plan: GemmPlan, problem: SelectionProblem, chosen: Selection) -> GemmPlan:
     """A GEMM that may run in FP8, and does not for its time."""
-    reason = f"kept: {_why_as_is(plan.gemm, problem, chosen)}"
+    reason = f"kept: {_why_native(plan.gemm, problem, chosen)}"
     able = [
-        Rejected(run_words(each.kernel, each.accumulation), reason)
-        for each in problem.menu.times(plan.gemm)
+        Rejected(format_kernel(each.kernel, each.accumulation), reason)
+        for each in problem.site_options.times(plan.gemm)
         if each.kernel != NATIVE
     ]
-    unable = [each for each in plan.rejected if each.kernel not in _timed(problem.menu, plan.gemm)]
+    unable = [each for each in plan.rejected if each.kernel not in _timed(problem.site_options, plan.gemm)]
     return replace(
         plan, kernel=NATIVE, operands=None, accumulation=None, reason=reason, rejected=_once((*able, *unable))
     )
 
 
-def _why_as_is(gemm: Gemm, problem: SelectionProblem, chosen: Selection) -> str:
-    """Why a GEMM is not in FP8: against the fastest way in which it is; where none is, in which any is."""
+def _why_native(gemm: Gemm, problem: SelectionProblem, chosen: Selection) -> str:
+    """Why a GEMM is not in FP8: against the fastest option in which it is; where none is, in which any GEMM is."""
     least = problem.least
-    others = [way for way in problem.allowed if (way is not least if chosen.way is least else gemm in way.fp8)]
-    best = min(others, key=lambda way: (way.cost(chosen.joined).total.us, way.order))
+    others = [
+        option for option in problem.allowed if (option is not least if chosen.option is least else gemm in option.fp8)
+    ]
+    best = min(others, key=lambda option: (option.cost(chosen.joined).total.us, option.order))
     here, there = chosen.cost.total, best.cost(chosen.joined).total
     source = (here + there).source.value
-    figures = f"{time_words(here.us)} against {time_words(there.us)} ({source})"
+    figures = f"{format_us(here.us)} against {format_us(there.us)} ({source})"
     if here.us <= there.us:
         return f"BF16 is faster here: {figures}"
-    if chosen.way is least and here.us < problem.min_speedup * there.us:
+    if chosen.option is least and here.us < problem.min_speedup * there.us:
         return f"{here.us / there.us:.2f}x is under min_speedup {problem.min_speedup:g}: {figures}"
     return f"FP8 gains nothing here beyond the noise, or for the neighbours: {figures}"
 
 
-def _outcome(way: ExecutionOption, problem: SelectionProblem, chosen: Selection) -> str:
-    """Why a way is the chosen one, or is not."""
-    if way is chosen.way:
+def _outcome(option: ExecutionOption, problem: SelectionProblem, chosen: Selection) -> str:
+    """Why an option is the chosen one, or is not."""
+    if option is chosen.option:
         return "chosen"
-    if not problem.must <= way.fp8:
-        return f"forced into FP8: {_names(problem.must - way.fp8)}"
-    if not way.fp8 <= problem.may:
-        return f"not in FP8: {_names(way.fp8 - problem.may)}"
-    here, there = way.cost(chosen.joined).total, chosen.cost.total
+    if not problem.must <= option.fp8:
+        return f"forced into FP8: {_names(problem.must - option.fp8)}"
+    if not option.fp8 <= problem.may:
+        return f"not in FP8: {_names(option.fp8 - problem.may)}"
+    here, there = option.cost(chosen.joined).total, chosen.cost.total
     if here.us > there.us and not here.ties_with(there):
-        return f"slower: {time_words(here.us)} against {time_words(there.us)}"
-    if here.ties_with(there) and chosen.way.order < way.order:
+        return f"slower: {format_us(here.us)} against {format_us(there.us)}"
+    if here.ties_with(there) and chosen.option.order < option.order:
         return "as fast within the noise, and later in the catalogue"
-    if chosen.way is problem.least and there.us < problem.min_speedup * here.us:
+    if chosen.option is problem.least and there.us < problem.min_speedup * here.us:
         return f"{there.us / here.us:.2f}x is under min_speedup {problem.min_speedup:g}"
     return "slower together with its neighbours"
 

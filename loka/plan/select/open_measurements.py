@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path, PurePath
 
+from loka.devices.targets import TargetDevice
 from loka.errors import InputError
-from loka.kernels.gemm.catalogue import REFERENCE_TARGET
 from loka.kernels.measurements.lookup import Measurements
 from loka.policy.policy import Policy
 
@@ -20,7 +20,7 @@ def open_measurements(policy: Policy) -> Measurements | None:
     path = policy.measurements_file
     if path is None:
         return Measurements.shipped(policy.target)
-    if policy.target == REFERENCE_TARGET:
+    if policy.target == TargetDevice.REFERENCE:
         raise InputError(
             f"{policy.where('measurements')}: measurements: the reference path has no kernels to choose from, and "
             "nothing is measured for it; leave `measurements` out, or name the target that was measured"

@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 from math import hypot, sqrt
 from typing import Protocol, runtime_checkable
 
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEFAULT
 from loka.kernels.fused.norm.norm_spec import NORMS
 from loka.kernels.measurements.part_bounds import bound_us, interaction_us
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartCosts, PartKind, PartTime, TimeSource
 from loka.numerics.enums import Format
-from loka.plan.select.workload import COMPILED, KNOWN, KNOWN_TILES, RENDERED
+from loka.plan.select.workload import COMPILED, RENDERED, STATIC_SCALES, STATIC_SCALES_TILES
 
-_NORM, _ACTIVATIONS = "layer_norm", ("silu", "hardswish", "relu")  # what stands in for others that move the same bytes
+_NORM, _ACTIVATIONS = "layer_norm", ("silu", "hardswish", "relu")  # substitutes for others that move the same bytes
 _DOUBT = {TimeSource.MEASURED: 0, TimeSource.INTERPOLATED: 1, TimeSource.ESTIMATED: 2}
 
 
@@ -31,17 +33,17 @@ class Judges(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class Latency:
     """A time with its noise, both in microseconds: half of the distance between the quartiles."""
 
     us: float
     noise: float
     source: TimeSource
 
-    def __add__(self, other: Price) -> Price:
-        return Price(self.us + other.us, hypot(self.noise, other.noise), less_sure(self.source, other.source))
+    def __add__(self, other: Latency) -> Latency:
+        return Latency(self.us + other.us, hypot(self.noise, other.noise), less_sure(self.source, other.source))
 
-    def ties_with(self, other: Price) -> bool:
+    def ties_with(self, other: Latency) -> bool:
         """Whether the two cannot be told apart: their difference lies inside the noise of both together."""
         return abs(self.us - other.us) <= hypot(self.noise, other.noise)
 
@@ -49,16 +51,16 @@ class Price:
 # A norm with its gradient, by torch.compile over rendered: the median of 26 regions on an H100, from 1.08 to 1.78
 # (docs/results/dispatch-2026-11-21.md: compiled BF16 against our own).
 COMPILED_NORMS = 1.5
-# What is not recorded takes so much more than the rendered kernel that stands in for it. Under known scales: the passes
-# of measured steps less their GEMMs, the median of four regions with LayerNorms and the mean of two with BlockNorms
-# (1.19 and 1.30), on an H100.
-_OVER_RENDERED = {COMPILED: COMPILED_NORMS, KNOWN: 1.03, KNOWN_TILES: 1.25}
+# What is not recorded takes so much more than the rendered kernel that it is derived from. Under static scales: the
+# passes of measured steps less their GEMMs, the median of four regions with LayerNorms and the mean of two with
+# BlockNorms (1.19 and 1.30), on an H100.
+_OVER_RENDERED = {COMPILED: COMPILED_NORMS, STATIC_SCALES: 1.03, STATIC_SCALES_TILES: 1.25}
 
 # The noise of an interaction's time by its bytes: eight measured kernels (docs/results/LOG.md, "where Wukong small's
 # step went") are from 10 % below it to 15 % above.
 BY_BYTES = 0.1
 
-NOTHING = Price(0.0, 0.0, TimeSource.MEASURED)
+NOTHING = Latency(0.0, 0.0, TimeSource.MEASURED)
 
 
 def less_sure(first: TimeSource, second: TimeSource) -> TimeSource:
@@ -69,33 +71,34 @@ def less_sure(first: TimeSource, second: TimeSource) -> TimeSource:
 class PerfModel:
     """Looks parts up in `costs`, each once.
 
-    A part other than a GEMM that was not measured takes the time of its stand-in, scaled by the bytes of both: its own
+    A part other than a GEMM that was not measured takes the time of a substitute, scaled by the bytes of both: its own
     norm with another activation or without one, a LayerNorm for another norm, e4m3 rowwise for another recipe, a
     quantiser for another kind of work. It counts as estimated. A GEMM that was not measured has no time. What the
-    compiler writes takes `COMPILED_NORMS` times what is rendered, estimated too, as what runs under known scales. An
+    compiler writes takes `COMPILED_NORMS` times what is rendered, estimated too, as what runs under static scales. An
     interaction of which nothing was measured is estimated by its bytes on our kernels, and has no time compiled.
     """
 
-    def __init__(self, costs: PartCosts) -> None:
+    def __init__(self, costs: PartCosts, device: DeviceSpec = DEFAULT) -> None:
         self._costs = costs
+        self.device = device
         self._judges = costs if isinstance(costs, Judges) else None
-        self._known: dict[Part, Price | None] = {}
+        self._known: dict[Part, Latency | None] = {}
 
-    def part(self, part: Part) -> Price | None:
+    def part(self, part: Part) -> Latency | None:
         """A part's time; None where nothing tells it."""
         if part not in self._known:
             self._known[part] = self._look_up(part)
         return self._known[part]
 
-    def sum(self, parts: Iterable[Part]) -> Price | None:
+    def sum(self, parts: Iterable[Part]) -> Latency | None:
         """The time of several parts, one after the other; None where one of them has none."""
         us, squares, source = 0.0, 0.0, TimeSource.MEASURED
         for part in parts:
-            price = self.part(part)
-            if price is None:
+            latency = self.part(part)
+            if latency is None:
                 return None
-            us, squares, source = us + price.us, squares + price.noise**2, less_sure(source, price.source)
-        return Price(us, sqrt(squares), source)
+            us, squares, source = us + latency.us, squares + latency.noise**2, less_sure(source, latency.source)
+        return Latency(us, sqrt(squares), source)
 
     def error(self, part: Part) -> tuple[float, float] | None:
         """MERE and SQNR of a GEMM as they were measured, where the costs know them."""
@@ -105,42 +108,44 @@ class PerfModel:
         """Why a kernel's numbers were refused when they were measured, or ""."""
         return self._judges.wrong_reason(part) if self._judges is not None else ""
 
-    def _look_up(self, part: Part) -> Price | None:
+    def _look_up(self, part: Part) -> Latency | None:
         if part.work in INTERACTIONS:
             return self._interaction(part)
         if part.kernel in _OVER_RENDERED:
             rendered, factor = self.part(replace(part, kernel=RENDERED)), _OVER_RENDERED[part.kernel]
             return (
-                None if rendered is None else Price(rendered.us * factor, rendered.noise * factor, TimeSource.ESTIMATED)
+                None
+                if rendered is None
+                else Latency(rendered.us * factor, rendered.noise * factor, TimeSource.ESTIMATED)
             )
         timed = self._costs.time(part)
         if timed is not None:
-            return _price(timed)
+            return _latency(timed)
         if part.work is PartKind.GEMM:
             return None
-        for other in _stand_ins(part):
+        for other in _substitutes(part):
             timed = self._costs.time(other)
             if timed is not None:
-                price = _price(timed)
-                scale = bound_us(part) / bound_us(other)
-                return Price(price.us * scale, price.noise * scale, TimeSource.ESTIMATED)
+                latency = _latency(timed)
+                scale = bound_us(part, self.device) / bound_us(other, self.device)
+                return Latency(latency.us * scale, latency.noise * scale, TimeSource.ESTIMATED)
         return None
 
-    def _interaction(self, part: Part) -> Price | None:
+    def _interaction(self, part: Part) -> Latency | None:
         timed = self._costs.time(part)
         if timed is not None:
-            return _price(timed)
+            return _latency(timed)
         if part.kernel != RENDERED:
             return None
-        us = interaction_us(part)
-        return Price(us, us * BY_BYTES, TimeSource.ESTIMATED)
+        us = interaction_us(part, self.device)
+        return Latency(us, us * BY_BYTES, TimeSource.ESTIMATED)
 
 
-def _price(timed: PartTime) -> Price:
-    return Price(timed.us, timed.us * timed.spread, timed.source)
+def _latency(timed: PartTime) -> Latency:
+    return Latency(timed.us, timed.us * timed.spread, timed.source)
 
 
-def _stand_ins(part: Part) -> list[Part]:
+def _substitutes(part: Part) -> list[Part]:
     """Parts that move like bytes, the nearest first."""
     found = [replace(part, around=around) for around in _like(part.around)]
     if _is_fp8(part):

@@ -1,16 +1,17 @@
-"""Which way each site of a chain takes: the least time in all, subject to the budgets.
+"""Which execution option each site of a chain gets: the least time in all, subject to the budgets.
 
 The sites of a chain decide together, since the kernel between two linears can write FP8 for the second only where both
 are in the chain: a site that leaves it makes the next one quantise for itself. The sum of the times is minimised by
 dynamic programming over the chain, one state for "this site is in it" and one for "it is not".
 
-`min_speedup` is a handicap. A way that runs more in FP8 than the policy forces counts with its time multiplied by the
-site's `min_speedup`, so that it wins only where (time of the least FP8) / (its own time) reaches that. In a chain this
-holds for each run of neighbours in FP8 as a whole, and so one site may lose a little where its neighbour gains more.
+`min_speedup` is a handicap. An option that runs more in FP8 than the policy forces counts with its time multiplied by
+the site's `min_speedup`, so that it wins only where (time of the least FP8) / (its own time) reaches that. In a chain
+this holds for each run of neighbours in FP8 as a whole, and so one site may lose a little where its neighbour gains
+more.
 
-Of ways that cannot be told apart from the fastest (`Price.ties_with`), the first in order is taken: by the place of
-fprop's kernel in the catalogue, then dgrad's, then wgrad's, the model's own last. So the choice is the same wherever it
-is made, and does not move with the noise of a measurement.
+Of options that cannot be told apart from the fastest (`Latency.ties_with`), the first in order is chosen: by the place
+of fprop's kernel in the catalogue, then dgrad's, then wgrad's, the model's own last. So the choice is the same wherever
+it is made, and does not move with the noise of a measurement.
 """
 
 from __future__ import annotations
@@ -26,38 +27,38 @@ from loka.plan.select.enumerate import Cost, ExecutionOption, Order, SiteOptions
 class SelectionProblem:
     """A site and what may be chosen for it: every GEMM of `must` runs in FP8, and none outside of `may`."""
 
-    menu: SiteOptions
+    site_options: SiteOptions
     must: frozenset[Gemm]
     may: frozenset[Gemm]
     min_speedup: float
 
     @property
     def allowed(self) -> tuple[ExecutionOption, ...]:
-        """The ways within the policy and the budget of errors."""
-        return tuple(way for way in self.menu.ways if self.must <= way.fp8 <= self.may)
+        """The options within the policy and the budget of errors."""
+        return tuple(option for option in self.site_options.options if self.must <= option.fp8 <= self.may)
 
     @property
     def least(self) -> ExecutionOption:
         """The one with the least in FP8: what is forced, and what that is transposed from. Others must be faster."""
-        return min(self.allowed, key=lambda way: (len(way.fp8), way.order))
+        return min(self.allowed, key=lambda option: (len(option.fp8), option.order))
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A site's way; `joined` if its input comes from the kernel of the site before."""
+    """A site's option; `joined` if its input comes from the kernel of the site before."""
 
-    way: ExecutionOption
+    option: ExecutionOption
     joined: bool
 
     @property
     def cost(self) -> Cost:
         """What it takes."""
-        return self.way.cost(self.joined)
+        return self.option.cost(self.joined)
 
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """The best ways up to some site."""
+    """The best options up to some site."""
 
     us: float  # with handicaps
     picks: tuple[Selection, ...] = ()
@@ -65,40 +66,42 @@ class _Path:
     @property
     def key(self) -> tuple[float, tuple[Order, ...]]:
         """Less time first; of equal ones the first in order, which runs more in FP8."""
-        return self.us, tuple(pick.way.order for pick in self.picks)
+        return self.us, tuple(pick.option.order for pick in self.picks)
 
 
 def select(chain: Sequence[SelectionProblem]) -> tuple[Selection, ...]:
-    """The ways of the sites of a chain; a site that is in none is a chain of its own.
+    """The options of the sites of a chain; a site that is in none is a chain of its own.
 
-    Each problem's `allowed` has to hold the way that runs all of `may` in FP8.
+    Each problem's `allowed` has to hold the option that runs all of `may` in FP8.
     """
     paths = {False: _Path(0.0)}
     for problem in chain:
         reached: dict[bool, _Path] = {}
         for joined, path in paths.items():
-            for way, handicap in _options(problem, joined, alone=len(chain) == 1):
-                us = path.us + handicap * way.cost(joined).total.us
-                longer = _Path(us, (*path.picks, Selection(way, joined)))
-                known = reached.get(way.chained)
+            for option, handicap in _options(problem, joined, alone=len(chain) == 1):
+                us = path.us + handicap * option.cost(joined).total.us
+                longer = _Path(us, (*path.picks, Selection(option, joined)))
+                known = reached.get(option.chained)
                 if known is None or longer.key < known.key:
-                    reached[way.chained] = longer
+                    reached[option.chained] = longer
         paths = reached
     return min(paths.values(), key=lambda path: path.key).picks
 
 
 def _options(problem: SelectionProblem, joined: bool, alone: bool) -> list[tuple[ExecutionOption, float]]:
-    """What a site chooses from, each with its handicap: the best way in the chain, the best outside, the least FP8.
+    """What a site chooses from, each with its handicap: the best option in the chain, the best outside, the least FP8.
 
     The noise is looked at here: the sums of whole chains are compared as they are.
     """
     least = problem.least
-    others = [way for way in problem.allowed if way is not least]
-    groups = [others] if alone else [[way for way in others if way.chained is kind] for kind in (True, False)]
+    others = [option for option in problem.allowed if option is not least]
+    groups = [others] if alone else [[option for option in others if option.chained is kind] for kind in (True, False)]
     return [*((_best(group, joined), problem.min_speedup) for group in groups if group), (least, 1.0)]
 
 
-def _best(ways: Sequence[ExecutionOption], joined: bool) -> ExecutionOption:
+def _best(options: Sequence[ExecutionOption], joined: bool) -> ExecutionOption:
     """The fastest; of those that tie with it, the first in order."""
-    fastest = min((way.cost(joined).total for way in ways), key=lambda price: price.us)
-    return min((way for way in ways if way.cost(joined).total.ties_with(fastest)), key=lambda way: way.order)
+    fastest = min((option.cost(joined).total for option in options), key=lambda latency: latency.us)
+    return min(
+        (option for option in options if option.cost(joined).total.ties_with(fastest)), key=lambda option: option.order
+    )

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from loka.numerics.enums import OPERANDS, Gemm, Range, Scaling
+from loka.numerics.enums import OPERANDS, Gemm, Scaling
+from loka.numerics.recipe import TRANSPOSED_FROM, OperandPair
 from loka.plan.plan import GemmPlan
-from loka.plan.report.format import recipe_words
-from loka.policy.cascade.settings import TRANSPOSED_FROM, OperandRecipe
+from loka.plan.report.format import format_recipe
 
 
-def unsupported_transpose(
-    gemm: Gemm, operands: tuple[OperandRecipe, OperandRecipe], decided: Mapping[Gemm, GemmPlan]
-) -> str | None:
+def unsupported_transpose(gemm: Gemm, operands: OperandPair, decided: Mapping[Gemm, GemmPlan]) -> str | None:
     """Why an operand of a GEMM cannot be transposed from another GEMM's, or None where each can, or none is to be.
 
     `decided` holds the site's GEMMs before this one. A site whose input needs no gradient has no dgrad: there wgrad
@@ -32,14 +30,10 @@ def unsupported_transpose(
         if plan.operands is None:
             return f"{start} stays as it is"
         found = plan.operands[OPERANDS[source_gemm].index(source)]
-        if not _has_rows_of_powers_of_two(found):
+        if not found.can_be_transposed:
             instead = ", or say nothing of requantize_transpose: under one scale, a copy made anew has the same values"
             return (
-                f"{start} is {recipe_words(found)}; give {source_gemm} scaling: rowwise, range: dynamic and "
+                f"{start} is {format_recipe(found)}; give {source_gemm} scaling: rowwise, range: dynamic and "
                 f"power_of_two: true{instead if found.scaling is Scaling.TENSORWISE else ''}"
             )
     return None
-
-
-def _has_rows_of_powers_of_two(recipe: OperandRecipe) -> bool:
-    return recipe.scaling is Scaling.ROWWISE and recipe.range is Range.DYNAMIC and recipe.power_of_two

@@ -1,4 +1,4 @@
-"""What a site's step is made of, for each way of running it: the parts (`parts`) that are timed.
+"""What a site's step is made of, for each execution option: the parts (`parts`) that are timed.
 
 A site's step is its GEMMs, what makes their operands, and the norms and activations around it, forward and backward:
 
@@ -8,8 +8,8 @@ A site's step is its GEMMs, what makes their operands, and the norms and activat
   weight is quantised; backward, the gradient of those after is written in FP8; it, the input and the weight are
   transposed;
 - in a chain's recipe alone: the same, with a quantiser each for the input and the output gradient;
-- in a chain under known scales: the same passes, which take longer than those that find rows' scales (`KNOWN`, and
-  `KNOWN_TILES` beside a BlockNorm, whose kernels write both copies of a tile);
+- in a chain under static scales: the same passes, which take longer than those that find rows' scales
+  (`STATIC_SCALES`, and `STATIC_SCALES_TILES` beside a BlockNorm, whose kernels write both copies of a tile);
 - in any other recipe, and where some of its GEMMs stay in BF16: each GEMM quantises both of its operands anew, from a
   transposed copy where it has to. Such a site is no chain; where `fuse: always` would have rendered its norms, the
   compiler writes them (`COMPILED`), which costs the site what fusion gains.
@@ -33,17 +33,15 @@ from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NORMS
 from loka.kernels.fused.norm.norm_widths import LARGEST_WIDTH
 from loka.kernels.gemm.catalogue import gemm_sizes
 from loka.kernels.measurements.parts import Part, PartKind
-from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
+from loka.numerics.enums import Accumulation, Format, Gemm, Scaling
+from loka.numerics.recipe import OperandPair, OperandRecipe, Recipe
 from loka.plan.plan import NATIVE
-from loka.policy.cascade.settings import OperandRecipe
 from loka.sites.site import Site
 
-Pair = tuple[OperandRecipe, OperandRecipe]
-Pairs = Mapping[Gemm, Pair | None]  # the GEMMs of a site; None where one stays as the model has it
-
 RENDERED = "rendered"
-COMPILED = "compiled"  # by torch.compile; not measured, priced by what is rendered
-KNOWN, KNOWN_TILES = "known", "known-tiles"  # rendered under known scales; not recorded, priced by what is rendered
+COMPILED = "compiled"  # by torch.compile; not measured, derived from what is rendered
+# Rendered under static scales; not recorded, derived from what is rendered.
+STATIC_SCALES, STATIC_SCALES_TILES = "static", "static-tiles"
 DTYPE = "bfloat16"  # of activations: the model's own, or autocast's
 _GEMMS = frozenset({"linear", "matmul", "mm", "addmm", "einsum", "bmm"})
 
@@ -128,7 +126,9 @@ def _around(ops: tuple[str, ...], backwards: bool) -> tuple[str, str]:
     return " ".join(reversed(found) if backwards else found), beyond
 
 
-def gemm_part(gemm: Gemm, sizes: SiteSizes, kernel: str, pair: Pair | None, accumulation: Accumulation | None) -> Part:
+def gemm_part(
+    gemm: Gemm, sizes: SiteSizes, kernel: str, pair: OperandPair | None, accumulation: Accumulation | None
+) -> Part:
     """The GEMM itself on a kernel; `pair` and `accumulation` are None where it stays as the model has it."""
     found = gemm_sizes(gemm, sizes.m, sizes.k, sizes.n)
     recipe = ""
@@ -143,128 +143,75 @@ def native_part(gemm: Gemm, sizes: SiteSizes) -> Part:
     return gemm_part(gemm, sizes, NATIVE, None, None)
 
 
-def has_form_of_chain(pairs: Pairs) -> bool:
-    """Whether kernels of a chain make all operands, as `loka.codegen` decides it (`SiteRecipe.transposed` and `known`).
-
-    Either e4m3 with measured powers of two as scales of rows, wgrad's operands both transposed, dgrad's weight too
-    where there is a dgrad; or under known scales.
-    """
-    wgrad = pairs.get(Gemm.WGRAD)
-    if wgrad is None or not _is_quantised_by_rows(pairs):
-        return wgrad is not None and has_static_scales(pairs)
-    first, second = wgrad
-    transposed = first.transposed and second.transposed and {first.format, second.format} == {Format.E4M3}
-    return transposed and first.scaling is second.scaling and first.scaling in (Scaling.ROWWISE, Scaling.TENSORWISE)
-
-
-def has_static_scales(pairs: Pairs) -> bool:
-    """Whether inputs and output gradients are under one known scale each, and the weight under one that is measured."""
-    fprop, dgrad, wgrad = pairs.get(Gemm.FPROP), pairs.get(Gemm.DGRAD), pairs.get(Gemm.WGRAD)
-    if fprop is None or dgrad is None:
-        return False
-    (x, weight), (dy, transposed) = fprop, dgrad
-    same = transposed == weight and (wgrad is None or wgrad == (dy, x))
-    known = all(_is_e4m3(recipe, Scaling.TENSORWISE, Range.STATIC) for recipe in (x, dy))
-    return same and known and _is_e4m3(weight, Scaling.TENSORWISE, Range.DYNAMIC)
-
-
-def keeps_wgrad_in_chain(pairs: Pairs) -> bool:
-    """Whether it is that form but for wgrad, which stays as the model has it."""
-    return pairs.get(Gemm.WGRAD) is None and (_is_quantised_by_rows(pairs) or has_static_scales(pairs))
-
-
-def _is_quantised_by_rows(pairs: Pairs) -> bool:
-    """Whether fprop and dgrad are those of a chain; a site without a dgrad has its fprop alone."""
-    fprop = pairs.get(Gemm.FPROP)
-    if fprop is None or not all(map(_is_e4m3_rows, fprop)):
-        return False
-    if Gemm.DGRAD not in pairs:
-        return True
-    dgrad = pairs[Gemm.DGRAD]
-    if dgrad is None or not _is_e4m3_rows(dgrad[0]):
-        return False
-    weight = dgrad[1]
-    return weight.transposed and weight.format is Format.E4M3 and weight.scaling is Scaling.ROWWISE
-
-
-def _is_e4m3_rows(recipe: OperandRecipe) -> bool:
-    return _is_e4m3(recipe, Scaling.ROWWISE, Range.DYNAMIC) and recipe.power_of_two
-
-
-def _is_e4m3(recipe: OperandRecipe, scaling: Scaling, range_: Range) -> bool:
-    form = (recipe.format, recipe.scaling, recipe.range, recipe.transposed)
-    return form == (Format.E4M3, scaling, range_, False)
-
-
 def workload_of(
-    sizes: SiteSizes, pairs: Pairs, around: Surroundings, taken: bool, joined: bool, unfused: bool = False
+    sizes: SiteSizes, recipe: Recipe, around: Surroundings, fused: bool, joined: bool, unfused: bool = False
 ) -> Workload:
     """The parts beside the GEMMs.
 
-    `taken` says whether kernels of a chain take the neighbours along, and `joined` whether the site before is in the
+    `fused` says whether kernels of a chain take the neighbours along, and `joined` whether the site before is in the
     same chain, so that its last kernel makes this one's input; `unfused`, whether norms and activations are left to the
-    compiler that other ways of this site have rendered.
+    compiler that other options of this site have rendered.
     """
-    if sizes.fits and has_form_of_chain(pairs):
-        sheet = _chained(sizes, pairs, around, taken, joined)
-        return _under_known_scales(sheet, around) if has_static_scales(pairs) else sheet
-    sheet = _plain(sizes, pairs, around)
-    return Workload(_left(sheet.forward), _left(sheet.backward)) if unfused else sheet
+    if sizes.fits and recipe.is_chain:
+        workload = _chained(sizes, recipe, around, fused, joined)
+        return _under_static_scales(workload, around) if recipe.is_static else workload
+    workload = _plain(sizes, recipe, around)
+    return Workload(_left(workload.forward), _left(workload.backward)) if unfused else workload
 
 
-def _under_known_scales(sheet: Workload, around: Surroundings) -> Workload:
-    """The passes that write FP8 or transpose it, as they are under known scales; the others as they were."""
-    kernel = KNOWN_TILES if "block_norm" in f"{around.before} {around.after}" else KNOWN
+def _under_static_scales(workload: Workload, around: Surroundings) -> Workload:
+    """The passes that write FP8 or transpose it, as they are under static scales; the others as they were."""
+    kernel = STATIC_SCALES_TILES if "block_norm" in f"{around.before} {around.after}" else STATIC_SCALES
 
     def known(parts: tuple[Part, ...]) -> tuple[Part, ...]:
         return tuple(part if part.recipe == DTYPE else replace(part, kernel=kernel) for part in parts)
 
-    return Workload(known(sheet.forward), known(sheet.backward))
+    return Workload(known(workload.forward), known(workload.backward))
 
 
 def _left(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     return tuple(replace(part, kernel=COMPILED) if part.around else part for part in parts)
 
 
-def _chained(sizes: SiteSizes, pairs: Pairs, around: Surroundings, taken: bool, joined: bool) -> Workload:
+def _chained(sizes: SiteSizes, recipe: Recipe, around: Surroundings, fused: bool, joined: bool) -> Workload:
     m, k, n = sizes.m, sizes.k, sizes.n
     forward, backward = [], []
-    rows = "e4m3 rowwise"  # a known scale is written in one pass as well
-    weight = "e4m3 tensorwise" if has_static_scales(pairs) else rows
-    if taken and around.before and (joined or around.takes_before):
+    rows = "e4m3 rowwise"  # a static scale is written in one pass as well
+    weight = "e4m3 tensorwise" if recipe.is_static else rows
+    if fused and around.before and (joined or around.takes_before):
         forward.append(_part(PartKind.FORWARD, m, k, rows, around.before))
     else:
         forward += _before(sizes, around)
         forward.append(_part(PartKind.QUANTISE, m, k, rows))
     forward.append(_part(PartKind.QUANTISE, n, k, weight))
     forward += _last(sizes, around)
-    if taken and around.after and around.takes_after:
+    if fused and around.after and around.takes_after:
         backward.append(_part(PartKind.BACKWARD, m, n, rows, around.after))
     else:
         backward += _after(sizes, around)
         backward.append(_part(PartKind.QUANTISE, m, n, rows))
     backward += [_transposed(m, n), _transposed(m, k)]
-    if Gemm.DGRAD in pairs:
+    if recipe.has_dgrad:
         backward.append(_transposed(n, k))
         backward += _first(sizes, around)
     return Workload(tuple(forward), tuple(backward))
 
 
-def _plain(sizes: SiteSizes, pairs: Pairs, around: Surroundings) -> Workload:
+def _plain(sizes: SiteSizes, recipe: Recipe, around: Surroundings) -> Workload:
     """Each GEMM in FP8 quantises its own operands; norms and activations stay as they are."""
     m, k, n = sizes.m, sizes.k, sizes.n
     forward, backward = [*_before(sizes, around)], [*_after(sizes, around)]
-    fprop, dgrad, wgrad = pairs.get(Gemm.FPROP), pairs.get(Gemm.DGRAD), pairs.get(Gemm.WGRAD)
+    fprop, dgrad, wgrad = recipe.fprop, recipe.dgrad, recipe.wgrad
     if fprop is not None:
         forward += [_quantised(fprop[0], m, k), _quantised(fprop[1], n, k)]
     if dgrad is not None:
-        in_chain = keeps_wgrad_in_chain(pairs) and not around.any
+        in_chain = recipe.keeps_wgrad and not around.any
         weight = (_transposed(n, k),) if in_chain else _across(dgrad[1], n, k)
         backward += [_quantised(dgrad[0], m, n), *weight]
     if wgrad is not None:
         backward += [*_across(wgrad[0], m, n), *_across(wgrad[1], m, k)]
     forward += _last(sizes, around)
-    if Gemm.DGRAD in pairs:
+    if recipe.has_dgrad:
         backward += _first(sizes, around)
     return Workload(tuple(forward), tuple(backward))
 
@@ -280,8 +227,8 @@ def _across(recipe: OperandRecipe, rows: int, columns: int) -> tuple[Part, ...]:
 
 
 def _quantised(recipe: OperandRecipe, rows: int, columns: int) -> Part:
-    """A quantiser; one under a known scale reads its matrix once, as one by rows does."""
-    if recipe.range is Range.STATIC:
+    """A quantiser; one under a static scale reads its matrix once, as one by rows does."""
+    if recipe.is_static:
         return _part(PartKind.QUANTISE, rows, columns, f"{recipe.format.value} {Scaling.ROWWISE.value}")
     return _part(PartKind.QUANTISE, rows, columns, _written(recipe))
 

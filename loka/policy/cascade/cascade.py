@@ -18,27 +18,17 @@ from loka.numerics.enums import (
     Range,
     Scaling,
 )
+from loka.numerics.recipe import BESIDE_TRANSPOSED, TRANSPOSED_FROM, OperandRecipe, transposed_copy
+from loka.numerics.scalings import TOGETHER, alike, mixed
 from loka.policy.cascade.expand import shown_value
-from loka.policy.cascade.settings import (
-    ANY_KERNEL,
-    TRANSPOSED_FROM,
-    Assignment,
-    Budget,
-    GemmSettings,
-    OperandRecipe,
-    SiteFacts,
-    SiteSettings,
-)
+from loka.policy.cascade.settings import ANY_KERNEL, Assignment, Budget, GemmSettings, SiteFacts, SiteSettings
 from loka.policy.cascade.unmatched import unmatched_patterns
 from loka.policy.policy import OPERAND_FIELDS, Leaf, Policy, Rule
 from loka.policy.problems import Place, PolicyError, Problem, printable, problem
 
-_MIXED_SCALING = {Scaling.BLOCKWISE_1X128, Scaling.BLOCKWISE_128X128}
-_SAME_SCALING = (Scaling.TENSORWISE, Scaling.ROWWISE, Scaling.BLOCKWISE_1X128)
 _STATIC_WITHOUT_AMAX = (
     "range: static needs a maximum: give amax, name a profile to take it from (loka probe), or use range: dynamic"
 )
-_BESIDE_TRANSPOSED = (Scaling.TENSORWISE, Scaling.ROWWISE)  # what the one scale of a transposed operand can stand for
 
 
 class _State:
@@ -162,13 +152,8 @@ def _recipe(state: _State, gemm: Gemm, operand: Operand) -> OperandRecipe:
 def _transposed_recipe(state: _State, gemm: Gemm, operand: Operand) -> OperandRecipe:
     source_gemm, source = TRANSPOSED_FROM[gemm, operand]
     other = _other(gemm, operand)
-    beside = Scaling.TENSORWISE if state.transposed(gemm, other) else state.value(f"{gemm}.{other}.scaling")
-    return OperandRecipe(
-        format=cast(Format, state.value(f"{source_gemm}.{source}.format")),
-        scaling=Scaling.TENSORWISE if beside is Scaling.TENSORWISE else Scaling.ROWWISE,
-        power_of_two=True,
-        transposed=True,
-    )
+    beside = None if state.transposed(gemm, other) else cast(Scaling, state.value(f"{gemm}.{other}.scaling"))
+    return transposed_copy(cast(Format, state.value(f"{source_gemm}.{source}.format")), beside)
 
 
 def _other(gemm: Gemm, operand: Operand) -> Operand:
@@ -198,15 +183,18 @@ def _scaling_conflict(state: _State, gemm: Gemm) -> list[tuple[Place, str]]:
         return _conflict_beside(state, gemm, transposed[0]) if len(transposed) == 1 else []
     first, second = (f"{gemm}.{operand}.scaling" for operand in OPERANDS[gemm])
     pair = (cast(Scaling, state.value(first)), cast(Scaling, state.value(second)))
-    if set(pair) == _MIXED_SCALING or (pair[0] is pair[1] and pair[0] in _SAME_SCALING):
+    if frozenset(pair) in TOGETHER:
         return []
     leaf = state.later(first, second)
     names = OPERANDS[gemm]
+    *some, last = alike()
+    choices = ", or ".join(
+        [f"both {', '.join(some)} or {last}", *(f"one {one} and the other {other}" for one, other in mixed())]
+    )
     return [
         (
             _place(leaf),
-            f"{gemm}: no kernel multiplies {names[0]} {pair[0]} by {names[1]} {pair[1]}; give both tensorwise, rowwise "
-            "or blockwise_1x128, or one blockwise_1x128 and the other blockwise_128x128",
+            f"{gemm}: no kernel multiplies {names[0]} {pair[0]} by {names[1]} {pair[1]}; give {choices}",
         )
     ]
 
@@ -214,7 +202,7 @@ def _scaling_conflict(state: _State, gemm: Gemm) -> list[tuple[Place, str]]:
 def _conflict_beside(state: _State, gemm: Gemm, transposed: Operand) -> list[tuple[Place, str]]:
     other = _other(gemm, transposed)
     scaling = cast(Scaling, state.value(f"{gemm}.{other}.scaling"))
-    if scaling in _BESIDE_TRANSPOSED:
+    if scaling in BESIDE_TRANSPOSED:
         return []
     leaf = state.later(f"{gemm}.{transposed}.requantize_transpose", f"{gemm}.{other}.scaling")
     message = (

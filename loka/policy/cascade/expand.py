@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from loka.numerics.enums import OPERANDS, AccumulationSetting, Compute, Gemm, Operand, Range, Scaling
-from loka.policy.cascade.settings import TRANSPOSED_FROM, Assignment, Budget, OperandRecipe, SiteSettings
+from loka.numerics.recipe import TRANSPOSED_FROM, OperandRecipe
+from loka.numerics.scalings import blockwise
+from loka.policy.cascade.settings import Assignment, Budget, SiteSettings
 from loka.policy.policy import OPERAND_FIELDS, Leaf
 from loka.policy.problems import Place
 from loka.policy.schema.policy_schema import GemmFields, OperandSetting, ScalingChoice, SiteSetting
@@ -121,5 +123,5 @@ def _operand_fields(
 
 def _scaling(choice: ScalingChoice, operand: Operand) -> Scaling:
     if choice is ScalingChoice.BLOCKWISE:
-        return Scaling.BLOCKWISE_128X128 if operand is Operand.WEIGHT else Scaling.BLOCKWISE_1X128
+        return blockwise(operand)
     return Scaling(choice.value)

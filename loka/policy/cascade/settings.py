@@ -4,43 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from loka.numerics.enums import Accumulation, Compute, Format, Fuse, Gemm, Operand, Range, Scaling
+from loka.numerics.enums import Accumulation, Compute, Fuse, Gemm
+from loka.numerics.recipe import OperandPair
 
 ANY_KERNEL = "auto"  # what `kernel` says where measurements are to decide
-
-TRANSPOSED_FROM: dict[tuple[Gemm, Operand], tuple[Gemm, Operand]] = {
-    (Gemm.DGRAD, Operand.WEIGHT): (Gemm.FPROP, Operand.WEIGHT),
-    (Gemm.WGRAD, Operand.GRAD_OUTPUT): (Gemm.DGRAD, Operand.GRAD_OUTPUT),
-    (Gemm.WGRAD, Operand.INPUT): (Gemm.FPROP, Operand.INPUT),
-}  # the operands that are read along their other dimension, and where the same matrix is read along its rows
-
-
-@dataclass(frozen=True, slots=True)
-class OperandRecipe:
-    """How one operand of one GEMM becomes FP8.
-
-    A transposed operand (`requantize_transpose`) is the transposed copy of what another GEMM of its site reads: wgrad's
-    grad_output of dgrad's, wgrad's input of fprop's input, dgrad's weight of fprop's weight (TRANSPOSED_FROM). Its
-    source is quantised rowwise with power-of-two scales; it takes over the source's format, and all of it has one
-    scale, the largest of the source's. That fits a GEMM as a tensorwise scale or, repeated, as a rowwise one:
-    `scaling` says which its GEMM takes, tensorwise where both operands are transposed and rowwise beside a rowwise one.
-    `range` is dynamic and `power_of_two` true by definition.
-    """
-
-    format: Format = Format.E4M3
-    scaling: Scaling = Scaling.ROWWISE
-    range: Range = Range.DYNAMIC
-    amax: float | None = None  # the known maximum of |x|, for Range.STATIC
-    power_of_two: bool = False  # round the scale up to a power of two, so that scaling is exact
-    transposed: bool = False  # made from the FP8 copy that another GEMM of the site reads
 
 
 @dataclass(frozen=True, slots=True)
 class GemmSettings:
-    """What a policy asks of one GEMM of a site. `operands` are in the order of `names.OPERANDS[gemm]`."""
+    """What a policy asks of one GEMM of a site."""
 
     compute: Compute
-    operands: tuple[OperandRecipe, OperandRecipe]
+    operands: OperandPair
     accumulation: Accumulation = Accumulation.PRECISE
     padding: bool = True  # zero-pad sizes that the kernel cannot take
     kernel: str = ANY_KERNEL  # a name of `loka.kernels.gemm.catalogue`, or whichever is fastest

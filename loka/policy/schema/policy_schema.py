@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Strict, Tag, create_model
 from pydantic_core import PydanticCustomError
 
+from loka.devices.targets import DEFAULT_TARGET, TargetDevice
 from loka.numerics.enums import AccumulationSetting, Autocast, Compute, Format, Fuse, Range
 from loka.policy.schema import checks
 from loka.policy.schema.fields import Names, Pattern, SchemaModel, Size, Text, doc, match_tag
@@ -39,14 +40,6 @@ class SiteKind(StrEnum):
     EINSUM = "einsum"
     BMM = "bmm"
     ATTENTION = "attention"
-
-
-class TargetDevice(StrEnum):
-    """The devices that a plan can be decided for; the same words as `loka.plan.plan.PlanTarget`."""
-
-    H100 = "h100"
-    H200 = "h200"
-    REFERENCE = "reference"
 
 
 class Optimizer(StrEnum):
@@ -287,7 +280,7 @@ class PolicySetting(SchemaModel):
     )
     train: TrainSetting | None = doc("Training", "How the model trains; needed by probe, train and compare.")
     target: Annotated[TargetDevice, Strict(False)] | None = doc(
-        "Target", "The device that the plan is decided for, wherever it is generated. Default: h100."
+        "Target", f"The device that the plan is decided for, wherever it is generated. Default: {DEFAULT_TARGET}."
     )
     extends: Text | None = doc(
         "Base",

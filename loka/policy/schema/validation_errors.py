@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from loka.policy.cascade.settings import TRANSPOSED_FROM
+from loka.numerics.recipe import TRANSPOSED_FROM
 from loka.policy.problems import Problem, problem
 from loka.policy.schema import policy_schema
 from loka.policy.schema.mod_schema import ModSchemas
@@ -57,11 +57,11 @@ def validation_errors(errors: Iterable[ErrorDetails], root: Mapping, complete: b
             or (error["type"] == "missing" and not complete)
         ):
             continue
-        problems.append(_complaint(error, found, mods))
+        problems.append(_problem_of(error, found, mods))
     return problems
 
 
-def _complaint(error: ErrorDetails, found: FoundNode, mods: ModSchemas) -> Problem:
+def _problem_of(error: ErrorDetails, found: FoundNode, mods: ModSchemas) -> Problem:
     kind, context = error["type"], error.get("ctx", {})
     name = _name(found.path)
     if kind == "missing":

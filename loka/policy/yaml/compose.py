@@ -248,11 +248,11 @@ def _mark(error: yaml.MarkedYAMLError) -> _Mark | None:
 
 
 def _syntax(error: yaml.MarkedYAMLError) -> str:
-    """PyYAML's complaint in terms of what to do."""
-    complaint = error.problem or error.context or "unreadable"
+    """PyYAML's message in terms of what to do."""
+    message = error.problem or error.context or "unreadable"
     if error.context == "while scanning an alias":
         return "a value that begins with * must be in quotes; add them"
     for part, advice in _ADVICE:
-        if part in complaint:
+        if part in message:
             return advice
-    return f"not valid YAML: {complaint}; check the indentation, quotes and brackets here"
+    return f"not valid YAML: {message}; check the indentation, quotes and brackets here"

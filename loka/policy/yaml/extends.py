@@ -33,14 +33,14 @@ def read_documents(path: str) -> Documents:
     return _read(directory, name, None, ())
 
 
-def _read(directory: str, relative: str, asked: Place | None, seen: tuple[str, ...]) -> Documents:
-    """One file and what it extends; `relative` is a path from the policy's directory, `asked` where it is named."""
+def _read(directory: str, relative: str, named_at: Place | None, seen: tuple[str, ...]) -> Documents:
+    """One file and what it extends; `relative` is a path from the policy's directory, `named_at` where it is named."""
     path = os.path.join(directory, relative)
-    named = path if asked is None else _shown(path)
+    named = path if named_at is None else _shown(path)
     try:
         source = read_source(path, named)
     except PolicyError as error:
-        return Documents(None, (), (), tuple(_blame(each, asked) for each in error.problems), False)
+        return Documents(None, (), (), tuple(_blame(each, named_at) for each in error.problems), False)
     files, names = ((relative, source.sha256),), (named,)
     tree, problems = compose(source.text, named)
     if tree is None:
@@ -86,11 +86,11 @@ def _refusal(target: object) -> str | None:
     return None
 
 
-def _blame(found: Problem, asked: Place | None) -> Problem:
+def _blame(found: Problem, named_at: Place | None) -> Problem:
     """A base that cannot be opened is reported where it is named."""
-    if asked is None or found.line:
+    if named_at is None or found.line:
         return found
-    return problem(asked, f"extends: {printable(found.file)}: {found.message}")
+    return problem(named_at, f"extends: {printable(found.file)}: {found.message}")
 
 
 def _shown(path: str) -> str:

@@ -1,6 +1,6 @@
 """The operands of sites that a generated package runs in FP8: those of the operators of GEMMs, dequantised.
 
-Such an operator carries a number that says which site and which GEMM it is (docs/architecture.md). What is learned is
+Such an operator carries a number that says which site and which GEMM it is (docs/kernels.md). What is learned is
 then what came out of the quantisers, with its rounding and underflow. GEMMs of such a site that are not in FP8 call
 torch functions inside its torch.autograd.Function.
 """

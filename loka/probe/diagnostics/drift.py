@@ -185,13 +185,13 @@ def _distance(before: OperandSummary, after: OperandSummary) -> tuple[float, str
     amax = _octaves(before.usual_amax, after.usual_amax)
     zeros = after.zeros - before.zeros
     return max(
-        (magnitude_distance(before.magnitudes, after.magnitudes), _magnitude_words(before, after)),
+        (magnitude_distance(before.magnitudes, after.magnitudes), _describe_magnitudes(before, after)),
         (AMAX * abs(amax), f"usual amax {before.usual_amax:.3g} -> {after.usual_amax:.3g} ({amax:+.1f} octaves)"),
         (ZEROS * abs(zeros), f"zeros {before.zeros:.1%} -> {after.zeros:.1%} of the elements"),
     )
 
 
-def _magnitude_words(before: OperandSummary, after: OperandSummary) -> str:
+def _describe_magnitudes(before: OperandSummary, after: OperandSummary) -> str:
     shift = _octaves(before.rms, after.rms)
     return f"magnitudes moved; rms {before.rms:.3g} -> {after.rms:.3g} ({shift:+.1f} octaves)"
 

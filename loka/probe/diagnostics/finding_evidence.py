@@ -8,8 +8,9 @@ from enum import StrEnum
 
 from loka.mods.mod_planning import Concern
 from loka.mods.suggestions import Suggestible
-from loka.numerics.enums import OPERANDS, Compute, Gemm, Operand, Range
-from loka.policy.cascade.settings import OperandRecipe, SiteSettings
+from loka.numerics.enums import OPERANDS, Compute, Gemm, Operand
+from loka.numerics.recipe import OperandPair, OperandRecipe
+from loka.policy.cascade.settings import SiteSettings
 from loka.probe.profile.profile import Estimate, Finding, OperandSummary, SiteProfile
 from loka.probe.stats.bias_track import BiasTrack
 from loka.probe.stats.site_stats import OperandStats, SiteStats
@@ -86,7 +87,7 @@ class FindingEvidence:
         """What a rule has to undo before a scaling means dynamic scales of its own; "" where there is nothing."""
         recipes = self.settings.gemms[gemm].operands
         transposed = "requantize_transpose: false, " if any(recipe.transposed for recipe in recipes) else ""
-        static = "range: dynamic, " if any(recipe.range is Range.STATIC for recipe in recipes) else ""
+        static = "range: dynamic, " if any(recipe.is_static for recipe in recipes) else ""
         return transposed + static
 
     def rule(self, setting: str) -> str:
@@ -94,19 +95,17 @@ class FindingEvidence:
         return f"rules: [{{match: {self.quoted}, {setting}}}]"
 
 
-def estimate_of(summary: SiteProfile, gemm: Gemm, operands: tuple[OperandRecipe, OperandRecipe]) -> Estimate | None:
+def estimate_of(summary: SiteProfile, gemm: Gemm, operands: OperandPair) -> Estimate | None:
     """The estimate of a GEMM under a recipe, or None where none was made.
 
     A static range without `amax` takes what was seen, as planning does.
     """
     mine = [each for each in summary.estimates if each.gemm is gemm]
-    wanted = (operands, with_seen_ranges(summary, gemm, operands))
+    wanted = (operands, with_observed_ranges(summary, gemm, operands))
     return next((each for pair in wanted for each in mine if each.operands == pair), None)
 
 
-def with_seen_ranges(
-    summary: SiteProfile, gemm: Gemm, operands: tuple[OperandRecipe, OperandRecipe]
-) -> tuple[OperandRecipe, OperandRecipe] | None:
+def with_observed_ranges(summary: SiteProfile, gemm: Gemm, operands: OperandPair) -> OperandPair | None:
     """The recipes with the largest |x| seen for each static range that has no `amax`.
 
     None where one has none to take: its operand was never seen, or held nothing but zeros.
@@ -114,7 +113,7 @@ def with_seen_ranges(
     largest = {seen.operand: seen.amax for seen in summary.operands}
     ranged = []
     for operand, recipe in zip(OPERANDS[gemm], operands, strict=True):
-        if recipe.range is Range.STATIC and recipe.amax is None:
+        if recipe.lacks_amax:
             amax = largest.get(operand, 0.0)
             if not amax > 0:
                 return None

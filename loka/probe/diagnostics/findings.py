@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from loka.mods.suggestions import Suggestible
-from loka.numerics.enums import OPERANDS, Gemm, Operand, Range
-from loka.policy.cascade.settings import Budget, OperandRecipe, SiteSettings
+from loka.numerics.enums import OPERANDS, Gemm, Operand
+from loka.numerics.recipe import OperandPair
+from loka.policy.cascade.settings import Budget, SiteSettings
 from loka.probe.diagnostics.finding_evidence import FindingEvidence, FindingKind, estimate_of
 from loka.probe.diagnostics.findings_model import MODEL_RULES
 from loka.probe.diagnostics.findings_scale import SCALE_RULES
@@ -137,12 +138,12 @@ def _undone(evidence: FindingEvidence, gemm: Gemm) -> str:
     return evidence.afresh(gemm) + ("power_of_two: false, " if rounded else "")
 
 
-def _special(operands: tuple[OperandRecipe, OperandRecipe]) -> bool:
+def _special(operands: OperandPair) -> bool:
     """Whether a recipe is more than the format and scaling that `_recipe_setting` writes."""
-    return any(recipe.power_of_two or recipe.transposed or recipe.range is Range.STATIC for recipe in operands)
+    return any(recipe.power_of_two or recipe.transposed or recipe.is_static for recipe in operands)
 
 
-def _recipe_setting(gemm: Gemm, operands: tuple[OperandRecipe, OperandRecipe]) -> str:
+def _recipe_setting(gemm: Gemm, operands: OperandPair) -> str:
     """The fields of two operands as a policy writes them, those that both share once."""
     fields = []
     for name in ("format", "scaling"):

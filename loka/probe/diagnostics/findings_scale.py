@@ -9,7 +9,7 @@ from torch import Tensor
 
 from loka.mods.mod_planning import Concern
 from loka.numerics.enums import Format, Gemm, Operand, Range, Scaling
-from loka.policy.cascade.settings import OperandRecipe
+from loka.numerics.recipe import OperandRecipe
 from loka.probe.diagnostics.finding_evidence import FindingEvidence, FindingKind
 from loka.probe.profile.profile import Finding, OperandSummary
 from loka.probe.stats.bins import SPREAD_STEPS, HistogramView
@@ -97,13 +97,11 @@ def underflow(seen: OperandSummary, gemm: Gemm, recipe: OperandRecipe) -> float 
     static range, has one scale, and loses what a tensorwise one does, however its GEMM takes that scale.
     """
     across = {
-        Scaling.TENSORWISE: HistogramView.TENSORWISE,
         Scaling.ROWWISE: HistogramView.ROWWISE if gemm is Gemm.DGRAD else HistogramView.COLUMNWISE,
     }
     if gemm is Gemm.DGRAD:
         across[Scaling.BLOCKWISE_1X128] = HistogramView.BLOCKWISE
-    one_scale = recipe.transposed or recipe.range is Range.STATIC
-    view = HistogramView.TENSORWISE if one_scale else across.get(recipe.scaling)
+    view = HistogramView.TENSORWISE if recipe.has_one_scale else across.get(recipe.scaling)
     return next((s.underflow for s in seen.shares if s.view == view and s.format is recipe.format), None)
 
 

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from loka.numerics.enums import OPERANDS, Format, Gemm, Operand, Range, Scaling
-from loka.policy.cascade.settings import OperandRecipe
-
-Pair = tuple[OperandRecipe, OperandRecipe]  # in the order of names.OPERANDS[gemm]
-
-_WORDS = {
-    Scaling.TENSORWISE: "tensorwise",
-    Scaling.ROWWISE: "rowwise",
-    Scaling.BLOCKWISE_1X128: "1x128",
-    Scaling.BLOCKWISE_128X128: "128x128",
-}
+from loka.numerics.enums import OPERANDS, Format, Gemm, Operand, Scaling
+from loka.numerics.recipe import OperandPair, OperandRecipe, transposed_copy
+from loka.numerics.scalings import BLOCKS, blockwise
 
 _ROWS = OperandRecipe(power_of_two=True)  # what an operand is transposed from
-_BESIDE_ROWS = OperandRecipe(power_of_two=True, transposed=True)
-_BESIDE_TRANSPOSED = OperandRecipe(scaling=Scaling.TENSORWISE, power_of_two=True, transposed=True)
+_BESIDE_ROWS = transposed_copy(Format.E4M3, Scaling.ROWWISE)
+_BESIDE_TRANSPOSED = transposed_copy(Format.E4M3, None)
 _TRANSPOSED = {
     Gemm.FPROP: (_ROWS, _ROWS),
     Gemm.DGRAD: (_ROWS, _BESIDE_ROWS),
@@ -24,7 +16,7 @@ _TRANSPOSED = {
 }
 
 
-def candidates(gemm: Gemm) -> tuple[Pair, ...]:
+def candidates(gemm: Gemm) -> tuple[OperandPair, ...]:
     """The standard recipes of a GEMM, all with dynamic scales, in a fixed order and without duplicates.
 
     e4m3 tensorwise, rowwise and in blocks (1x128, a weight 128x128); e5m2 for the output gradient alone, tensorwise
@@ -33,7 +25,7 @@ def candidates(gemm: Gemm) -> tuple[Pair, ...]:
     """
     first, second = OPERANDS[gemm]
     pairs = [_pair(Format.E4M3, Format.E4M3, scaling) for scaling in (Scaling.TENSORWISE, Scaling.ROWWISE)]
-    pairs.append((_block(first), _block(second)))
+    pairs.append((OperandRecipe(scaling=blockwise(first)), OperandRecipe(scaling=blockwise(second))))
     if first is Operand.GRAD_OUTPUT:
         pairs += [_pair(Format.E5M2, Format.E4M3, scaling) for scaling in (Scaling.TENSORWISE, Scaling.ROWWISE)]
     pairs += [_pair(Format.E5M2, Format.E5M2, scaling) for scaling in (Scaling.TENSORWISE, Scaling.ROWWISE)]
@@ -41,29 +33,24 @@ def candidates(gemm: Gemm) -> tuple[Pair, ...]:
     return tuple(dict.fromkeys(pairs))
 
 
-def recipe_label(gemm: Gemm, pair: Pair) -> str:
+def recipe_label(gemm: Gemm, pair: OperandPair) -> str:
     """A recipe as a person says it: "e4m3 rowwise", or both operands where they differ."""
-    one, other = (_operand_words(recipe) for recipe in pair)
+    one, other = (_describe_operand(recipe) for recipe in pair)
     if one == other:
         return one
-    return ", ".join(f"{operand.value} {said}" for operand, said in zip(OPERANDS[gemm], (one, other), strict=True))
+    return ", ".join(f"{operand.value} {text}" for operand, text in zip(OPERANDS[gemm], (one, other), strict=True))
 
 
-def _pair(first: Format, second: Format, scaling: Scaling) -> Pair:
+def _pair(first: Format, second: Format, scaling: Scaling) -> OperandPair:
     return (OperandRecipe(format=first, scaling=scaling), OperandRecipe(format=second, scaling=scaling))
 
 
-def _block(operand: Operand) -> OperandRecipe:
-    square = operand is Operand.WEIGHT
-    return OperandRecipe(scaling=Scaling.BLOCKWISE_128X128 if square else Scaling.BLOCKWISE_1X128)
-
-
-def _operand_words(recipe: OperandRecipe) -> str:
+def _describe_operand(recipe: OperandRecipe) -> str:
     if recipe.transposed:
         return f"{recipe.format.value} transposed"
-    said = f"{recipe.format.value} {_WORDS[recipe.scaling]}"
+    text = f"{recipe.format.value} {BLOCKS[recipe.scaling].label}"
     if recipe.power_of_two:
-        said += ", scales powers of two"
-    if recipe.range is Range.STATIC:
-        said += f", static amax {recipe.amax:g}" if recipe.amax is not None else ", static"
-    return said
+        text += ", scales powers of two"
+    if recipe.is_static:
+        text += f", static amax {recipe.amax:g}" if recipe.amax is not None else ", static"
+    return text

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from loka.errors import InputError
-from loka.numerics.enums import Gemm, Range, Scaling
+from loka.numerics.enums import Gemm, Scaling
 from loka.numerics.metrics import mere, sqnr
 from loka.numerics.quantize import Quantized, dequantize, quantize, static_scale
+from loka.numerics.recipe import OperandPair, OperandRecipe
 from loka.numerics.requantize_transpose import requantize_transpose
-from loka.policy.cascade.settings import Budget, OperandRecipe
-from loka.probe.estimate.candidate_recipes import Pair
+from loka.policy.cascade.settings import Budget
 from loka.probe.estimate.intervals import confidence, decided, interval, looks, mere_interval
 from loka.probe.estimate.samplers import CopulaSampler, Drawn, Sampler
 from loka.probe.profile.profile import Estimate
@@ -35,7 +35,7 @@ from loka.probe.stats.site_stats import SiteStats
 LIMIT = 64  # draws
 
 
-def errors(drawn: Drawn, pair: Pair) -> tuple[float, float]:
+def errors(drawn: Drawn, pair: OperandPair) -> tuple[float, float]:
     """MERE (floored) and SQNR in dB of one draw with its operands quantised so; never NaN.
 
     Operands of zeros give an exact product: (0, inf). Operands, or a product of them, that are not finite have no
@@ -47,7 +47,7 @@ def errors(drawn: Drawn, pair: Pair) -> tuple[float, float]:
 def estimate(
     sampler: Sampler,
     gemm: Gemm,
-    recipes: Sequence[Pair],
+    recipes: Sequence[OperandPair],
     budget: Budget,
     *,
     limit: int = LIMIT,
@@ -79,7 +79,7 @@ def estimate(
 def estimate_site(
     stats: SiteStats,
     gemms: Sequence[Gemm],
-    recipes_by_gemm: Mapping[Gemm, Sequence[Pair]],
+    recipes_by_gemm: Mapping[Gemm, Sequence[OperandPair]],
     budget: Budget,
     rows: int,
     seed: int,
@@ -118,7 +118,7 @@ class _Draw:
         if recipe.transposed:
             return _transposed(x, whole, recipe)
         amax = whole if recipe.scaling is Scaling.TENSORWISE else None
-        if recipe.range is Range.STATIC:
+        if recipe.is_static:
             if recipe.amax is None:
                 raise InputError("estimate: a recipe with range static needs an amax")
             amax = recipe.amax
@@ -144,11 +144,11 @@ def _transposed(x: Tensor, whole: float | None, recipe: OperandRecipe) -> Quanti
         zeros = rows.values.new_zeros((1, x.shape[0]))
         rows = Quantized(torch.cat([rows.values, zeros]), torch.cat([rows.scale, largest]))
     transposed = requantize_transpose(rows)
-    one = recipe.scaling is Scaling.TENSORWISE
-    return Quantized(transposed.values[:, : x.shape[1]].contiguous(), transposed.scale[:1] if one else transposed.scale)
+    scale = transposed.scale[:1] if recipe.reads_first_scale else transposed.scale
+    return Quantized(transposed.values[:, : x.shape[1]].contiguous(), scale)
 
 
-def _errors(draw: _Draw, pair: Pair) -> tuple[float, float]:
+def _errors(draw: _Draw, pair: OperandPair) -> tuple[float, float]:
     return _compare(draw.dequantized(0, pair[0]) @ draw.dequantized(1, pair[1]).t(), draw.reference)
 
 
@@ -158,7 +158,7 @@ def _compare(out: Tensor, reference: Tensor) -> tuple[float, float]:
     return mere(out, reference).value, sqnr(out, reference)
 
 
-def _summary(gemm: Gemm, pair: Pair, found: list[tuple[float, float]], level: float | None = None) -> Estimate:
+def _summary(gemm: Gemm, pair: OperandPair, found: list[tuple[float, float]], level: float | None = None) -> Estimate:
     levels = () if level is None else (level,)
     return Estimate(
         gemm=gemm,

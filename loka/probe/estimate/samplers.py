@@ -1,6 +1,6 @@
 """Operands drawn from what was learned, by a copula (copula.py).
 
-They are written as docs/architecture.md says ("How an FP8 linear is written"): a is (R, C) and b (S, C), contracted
+They are written as docs/kernels.md says ("How an FP8 linear is written"): a is (R, C) and b (S, C), contracted
 over C. Of a and b only some rows are drawn, for time's sake; the contracted dimension C is whole, so that rowwise
 scales are what they would be. For a weight gradient C is the batch: its rows are drawn up to LARGEST_DRAW elements
 in all.

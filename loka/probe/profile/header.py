@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from loka.errors import InputError
 from loka.mods.fingerprint import ModFingerprint
 from loka.numerics.enums import Format, Gemm, Operand, Range, Scaling
-from loka.policy.cascade.settings import OperandRecipe
+from loka.numerics.recipe import OperandRecipe
 from loka.probe.profile.profile import (
     VERSION,
     Estimate,
@@ -390,7 +390,7 @@ def _floats(value: object, path: str) -> Iterator[tuple[str, float]]:
 
 
 def _first(error: ValidationError) -> str:
-    """The first complaint of pydantic, with its place."""
+    """The first of pydantic's errors, with its place."""
     found = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(str(part) for part in found["loc"])
     return f"{place}: {found['msg']}" if place else found["msg"]

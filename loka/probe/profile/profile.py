@@ -7,7 +7,8 @@ from enum import StrEnum
 
 from loka.mods.fingerprint import ModFingerprint
 from loka.numerics.enums import Format, Gemm, Operand
-from loka.policy.cascade.settings import Budget, OperandRecipe
+from loka.numerics.recipe import OperandPair
+from loka.policy.cascade.settings import Budget
 from loka.probe.stats.bins import HistogramView
 
 VERSION = 1
@@ -36,7 +37,7 @@ class Estimate:
     """The error of one GEMM of a site with its operands quantised so, predicted from what was learned."""
 
     gemm: Gemm
-    operands: tuple[OperandRecipe, OperandRecipe]  # in the order of names.OPERANDS[gemm]
+    operands: OperandPair  # in the order of names.OPERANDS[gemm]
     mere: Interval  # floored (numerics.metrics)
     sqnr_db: Interval
     draws: int  # sampled pairs of operands

@@ -222,10 +222,10 @@ def _read(path: Path, file: Any, name: str, expected: ExpectedTensor) -> Tensor:
     dtype = _DTYPES.get(found.get_dtype())
     if dtype is None:
         raise InputError(f"{path}: the tensor {name} is {found.get_dtype()}, but must be {expected.dtype}; {_AGAIN}")
-    complaint = expected.complaint(tuple(found.get_shape()), dtype)
-    if complaint is None:
+    mismatch = expected.mismatch(tuple(found.get_shape()), dtype)
+    if mismatch is None:
         tensor: Tensor = file.get_tensor(name).clone()
-        complaint = expected.bad_values(tensor)
-        if complaint is None:
+        mismatch = expected.bad_values(tensor)
+        if mismatch is None:
             return tensor
-    raise InputError(f"{path}: the tensor {name} {complaint}; {_AGAIN}")
+    raise InputError(f"{path}: the tensor {name} {mismatch}; {_AGAIN}")

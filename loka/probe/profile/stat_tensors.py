@@ -50,7 +50,7 @@ class ExpectedTensor:
     below: int | None = None
     finite: bool = True
 
-    def complaint(self, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
+    def mismatch(self, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
         """What is wrong with a tensor of this shape and dtype, None where nothing is."""
         fits = len(shape) == len(self.shape) and all(
             size <= wanted.most if isinstance(wanted, Free) else size == wanted
@@ -137,9 +137,9 @@ def prepared(name: str, tensor: Tensor, expected: ExpectedTensor) -> Tensor:
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.float32 and expected.dtype == torch.float64:
         tensor = tensor.double()  # without loss
-    complaint = expected.complaint(tuple(tensor.shape), tensor.dtype) or expected.bad_values(tensor)
-    if complaint is not None:
-        raise InputError(f"{name} {complaint}")
+    mismatch = expected.mismatch(tuple(tensor.shape), tensor.dtype) or expected.bad_values(tensor)
+    if mismatch is not None:
+        raise InputError(f"{name} {mismatch}")
     return tensor.contiguous()
 
 

@@ -18,8 +18,8 @@ LARGEST_COUNT = {"requantize_transpose": 3, "transpose": 3, "reduce": 6}  # oper
 class RequantizeTranspose:
     """`numerics.requantize_transpose` of e4m3 matrices, up to three in one launch.
 
-    Parameters: values (R, C) e4m3, scale (R, 1), largest (P,), the largest of the scales in P parts; results:
-    transposed (C, R) e4m3, spread (C, 1), filled with the one scale. With more than one operand the names end in _0,
+    Parameters: values (R, C) e4m3, scale (R, 1), scale_max (P,), the largest of the scales in P parts; results:
+    transposed (C, R) e4m3, scale_t (C, 1), filled with the one scale. With more than one operand the names end in _0,
     _1, _2, and all three of an operand stand together.
     """
 
@@ -36,12 +36,12 @@ class RequantizeTranspose:
     @property
     def parameters(self) -> tuple[str, ...]:
         """The host function's parameters, all tensors."""
-        return numbered(("values", "scale", "largest"), self.count)
+        return numbered(("values", "scale", "scale_max"), self.count)
 
     @property
     def results(self) -> tuple[str, ...]:
         """What the host function returns."""
-        return numbered(("transposed", "spread"), self.count)
+        return numbered(("transposed", "scale_t"), self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,17 +142,17 @@ class Products:
 class CastTranspose:
     """A matrix in FP8 under one scale, as it is and transposed, in one pass: for operands that no kernel produces.
 
-    The mode is `known` or `tensorwise`, for only one scale serves both copies. Parameters: x (R, C) of any floating
-    dtype and `scale` (1, 1), with or without `record` (2,), or `maxima` (Q,); results: values (R, C), transposed (C,
-    R), then amax (P,) and overflow (P,), nothing, or scale (1, 1), as `Quantisation` has them.
+    The mode is `static` or `tensorwise`, for only one scale serves both copies. Parameters: x (R, C) of any floating
+    dtype and `scale` (1, 1), with or without `overflow_stats` (2,), or `maxima` (Q,); results: values (R, C),
+    transposed (C, R), then amax (P,) and overflow (P,), nothing, or scale (1, 1), as `Quantisation` has them.
     """
 
     how: Quantisation
 
     def __post_init__(self) -> None:
-        if self.how.scaling not in ("known", "tensorwise"):
+        if self.how.scaling not in ("static", "tensorwise"):
             raise InputError(
-                f"a cast_transpose kernel has one scale for both copies, known or tensorwise, not {self.how.scaling}; "
+                f"a cast_transpose kernel has one scale for both copies, static or tensorwise, not {self.how.scaling}; "
                 "rowwise values are transposed by RequantizeTranspose"
             )
 
@@ -174,9 +174,12 @@ class CastTranspose:
 
 def numbered(names: tuple[str, ...], count: int) -> tuple[str, ...]:
     """Names for each operand in turn, with its number where there are several."""
-    if count == 1:
-        return names
-    return tuple(f"{name}_{index}" for index in range(count) for name in names)
+    return tuple(f"{name}{end}" for end in endings(count) for name in names)
+
+
+def endings(count: int) -> list[str]:
+    """What the names of each operand end in: _0, _1, ..., nothing where there is one."""
+    return [f"_{index}" for index in range(count)] if count > 1 else [""]
 
 
 def _check_count(family: str, count: int) -> None:

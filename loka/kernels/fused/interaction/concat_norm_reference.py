@@ -1,4 +1,4 @@
-"""What join kernels compute, in torch: their CPU implementation, and what they are checked against."""
+"""Norms of concatenated rows in torch: the CPU implementation of their kernels, and what those are checked against."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def concat_norm_forward(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Forward:
-    """The norm of the joined rows, (B * n, width) in float32, and its statistics."""
+    """The norm of the concatenated rows, (B * n, width) in float32, and its statistics."""
     return norm_forward(concat(parts, residual), norm=norm, weight=weight, bias=bias, eps=eps)
 
 
@@ -41,6 +41,6 @@ def concat_norm_backward(
     residual: Tensor | None = None,
     weight: Tensor | None = None,
 ) -> Backward:
-    """Gradients in float32: of the joined rows (B * n, width), and of weight and bias (1, width)."""
+    """Gradients in float32: of the concatenated rows (B * n, width), and of weight and bias (1, width)."""
     rows = concat(parts, residual)
     return norm_backward(grad.reshape(rows.shape), x=rows, norm=norm, weight=weight, mean=mean, rstd=rstd)

@@ -1,4 +1,4 @@
-"""Kernels of a join: parts of rows put together, a residual added, and normalised, in one pass over the rows."""
+"""Kernels of a norm over concatenated rows: parts, a residual added, and the norm, in one pass over the rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ConcatNormForward:
 
     Parameters: part_0 (B, n_0, width), part_1 (B, n_1, width), ..., residual (B, n, width) with n the sum of the n_i,
     weight and bias (width,), those that there are, of any floating dtypes; and `dtype: torch.dtype` of the result. A
-    join of one part has a residual. Results: out (B, n, width); then mean (B * n,) and rstd (B * n,) in float32, which
+    single part has a residual. Results: out (B, n, width); then mean (B * n,) and rstd (B * n,) in float32, which
     the backward needs: rms_norm has rstd alone.
     """
 
@@ -36,7 +36,7 @@ class ConcatNormForward:
     def function(self) -> str:
         """The host function's name."""
         eps = "" if self.eps == 1e-5 else "eps_" + "".join(c if c.isalnum() else "_" for c in repr(self.eps))
-        return "_".join(item for item in ("join", _what(self), str(self.width), eps) if item)
+        return "_".join(item for item in ("concat_norm", _what(self), str(self.width), eps) if item)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ class ConcatNormBackward:
     @property
     def function(self) -> str:
         """The host function's name."""
-        return f"join_{_what(self)}_backward_{self.width}"
+        return f"concat_norm_{_what(self)}_backward_{self.width}"
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ class ConcatNormBackward:
 
 
 def backward_of(spec: ConcatNormForward) -> ConcatNormBackward:
-    """The kernel of a join's gradients."""
+    """The kernel of its gradients."""
     return ConcatNormBackward(spec.width, spec.parts, spec.residual, spec.norm, spec.weight, spec.bias, spec.eps)
 
 
@@ -113,12 +113,16 @@ def _what(spec: ConcatNormForward | ConcatNormBackward) -> str:
 
 
 def unsupported_reason(norm: str, width: int, parts: int) -> str | None:
-    """Why there is no kernel for a join with this norm, this wide, of so many parts; None where there is."""
+    """Why there is no kernel for this norm over this many parts, this wide; None where there is."""
     if not 1 <= width <= LARGEST_HELD:
-        return f"no join is {width} wide; rows have 1 to {LARGEST_HELD} elements"
+        return f"no kernel normalises concatenated rows {width} wide; they have 1 to {LARGEST_HELD} elements"
     if not 1 <= parts <= LARGEST_PARTS:
-        return f"a join has 1 to {LARGEST_PARTS} parts, not {parts}"
-    return None if norm in NORMS else f"no join has a norm {norm!r}; it can be {' or '.join(NORMS)}"
+        return f"a kernel concatenates 1 to {LARGEST_PARTS} parts, not {parts}"
+    return (
+        None
+        if norm in NORMS
+        else f"no kernel has a norm {norm!r} over concatenated rows; it can be {' or '.join(NORMS)}"
+    )
 
 
 def _check(spec: ConcatNormForward | ConcatNormBackward) -> None:
@@ -126,6 +130,6 @@ def _check(spec: ConcatNormForward | ConcatNormBackward) -> None:
     if reason is not None:
         raise InputError(reason)
     if spec.parts == 1 and not spec.residual:
-        raise InputError("a join of one part without a residual is a norm; render that")
+        raise InputError("one part without a residual is a norm alone; render that")
     if not 0.0 <= spec.eps < float("inf"):
         raise InputError(f"the eps of a norm must be finite, zero or above, not {spec.eps}")

@@ -1,4 +1,4 @@
-"""What mixing kernels compute, in torch: their CPU implementation, and what they are checked against."""
+"""FM interactions in torch: the CPU implementation of their kernels, and what those are checked against."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 def fm_forward(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor]:
     """products (B, n, r) and compressed (B, c, d) of x (B, n, d), rank (n, r), compress (c, n), in the dtype of x."""
-    return fm_products(x, rank), torch.matmul(compress, x)
+    return fm_products_forward(x, rank), torch.matmul(compress, x)
 
 
-def fm_products(x: Tensor, rank: Tensor) -> Tensor:
+def fm_products_forward(x: Tensor, rank: Tensor) -> Tensor:
     """products (B, n, r) = x (B, n, d) @ (x^T @ rank (n, r)), in the dtype of x."""
     return torch.matmul(x, torch.matmul(x.transpose(1, 2), rank))
 
@@ -32,7 +32,7 @@ def fm_backward(
 def fm_products_backward(
     dproducts: Tensor, x: Tensor, rank: Tensor, passed: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of `fm_products`, as `fm_backward` gives them."""
+    """The gradients of `fm_products_forward`, as `fm_backward` gives them."""
     dx, drank = _products_backward(dproducts, x, rank)
     return _with_passed(dx, x, passed), drank
 

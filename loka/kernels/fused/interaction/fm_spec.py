@@ -1,4 +1,4 @@
-"""Kernels of a mixing layer: the small products that combine a sample's embeddings with one another.
+"""Kernels of an FM interaction: the small products that combine a sample's embeddings with one another.
 
 A sample is a matrix x of (n, d), n embeddings of dimension d. Wukong (arXiv 2403.02545, section 3) takes two things of
 it: products of all pairs at low rank, x @ (x^T @ rank), and weighted sums, compress @ x. As GEMMs of their own they
@@ -18,7 +18,7 @@ LARGEST_SAMPLE = 32768  # elements of x for a sample, padded: what fits the shar
 
 @dataclass(frozen=True, slots=True)
 class FmSizes:
-    """The sizes of one mixing layer."""
+    """The sizes of one FM interaction."""
 
     embeddings: int  # n
     dim: int  # d
@@ -28,7 +28,9 @@ class FmSizes:
     def __post_init__(self) -> None:
         refusal = unsupported_reason(self.embeddings, self.dim, self.rank, self.made)
         if refusal is not None:
-            raise InputError(f"no kernel mixes {self.embeddings} embeddings of {self.dim}: {refusal}")
+            raise InputError(
+                f"no kernel computes the FM interaction of {self.embeddings} embeddings of {self.dim}: {refusal}"
+            )
 
     @property
     def name(self) -> str:
@@ -50,7 +52,7 @@ class FmForward:
     @property
     def function(self) -> str:
         """The host function's name."""
-        return f"mix_{self.sizes.name}"
+        return f"fm_interaction_{self.sizes.name}"
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -79,7 +81,7 @@ class FmBackward:
     @property
     def function(self) -> str:
         """The host function's name."""
-        return f"mix_backward_{self.sizes.name}" + ("_passed" if self.passed else "")
+        return f"fm_interaction_backward_{self.sizes.name}" + ("_passed" if self.passed else "")
 
     @property
     def parameters(self) -> tuple[str, ...]:

@@ -6,9 +6,9 @@ from loka.kernels.fused.cross.cross_kernel import CrossBackward, cross_forward
 from loka.kernels.fused.interaction.concat_norm_spec import ConcatNormBackward, ConcatNormForward, backward_of
 from loka.kernels.fused.interaction.fm_spec import FmBackward, FmForward, FmSizes
 from loka.kernels.fused.norm.norm_spec import NormForward
-from loka.kernels.measurements.interaction_forms import Crossing, Form, Joining, Mixing
+from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, FmForm, Form
 
-EPS = 1e-5  # of a join's norm: a number in the text that no time depends on
+EPS = 1e-5  # of a norm over concatenated rows: a number in the text that no time depends on
 
 
 def specs_of(
@@ -16,13 +16,13 @@ def specs_of(
 ) -> tuple[FmForward | ConcatNormForward | NormForward, FmBackward | ConcatNormBackward | CrossBackward]:
     """The kernel of the forward and that of the gradients. Raises InputError where there is none for these sizes."""
     match form:
-        case Mixing():
+        case FmForm():
             sizes = FmSizes(form.embeddings, columns, form.rank, form.sums)
             return FmForward(sizes), FmBackward(sizes, form.passing)
-        case Joining():
+        case ConcatNormForm():
             forward = ConcatNormForward(columns, len(form.rows), form.residual, form.norm, form.weight, form.bias, EPS)
             return forward, backward_of(forward)
-        case Crossing():
+        case CrossForm():
             return cross_forward(columns, form.bias), CrossBackward(columns, form.bias, form.itself, form.passing)
 
 

@@ -90,7 +90,7 @@ def norm_forward(
 def norm_backward(
     grad: Tensor,
     *,
-    carried: Tensor | None = None,
+    residual_grad_in: Tensor | None = None,
     x: Tensor | None = None,
     add: Tensor | None = None,
     times: Tensor | None = None,
@@ -105,9 +105,10 @@ def norm_backward(
 ) -> Backward:
     """The gradient of `norm_forward`: grad (M, width) is its result's; add, times, mean, rstd as it had or gave them.
 
-    x is its input where `add` is given too, or nothing was done to it before the norm; else what it kept. `carried`
-    (M, width) is a further gradient of what it kept. A block_norm takes eps and finds its rstd from x; the other norms
-    have it in theirs. Raises InputError where a norm or an activation lacks x, or a norm its statistics.
+    x is its input where `add` is given too, or nothing was done to it before the norm; else what it kept.
+    `residual_grad_in` (M, width) is a further gradient of what it kept. A block_norm takes eps and finds its rstd from
+    x; the other norms have it in theirs. Raises InputError where a norm or an activation lacks x, or a norm its
+    statistics.
     """
     dz, dweight = grad.float(), grad.new_empty(0, dtype=torch.float32)
     dbias = dz.sum(0, keepdim=True)
@@ -123,8 +124,8 @@ def norm_backward(
             dsum, dbias = _through_block_norm(dz, z, block, eps, activation), dweight
         else:
             dsum, dweight, dbias = _through_norm(dz, z, norm, weight, bias, mean, rstd, activation)
-    if carried is not None:
-        dsum = dsum + carried.float()
+    if residual_grad_in is not None:
+        dsum = dsum + residual_grad_in.float()
     dx = dsum if times is None else dsum * times.float()
     return Backward(dx, dweight, dbias, dx.sum(0, keepdim=True), dsum)
 
@@ -175,13 +176,13 @@ def products(
 
 
 def quantise_rows(y: Tensor, format: str = "e4m3", power_of_two: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows (M, width) in FP8, one scale each: values (M, width), scale (M, 1), largest (1,).
+    """Rows (M, width) in FP8, one scale each: values (M, width), scale (M, 1), scale_max (1,).
 
-    `largest` is the largest scale, zero without rows.
+    `scale_max` is the largest scale, zero without rows.
     """
     rows = quantize(y, format=Format(format), scaling=Scaling.ROWWISE, power_of_two=power_of_two)
-    largest = rows.scale.amax().view(1) if y.shape[0] else rows.scale.new_zeros(1)
-    return rows.values, rows.scale, largest
+    scale_max = rows.scale.amax().view(1) if y.shape[0] else rows.scale.new_zeros(1)
+    return rows.values, rows.scale, scale_max
 
 
 def quantise_blocks(y: Tensor, format: str = "e4m3", power_of_two: bool = True) -> tuple[Tensor, Tensor]:
@@ -191,7 +192,7 @@ def quantise_blocks(y: Tensor, format: str = "e4m3", power_of_two: bool = True) 
 
 
 def quantise_static(y: Tensor, scale: Tensor, format: str = "e4m3") -> tuple[Tensor, Tensor, Tensor]:
-    """A matrix (M, width) in FP8 under a scale (1, 1), float32, that was known before.
+    """A matrix (M, width) in FP8 under a scale (1, 1), float32, that is given.
 
     Returns values (M, width); amax (1,), the largest finite magnitude, zero where there is none; overflow (1,), int32,
     how many finite elements were above the format's maximum at this scale: these are that maximum now.
@@ -205,15 +206,15 @@ def quantise_static(y: Tensor, scale: Tensor, format: str = "e4m3") -> tuple[Ten
     return values.contiguous(), largest_magnitude(y), overflow
 
 
-def quantise_static_counted(y: Tensor, scale: Tensor, record: Tensor, format: str = "e4m3") -> Tensor:
-    """`quantise_static`, which adds amax and overflow to a record (2,) int64 that the caller keeps: values (M, width).
+def quantise_static_counted(y: Tensor, scale: Tensor, overflow_stats: Tensor, format: str = "e4m3") -> Tensor:
+    """`quantise_static`, which adds amax and overflow to overflow_stats (2,) int64 of the caller: values (M, width).
 
-    record[0] counts what was above the format's maximum at this scale, in all calls; record[1] has the bits of the
-    largest magnitude of them all.
+    overflow_stats[0] counts what was above the format's maximum at this scale, in all calls; overflow_stats[1] has the
+    bits of the largest magnitude of them all.
     """
     values, amax, overflow = quantise_static(y, scale, format)
-    record[0] += overflow[0]
-    record[1] = torch.maximum(record[1], amax.view(torch.int32)[0])
+    overflow_stats[0] += overflow[0]
+    overflow_stats[1] = torch.maximum(overflow_stats[1], amax.view(torch.int32)[0])
     return values
 
 
@@ -264,7 +265,7 @@ def _affine(n: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return z if bias is None else z + bias.float()
 
 
-def _activate(z: Tensor, activation: str | None, taken: Tensor) -> Tensor:
+def _activate(z: Tensor, activation: str | None, gate_input: Tensor) -> Tensor:
     """The activation of z; a gate multiplies what the norm took by it."""
     match activation:
         case None:
@@ -280,7 +281,7 @@ def _activate(z: Tensor, activation: str | None, taken: Tensor) -> Tensor:
         case "gelu":
             return F.gelu(z)
         case "gate_sigmoid" | "gate_hardsigmoid":
-            return taken * _gate(z, activation)
+            return gate_input * _gate(z, activation)
     raise InputError(f"no kernel has an activation {activation!r}")
 
 
@@ -294,7 +295,7 @@ def _past_norm(grad: Tensor, z: Tensor, activation: str | None) -> Tensor | floa
     return grad * _gate(z, activation) if gated and activation is not None else 0.0
 
 
-def _activation_backward(grad: Tensor, z: Tensor, activation: str | None, taken: Tensor) -> Tensor:
+def _activation_backward(grad: Tensor, z: Tensor, activation: str | None, gate_input: Tensor) -> Tensor:
     """grad times the activation's derivative at z; for a gate also times what the norm took."""
     sigmoid = torch.sigmoid(z)
     match activation:
@@ -313,7 +314,7 @@ def _activation_backward(grad: Tensor, z: Tensor, activation: str | None, taken:
             density = torch.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
             return grad * (0.5 * (1.0 + torch.erf(z * math.sqrt(0.5))) + z * density)
         case "gate_sigmoid":
-            return grad * taken * sigmoid * (1.0 - sigmoid)
+            return grad * gate_input * sigmoid * (1.0 - sigmoid)
         case "gate_hardsigmoid":
-            return torch.where((z > -3.0) & (z < 3.0), grad * taken / 6.0, 0.0)
+            return torch.where((z > -3.0) & (z < 3.0), grad * gate_input / 6.0, 0.0)
     raise InputError(f"no kernel has an activation {activation!r}")

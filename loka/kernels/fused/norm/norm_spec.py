@@ -24,7 +24,7 @@ NORMS = ("layer_norm", "rms_norm", "block_norm")  # block_norm: RMSNorm of each 
 ACTIVATIONS = ("relu", "silu", "sigmoid", "hardswish", "gelu")  # gelu is the exact one, by erf
 GATES = ("gate_sigmoid", "gate_hardsigmoid")  # what the norm takes times that of what it gives: SwishNorm
 SAVING = ("layer_norm", "rms_norm")  # norms with statistics that a backward needs
-IN_CHUNKS = ("rowwise", "known", "maximum")  # scalings of rows that are wider than a program holds
+IN_CHUNKS = ("rowwise", "static", "maximum")  # scalings of rows that are wider than a program holds
 BLOCK = 256  # elements that a block_norm normalises together, unless told
 
 
@@ -35,11 +35,11 @@ class NormForward:
     Parameters of the host function, in this order, those that the spec has: x (M, width), add (width,), times and
     residual (M, width), weight and bias (width,), all of any floating dtype; and, where the result is a plain matrix or
     there is `kept`, `dtype: torch.dtype | None = None` of it (None: that of x). Results, in this order: values
-    (M, width) e4m3, scale (M, 1), largest (P,) where `quantise`, else out (M, width); then kept (M, width), what the
+    (M, width) e4m3, scale (M, 1), scale_max (P,) where `quantise`, else out (M, width); then kept (M, width), what the
     norm takes, where the spec has it; then mean (M,) and rstd (M,) where they are saved. P is the number of programs
-    launched (1 on the CPU); `largest` is the largest scale that each of them wrote, zero where it had no row. In
+    launched (1 on the CPU); `scale_max` is the largest scale that each of them wrote, zero where it had no row. In
     another mode, `how`, a parameter `scale` or `maxima` follows the other tensors, and its results stand for values,
-    scale and largest. `aligned` columns of values, more than x has, are zeros behind those of x.
+    scale and scale_max. `aligned` columns of values, more than x has, are zeros behind those of x.
     """
 
     width: int  # of the last dimension, which the norm is over
@@ -55,7 +55,7 @@ class NormForward:
     residual: bool = False  # whether a matrix is added to that
     keep: bool = False  # whether the sum before the norm is a result as well, as a plain matrix
     block: int = BLOCK  # of a block_norm, which saves nothing: its backward finds rstd again from x
-    how: Quantisation = ROWWISE  # where `quantise`: its results stand for values to largest
+    how: Quantisation = ROWWISE  # where `quantise`: its results stand for values to scale_max
     aligned: int = (
         0  # columns of the values where these are more than x has: zeros behind; of a quantiser of rows alone
     )
@@ -78,12 +78,17 @@ class NormForward:
     @property
     def function(self) -> str:
         """The host function's name."""
-        unsaved = "unsaved" if self.norm in SAVING and not self.save else ""
+        inference = "inference" if self.norm in SAVING and not self.save else ""
         sums = [name for name in ("add", "times", "residual", "keep") if getattr(self, name)]
         what = _what(self) or ("" if sums else "quantise")
         width = f"{self.width}_to_{self.aligned}" if self.aligned else str(self.width)
-        parts = (*sums, what, self.how.name if self.quantise else "", width, _eps(self), unsaved)
+        parts = (*sums, what, self.how.name if self.quantise else "", width, _eps(self), inference)
         return "_".join(part for part in parts if part)
+
+    @property
+    def gated(self) -> bool:
+        """Whether what the norm takes is multiplied by a function of what it gives."""
+        return self.activation in GATES
 
     @property
     def columns(self) -> int:
@@ -112,15 +117,15 @@ class NormForward:
 class NormBackward:
     """The gradient of [+ add] -> [* times] -> [norm] -> [activation] with respect to x, as e4m3 rows or a plain matrix.
 
-    Parameters, in this order, those that the spec needs: grad (M, width), the output's gradient; carried (M, width),
-    the gradient of the sum before the norm that comes from elsewhere; x (M, width), the forward's input, before `add`,
-    or, with `summed`, the sum that the forward kept; add, weight, bias (width,); times (M, width); mean (M,) and rstd
-    (M,) as the forward saved them. x is not read where neither norm nor activation is there, nor add with `summed`, nor
-    bias without an activation. Results: values (M, width) e4m3, scale (M, 1), largest (P,) where `quantise`, else dx
-    (M, width) in the dtype of grad; then dsum (M, width), the whole gradient of that sum, in the dtype of carried where
-    there is one, else of grad; then dweight, dbias, dadd, those that exist: partial sums (P, width) in float32, which
-    `Reduce` adds up. A block_norm has no statistics: rstd is found again from x. Of `how` the same holds as in the
-    forward; `maximum` gives no sums.
+    Parameters, in this order, those that the spec needs: grad (M, width), the output's gradient; residual_grad_in (M,
+    width), the gradient of the sum before the norm that comes from elsewhere; x (M, width), the forward's input, before
+    `add`, or, with `summed`, the sum that the forward kept; add, weight, bias (width,); times (M, width); mean (M,) and
+    rstd (M,) as the forward saved them. x is not read where neither norm nor activation is there, nor add with
+    `summed`, nor bias without an activation. Results: values (M, width) e4m3, scale (M, 1), scale_max (P,) where
+    `quantise`, else dx (M, width) in the dtype of grad; then residual_grad_out (M, width), the whole gradient of that
+    sum, in the dtype of residual_grad_in where there is one, else of grad; then dweight, dbias, dadd, those that exist:
+    partial sums (P, width) in float32, which `Reduce` adds up. A block_norm has no statistics: rstd is found again from
+    x. Of `how` the same holds as in the forward; `maximum` gives no sums.
     """
 
     width: int  # of the last dimension, which the norm is over
@@ -133,35 +138,49 @@ class NormBackward:
     quantise: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
     times: bool = False  # whether x + add was multiplied by another matrix
     summed: bool = False  # whether x is what the norm took: after `times`, and after a residual
-    carried: bool = False  # whether the sum before the norm has a gradient from elsewhere too
-    carry: bool = False  # whether the gradient of that sum is a result: that of a residual
+    residual_grad_in: bool = False  # whether the sum before the norm has a gradient from elsewhere too
+    residual_grad_out: bool = False  # whether the gradient of that sum is a result: that of a residual
     block: int = BLOCK  # of a block_norm
     how: Quantisation = ROWWISE  # where `quantise`, as in the forward; `maximum` gives no sums
 
     def __post_init__(self) -> None:
         _check_norm(self)
-        if not (self.reads_x or self.quantise or self.times or self.carried):
+        if not (self.reads_x or self.quantise or self.times or self.residual_grad_in):
             raise InputError("a backward kernel without norm, activation and quantisation would copy its input")
         if self.reads_x and self.times and not self.summed:
             raise InputError("a norm or an activation of a product needs what it took: the sum that the forward kept")
         if self.summed and not self.reads_x:
             raise InputError("a backward kernel without norm and activation reads no sum")
-        if self.carry and not (self.reads_x or self.carried):
-            raise InputError("a backward kernel without norm, activation and carried would carry a copy of grad")
-        if self.carry and not (self.quantise or self.times):
-            raise InputError("a backward kernel whose result is the sum's gradient has no other to carry")
-        if self.carry and self.how.scaling == "maximum":
-            raise InputError("a kernel that finds the maximum carries no gradient: the one that writes the values does")
+        if self.residual_grad_out and not (self.reads_x or self.residual_grad_in):
+            raise InputError(
+                "a backward kernel without norm, activation and residual_grad_in would copy grad to residual_grad_out"
+            )
+        if self.residual_grad_out and not (self.quantise or self.times):
+            raise InputError("a backward kernel whose result is the sum's gradient has no residual_grad_out")
+        if self.residual_grad_out and self.how.scaling == "maximum":
+            raise InputError(
+                "a kernel that finds the maximum has no residual_grad_out: the one that writes the values does"
+            )
 
     @property
     def function(self) -> str:
         """The host function's name."""
         sums = [name for name in ("add", "times", "summed") if getattr(self, name)]
-        carries = [name for name in ("carried", "carry") if getattr(self, name)]
+        residual = ["residual_in"] * self.residual_grad_in + ["residual_out"] * self.residual_grad_out
         eps = _eps(self) if self.norm == "block_norm" else ""
         kind = self.how.name if self.quantise else ""
-        parts = (*sums, _what(self), "backward", *carries, kind, str(self.width), eps)
+        parts = (*sums, _what(self), "backward", *residual, kind, str(self.width), eps)
         return "_".join(part for part in parts if part)
+
+    @property
+    def gated(self) -> bool:
+        """Whether the forward multiplied what the norm takes by a function of what it gives."""
+        return self.activation in GATES
+
+    @property
+    def columns(self) -> int:
+        """Of the values."""
+        return self.width
 
     @property
     def reads_x(self) -> bool:
@@ -173,7 +192,14 @@ class NormBackward:
         """The host function's parameters, all tensors."""
         vectors = _named(x=self.reads_x, add=self.adds, weight=self.weight, bias=self.bias and bool(self.activation))
         factors = _named(times=self.times)
-        return ("grad", *_named(carried=self.carried), *vectors, *factors, *_statistics(self, True), *_last(self))
+        return (
+            "grad",
+            *_named(residual_grad_in=self.residual_grad_in),
+            *vectors,
+            *factors,
+            *_statistics(self, True),
+            *_last(self),
+        )
 
     @property
     def adds(self) -> bool:
@@ -186,7 +212,9 @@ class NormBackward:
         out = self.how.results if self.quantise else ("dx",)
         if self.how.scaling == "maximum":
             return out
-        return out + _named(dsum=self.carry, dweight=self.weight, dbias=self.bias, dadd=self.add)
+        return out + _named(
+            residual_grad_out=self.residual_grad_out, dweight=self.weight, dbias=self.bias, dadd=self.add
+        )
 
 
 Spec = NormForward | NormBackward | RequantizeTranspose | Transpose | Reduce | Products | CastTranspose

@@ -1,4 +1,4 @@
-"""How kernels of rows wider than `LARGEST_HELD` are launched on an H100.
+"""How kernels of rows wider than `LARGEST_HELD` are launched on a device.
 
 A forward reads its rows twice or three times, and waits for what it reads: two programs on a multiprocessor hide more
 of that than the L2 cache gives back where one keeps all rows that are worked on within it (measured on rows of 123200:
@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEFAULT
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-
-FORWARD_CHUNK = 4096
-BACKWARD_TILE = (4, 1024)  # rows and columns, as those of a 1024 wide backward that is held
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +26,15 @@ class WideConfiguration:
     stages: int  # steps whose elements are on their way into shared memory at once
 
 
-def wide_configuration(spec: NormForward | NormBackward) -> WideConfiguration:
+def wide_configuration(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT) -> WideConfiguration:
     """The choice for a spec: chunks hold whole blocks of a block_norm."""
-    block = spec.block if spec.norm == "block_norm" else 1
+    launch, block = device.launches.wide, spec.block if spec.norm == "block_norm" else 1
     if isinstance(spec, NormForward):
         read = sum((1, spec.add, spec.times, spec.residual, spec.weight, spec.bias))  # at each step; 16 KB in float32
-        return WideConfiguration(max(FORWARD_CHUNK, block), 1, warps=16, programs=2, stages=3 if read <= 3 else 2)
-    rows, columns = BACKWARD_TILE
+        how, fewer = launch.forward, int(read > launch.stages_read)
+        return WideConfiguration(max(launch.chunk, block), how.rows, how.warps, how.programs, how.stages - fewer)
+    how, (rows, columns) = launch.backward, launch.tile
     chunk = max(columns, block)
-    high = max(2, rows * columns // chunk)
-    return WideConfiguration(chunk, high, warps=max(4, min(32, high * chunk // 1024)), programs=3, stages=3)
+    high = max(how.rows, rows * columns // chunk)
+    warps = max(launch.least_warps, min(how.warps, high * chunk // launch.warp_elements))
+    return WideConfiguration(chunk, high, warps, how.programs, how.stages)

@@ -37,25 +37,6 @@ def programs(x: Tensor, tiles: int, per_multiprocessor: int) -> int:
     return min(tiles, per_multiprocessor * multiprocessors(x.device.index))
 
 
-def splits(m: int, most: int, least: int) -> int:
-    """In how many parts a contraction over m is split: a power of two, `most` at most, parts of `least` at least."""
-    count = most
-    while count > 1 and m < count * least:
-        count //= 2
-    return count
-
-
-def check_batch(name: str, x: Tensor, rows: int | None, columns: int, batches: int | None) -> None:
-    """Raises InputError unless x is of (batches, rows, columns), None being any number."""
-    wanted = (batches, rows, columns)
-    if x.dim() != 3 or any(size is not None and x.shape[i] != size for i, size in enumerate(wanted)):
-        shown = tuple("any" if size is None else size for size in wanted)
-        raise InputError(
-            f"a batch of products takes {name} of shape {shown}, not {tuple(x.shape)}; the model is not the one that "
-            "the package was generated for, generate it again"
-        )
-
-
 def with_rows(x: Tensor) -> Tensor:
     """x, or one row of zeros where it has none: a descriptor of nothing cannot be made, and nothing reads this one."""
     return x if x.shape[0] else x.new_zeros((1, x.shape[1]))

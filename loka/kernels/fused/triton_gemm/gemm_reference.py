@@ -22,19 +22,6 @@ def product(a: Tensor, b: Tensor, scale_a: Tensor | None = None, scale_b: Tensor
         return torch.matmul(a.float(), b.float().t())
 
 
-def split_product(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor) -> Tensor:
-    """`product` of transposed copies a (N, M), b (K, M): one scale each, the first."""
-    return product(a, b, scale_a.view(-1)[:1].view(1, 1), scale_b.view(-1)[:1].view(1, 1))
-
-
-def batched_product(a: Tensor, b: Tensor, scale_a: Tensor | None = None, scale_b: Tensor | None = None) -> Tensor:
-    """Products in float32 (G, M, N): a (G, M, K), b (G, N, K), scales (G, M, 1) and (G, N, 1), both or neither."""
-    left = a.float() if scale_a is None else a.float() * scale_a
-    right = b.float() if scale_b is None else b.float() * scale_b
-    with torch.autocast(a.device.type, enabled=False):
-        return torch.matmul(left, right.transpose(1, 2))
-
-
 def epilogue(
     y: Tensor,
     *,

@@ -95,7 +95,7 @@ class TiledGemm:
 
     Parameters of the host function: a, [scale_a], b, [scale_b], then add, weight, bias (N,), those that the epilogue
     has. Scales are float32, (M, 1) or (N, 1) rowwise, (1, 1) tensorwise. Results: values (M, N) e4m3, scale (M, 1),
-    largest (P,) as of a `NormForward` where the epilogue quantises, else out (M, N); where it keeps, product (M, N) in
+    scale_max (P,) as of `NormForward` where the epilogue quantises, else out (M, N); where it keeps, product (M, N) in
     bfloat16, before `add`, then mean (M,) and rstd (M,) of its norm, for a block_norm rstd (M, N / block) alone.
     """
 
@@ -105,7 +105,7 @@ class TiledGemm:
     accumulation: Accumulation = Accumulation.PRECISE  # of e4m3; bfloat16 is summed in float32 always
     scaling_a: Scaling = Scaling.ROWWISE  # of e4m3: rowwise or tensorwise
     scaling_b: Scaling = Scaling.ROWWISE
-    epilogue: Epilogue = Epilogue()
+    epilogue: Epilogue = Epilogue(add=True)
 
     def __post_init__(self) -> None:
         _check_sizes(n=self.n, k=self.k)
@@ -113,6 +113,10 @@ class TiledGemm:
         for scaling in (self.scaling_a, self.scaling_b):
             if scaling not in (Scaling.ROWWISE, Scaling.TENSORWISE):
                 raise InputError(f"a rendered product takes rowwise and tensorwise scales, not {scaling.value}")
+        if self.epilogue.is_plain:
+            raise InputError(
+                "a product without an epilogue is not rendered, as the libraries' GEMMs are faster; run torch.scaled_mm"
+            )
         if self.epilogue.whole_rows and self.n > WHOLE_ROW:
             raise InputError(
                 f"a norm over rows, and e4m3 rows, need tiles of whole rows, and no tile has {self.n} columns: at most "
@@ -138,7 +142,7 @@ class TiledGemm:
     @property
     def results(self) -> tuple[str, ...]:
         """What the host function returns."""
-        out = ("values", "scale", "largest") if self.epilogue.quantise else ("out",)
+        out = ("values", "scale", "scale_max") if self.epilogue.quantise else ("out",)
         kept = ("product", *self.statistics) if self.epilogue.keep else ()
         return out + kept
 
@@ -148,78 +152,6 @@ class TiledGemm:
         if not self.epilogue.keep or self.epilogue.norm is None:
             return ()
         return ("mean", "rstd") if self.epilogue.norm == "layer_norm" else ("rstd",)
-
-
-@dataclass(frozen=True, slots=True)
-class SplitGemm:
-    """A small product of long operands, a grad-weight: out (N, K), contracted over M, which is free.
-
-    With e4m3, out = (a * scale_a) @ (b * scale_b).T of transposed copies a (N, M) and b (K, M), each with one scale:
-    the first element of scale_a and scale_b, which may be (1, 1) or one a row, all the same. With bfloat16, out = a.T @
-    b of a (M, N) and b (M, K) as they lie in memory, without scales. The contraction is split over programs; a second
-    pass adds their float32 sums up, in the same order each time. Parameters: a, [scale_a], b, [scale_b]; results: out
-    (N, K).
-    """
-
-    n: int
-    k: int
-    operands: str = "e4m3"  # one of OPERANDS
-    accumulation: Accumulation = Accumulation.PRECISE
-    out: str = "bfloat16"  # one of FLOATS
-
-    def __post_init__(self) -> None:
-        _check_sizes(n=self.n, k=self.k)
-        _check_operands(self.operands)
-        _check_out(self.out, FLOATS)
-
-    @property
-    def function(self) -> str:
-        """The host function's name."""
-        return "_".join(["split_gemm", *_operand_words(self), *_out_words(self.out), str(self.n), str(self.k)])
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """The host function's parameters, all tensors."""
-        return _operand_parameters(self.operands)
-
-    @property
-    def results(self) -> tuple[str, ...]:
-        """What the host function returns."""
-        return ("out",)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchedGemm:
-    """Products of equal shapes: out[g] = a[g] @ b[g].T, a (G, M, K), b (G, N, K), out (G, M, N); G and M are free.
-
-    Scales of e4m3 are one a row: scale_a (G, M, 1), scale_b (G, N, 1). Parameters: a, [scale_a], b, [scale_b].
-    """
-
-    n: int
-    k: int
-    operands: str = "e4m3"  # one of OPERANDS
-    accumulation: Accumulation = Accumulation.PRECISE
-    out: str = "bfloat16"  # one of FLOATS
-
-    def __post_init__(self) -> None:
-        _check_sizes(n=self.n, k=self.k)
-        _check_operands(self.operands)
-        _check_out(self.out, FLOATS)
-
-    @property
-    def function(self) -> str:
-        """The host function's name."""
-        return "_".join(["batched_gemm", *_operand_words(self), *_out_words(self.out), str(self.n), str(self.k)])
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """The host function's parameters, all tensors."""
-        return _operand_parameters(self.operands)
-
-    @property
-    def results(self) -> tuple[str, ...]:
-        """What the host function returns."""
-        return ("out",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +199,7 @@ class GroupedGemm:
         return numbered(("out",), self.count)
 
 
-GemmSpec = TiledGemm | SplitGemm | BatchedGemm | GroupedGemm
+GemmSpec = TiledGemm | GroupedGemm
 
 
 def _operand_parameters(operands: str) -> tuple[str, ...]:

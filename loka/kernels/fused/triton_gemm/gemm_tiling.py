@@ -1,26 +1,20 @@
-"""How rendered products are tiled on an H100: frozen in their text when they are rendered.
+"""How rendered products are tiled on a device: frozen in their text when they are rendered.
 
-A choice depends on what is known then: N, K, operands, accumulation and epilogue, never on M. What bounds it: a block
-has 227 KiB of shared memory, which holds `stages` tiles of both operands and the tile of the result that is written; a
-thread has 255 registers, and an element of the tile's float32 sum is one of them, two where e4m3 is summed precisely
+A choice depends on what is known then: N, K, operands, accumulation and epilogue, never on M. What bounds it: a
+block's shared memory holds `stages` tiles of both operands and the tile of the result that is written; a thread has 255
+registers, and an element of the tile's float32 sum is one of them, two where e4m3 is summed precisely
 (the tensor core's sum and the float32 one). So a precise tile has at most 64 elements a thread.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from loka.devices.launches import Tiling, Tilings
+from loka.devices.spec import DeviceSpec
+from loka.devices.targets import DEFAULT
 from loka.kernels.fused.norm.norm_launch import padded_width
-from loka.kernels.fused.triton_gemm.gemm_spec import BatchedGemm, GemmSpec, GroupedGemm, SplitGemm, TiledGemm
-from loka.numerics.enums import Accumulation
-
-SHARED = 227 * 1024  # bytes of shared memory that a block can have
-SUM_COLUMNS = 256  # elements of a split product that a program of the second pass adds up
-SUM_WARPS = 4
-LEAST_CHUNK = 512  # rows that a part of a split contraction has at least
-MOST_PARTS = 16  # of a split contraction
-MULTIPROCESSORS = 132  # of an H100
-
+from loka.kernels.fused.triton_gemm.gemm_spec import GemmSpec, GroupedGemm, TiledGemm
 
 BYTES = {"e4m3": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 ALIGNMENT = 16  # bytes: of a row that the tensor memory accelerator takes
@@ -31,96 +25,14 @@ def is_aligned(columns: int, dtype: str) -> bool:
     return columns * BYTES[dtype] % ALIGNMENT == 0
 
 
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """How a product is tiled and launched."""
-
-    rows: int  # of a tile of the result
-    columns: int  # of a tile of the result
-    depth: int  # elements contracted at a step
-    stages: int  # steps on their way from memory
-    warps: int  # of a program
-    programs: int = 1  # on each multiprocessor, at most
-    flattened: bool = True  # whether the steps of a program's next tile are fetched while this one is written
-
-
-# Every tiling that a product with e4m3 operands may be rendered with, fast accumulation only ...
-FAST_ONLY = (
-    Tiling(rows=128, columns=256, depth=128, stages=3, warps=8),
-    Tiling(rows=128, columns=256, depth=128, stages=3, warps=8, flattened=False),
-    Tiling(rows=256, columns=128, depth=128, stages=3, warps=8),
-)
-# ... and either accumulation.
-PRECISE = (
-    Tiling(rows=128, columns=128, depth=128, stages=4, warps=8),
-    Tiling(rows=128, columns=128, depth=128, stages=4, warps=8, flattened=False),
-    Tiling(rows=128, columns=128, depth=128, stages=5, warps=8),
-    Tiling(rows=128, columns=128, depth=64, stages=3, warps=8, programs=2, flattened=False),
-    Tiling(rows=128, columns=128, depth=64, stages=3, warps=8, programs=2),
-    Tiling(rows=64, columns=256, depth=128, stages=4, warps=8),
-    Tiling(rows=64, columns=128, depth=128, stages=3, warps=4, programs=2),
-    Tiling(rows=128, columns=64, depth=128, stages=3, warps=8, programs=2),
-)
-SMALL = (  # at most 64 columns, or the power of two that holds them
-    Tiling(rows=128, columns=64, depth=128, stages=3, warps=4, programs=2),
-    Tiling(rows=64, columns=64, depth=64, stages=4, warps=4, programs=4),
-)
-BFLOAT16 = (
-    Tiling(rows=128, columns=256, depth=64, stages=3, warps=8),
-    Tiling(rows=128, columns=128, depth=64, stages=4, warps=8),
-    Tiling(rows=128, columns=128, depth=64, stages=4, warps=8, flattened=False),
-    Tiling(rows=64, columns=128, depth=64, stages=3, warps=4, programs=2),
-    Tiling(rows=128, columns=64, depth=64, stages=3, warps=8, programs=2),
-)
-SPLIT = (
-    Tiling(rows=128, columns=128, depth=128, stages=4, warps=8),
-    Tiling(rows=128, columns=128, depth=128, stages=4, warps=8, programs=2),
-    Tiling(rows=128, columns=128, depth=128, stages=3, warps=8, programs=2),
-    Tiling(rows=64, columns=128, depth=128, stages=4, warps=4, programs=2),
-)
-SPLIT_FAST_ONLY = (Tiling(rows=128, columns=256, depth=128, stages=4, warps=8),)
-SPLIT_POINTERS = Tiling(rows=64, columns=64, depth=64, stages=3, warps=4)  # where rows are not aligned
-SPLIT_BFLOAT16 = (
-    Tiling(rows=128, columns=128, depth=64, stages=4, warps=8),
-    Tiling(rows=128, columns=128, depth=64, stages=3, warps=8, programs=2),
-    Tiling(rows=128, columns=256, depth=64, stages=4, warps=8),
-)
-
-
-WHOLE_ROWS = (  # of 256 columns, two of them side by side; narrower ones take the columns' power of two
-    Tiling(rows=64, columns=256, depth=128, stages=2, warps=8),
-    Tiling(rows=64, columns=256, depth=128, stages=2, warps=8, flattened=False),
-    Tiling(rows=64, columns=256, depth=64, stages=3, warps=8),
-)
-WHOLE_ROWS_BFLOAT16 = (
-    Tiling(rows=64, columns=256, depth=64, stages=2, warps=8),
-    Tiling(rows=64, columns=256, depth=32, stages=3, warps=8),
-)
-# Rows that are not aligned are read by pointers, and those take up registers: smaller tiles, few to choose from.
-POINTERS = (
-    Tiling(rows=64, columns=64, depth=64, stages=3, warps=4, programs=2),
-    Tiling(rows=64, columns=128, depth=64, stages=3, warps=8, programs=2),
-)
-# One program a tile: products that are many and small.
-GROUPED = (
-    Tiling(rows=64, columns=64, depth=128, stages=3, warps=4),
-    Tiling(rows=128, columns=64, depth=128, stages=3, warps=4),
-)
-GROUPED_POINTERS = (Tiling(rows=64, columns=64, depth=64, stages=3, warps=4),)
-WHOLE_ROWS_POINTERS = (Tiling(rows=64, columns=128, depth=32, stages=3, warps=8),)
-
-
-def candidates(spec: GemmSpec) -> tuple[Tiling, ...]:
+def candidates(spec: GemmSpec, device: DeviceSpec = DEFAULT) -> tuple[Tiling, ...]:
     """Every tiling that may be chosen for a spec."""
-    if isinstance(spec, BatchedGemm | GroupedGemm):
-        shapes = spec.shapes if isinstance(spec, GroupedGemm) else ((spec.n, spec.k),)
-        aligned = all(is_aligned(k, spec.operands) for _, k in shapes)
-        widest = max(n for n, _ in shapes)
-        return tuple(_narrowed(tiled, widest) for tiled in (GROUPED if aligned else GROUPED_POINTERS))
-    if isinstance(spec, SplitGemm):
-        fast = spec.accumulation is Accumulation.FAST
-        return SPLIT + (SPLIT_FAST_ONLY if fast else ()) if spec.operands == "e4m3" else SPLIT_BFLOAT16
-    return tuple(tiled for tiled in _tilings(spec) if shared_bytes(spec, tiled) <= SHARED)
+    known = device.launches.products
+    if isinstance(spec, GroupedGemm):
+        aligned = all(is_aligned(k, spec.operands) for _, k in spec.shapes)
+        widest = max(n for n, _ in spec.shapes)
+        return tuple(_narrowed(tiled, widest) for tiled in (known.grouped if aligned else known.grouped_pointers))
+    return tuple(tiled for tiled in _tilings(spec, known) if shared_bytes(spec, tiled) <= device.shared_bytes)
 
 
 def shared_bytes(spec: TiledGemm, tiled: Tiling) -> int:
@@ -131,49 +43,35 @@ def shared_bytes(spec: TiledGemm, tiled: Tiling) -> int:
     return operands + results + 1024
 
 
-def _tilings(spec: TiledGemm) -> tuple[Tiling, ...]:
+def _tilings(spec: TiledGemm, known: Tilings) -> tuple[Tiling, ...]:
     if spec.epilogue.whole_rows:
-        return tuple(_narrowed(tiled, spec.n) for tiled in _whole_rows(spec))
+        return tuple(_narrowed(tiled, spec.n) for tiled in _whole_rows(spec, known))
     if spec.epilogue.norm == "block_norm":
         if not is_aligned(spec.k, spec.operands):
-            return (replace(WHOLE_ROWS_POINTERS[0], columns=spec.epilogue.block),)
-        return tuple(tiled for tiled in _large(spec) if tiled.columns == spec.epilogue.block)
+            return (replace(known.whole_rows_pointers[0], columns=spec.epilogue.block),)
+        return tuple(tiled for tiled in _large(spec, known) if tiled.columns == spec.epilogue.block)
     if spec.n <= 64:
-        found = SMALL if is_aligned(spec.k, spec.operands) else POINTERS
+        found = known.small if is_aligned(spec.k, spec.operands) else known.pointers
         return tuple(_narrowed(tiled, spec.n) for tiled in found)
-    return _large(spec)
+    return _large(spec, known)
 
 
-def _large(spec: TiledGemm) -> tuple[Tiling, ...]:
+def _large(spec: TiledGemm, known: Tilings) -> tuple[Tiling, ...]:
     if not is_aligned(spec.k, spec.operands):
-        return POINTERS
-    if spec.operands != "e4m3":
-        return BFLOAT16
-    more = spec.accumulation is Accumulation.FAST and spec.epilogue.is_plain
-    return PRECISE + (FAST_ONLY if more else ())
+        return known.pointers
+    return known.e4m3 if spec.operands == "e4m3" else known.bfloat16
 
 
-def _whole_rows(spec: TiledGemm) -> tuple[Tiling, ...]:
+def _whole_rows(spec: TiledGemm, known: Tilings) -> tuple[Tiling, ...]:
     if not is_aligned(spec.k, spec.operands):
-        return WHOLE_ROWS_POINTERS
-    return WHOLE_ROWS if spec.operands == "e4m3" else WHOLE_ROWS_BFLOAT16
+        return known.whole_rows_pointers
+    return known.whole_rows if spec.operands == "e4m3" else known.whole_rows_bfloat16
 
 
 def _narrowed(tiled: Tiling, columns: int) -> Tiling:
     return replace(tiled, columns=min(tiled.columns, max(padded_width(columns), 16)))
 
 
-def tiling(spec: GemmSpec) -> Tiling:
+def tiling(spec: GemmSpec, device: DeviceSpec = DEFAULT) -> Tiling:
     """The choice for a spec."""
-    return candidates(spec)[0]
-
-
-def most_parts(spec: SplitGemm, tiled: Tiling) -> int:
-    """In how many parts a contraction is split at most: a power of two that does not overfill the device."""
-    share = min(max(MULTIPROCESSORS * tiled.programs // tiles_of(spec, tiled), 1), MOST_PARTS)
-    return 1 << (share.bit_length() - 1)
-
-
-def tiles_of(spec: SplitGemm, tiled: Tiling) -> int:
-    """Tiles of the result."""
-    return -(-spec.n // tiled.rows) * -(-spec.k // tiled.columns)
+    return candidates(spec, device)[0]

@@ -1,0 +1,181 @@
+"""The H100, as it was measured."""
+
+from __future__ import annotations
+
+from loka.devices.launches import (
+    ConcatNormLaunch,
+    CrossLaunch,
+    FmInteractionLaunch,
+    LaunchTables,
+    RowLaunch,
+    RowLaunches,
+    TileLaunch,
+    Tiling,
+    Tilings,
+    WideLaunch,
+)
+from loka.devices.spec import DeviceSpec, ScaledMMLimits
+
+_SCALED_MM = ScaledMMLimits(
+    pairs=frozenset(
+        {
+            ("tensorwise", "tensorwise"),
+            ("rowwise", "rowwise"),
+            ("blockwise_1x128", "blockwise_1x128"),
+            ("blockwise_1x128", "blockwise_128x128"),
+            ("blockwise_128x128", "blockwise_1x128"),
+        }
+    ),
+    precise_e4m3=frozenset({"blockwise_1x128", "blockwise_128x128"}),
+    row_alignment={"blockwise_1x128": 4},  # its scales are read in vectors of 16 bytes
+)
+
+_FORWARD = {
+    512: RowLaunch(rows=1, warps=1, programs=32),
+    1024: RowLaunch(rows=1, warps=1, programs=16),
+    2048: RowLaunch(rows=1, warps=4, programs=8, held=False),
+    4096: RowLaunch(rows=1, warps=4, programs=4, held=False),
+    8192: RowLaunch(rows=1, warps=8, programs=2, held=False),
+}
+_BACKWARD = {
+    512: RowLaunch(rows=4, warps=2, programs=4, stages=3),
+    1024: RowLaunch(rows=4, warps=4, programs=2, stages=3),
+    2048: RowLaunch(rows=4, warps=8, programs=1, stages=3),
+    4096: RowLaunch(rows=2, warps=8, programs=1, stages=3),
+    8192: RowLaunch(rows=1, warps=8, programs=2, held=False),
+}
+_ROWS = RowLaunches(
+    forward=_FORWARD,
+    forward_simple={
+        **_FORWARD,
+        1024: RowLaunch(rows=1, warps=2, programs=32),
+        2048: RowLaunch(rows=1, warps=2, programs=32),
+        4096: RowLaunch(rows=1, warps=4, programs=16),
+    },
+    backward=_BACKWARD,
+    backward_quantised={
+        **_BACKWARD,
+        512: RowLaunch(rows=1, warps=1, programs=8, stages=3),
+        1024: RowLaunch(rows=1, warps=2, programs=8, stages=3),
+        2048: RowLaunch(rows=1, warps=4, programs=4, stages=3),
+        4096: RowLaunch(rows=1, warps=4, programs=2, stages=3),
+    },
+    backward_simple={
+        512: RowLaunch(rows=1, warps=1, programs=32),
+        1024: RowLaunch(rows=1, warps=2, programs=32),
+        2048: RowLaunch(rows=1, warps=4, programs=16),
+        4096: RowLaunch(rows=1, warps=8, programs=8),
+        8192: RowLaunch(rows=1, warps=8, programs=2, held=False),
+    },
+    widest=RowLaunch(rows=1, warps=16, programs=1, held=False),
+    streaming=4096,
+    streaming_forward=RowLaunch(rows=1, warps=8, programs=4, held=False),
+    streaming_backward=RowLaunch(rows=1, warps=8, programs=3, held=False),
+    loaded_backward=RowLaunch(rows=1, warps=8, programs=2),
+    short=256,
+    short_elements=1024,
+    short_forward=RowLaunch(rows=1, warps=1, programs=16),
+    short_backward=RowLaunch(rows=1, warps=2, programs=8),
+    most_warps=16,
+    least_summed=4,
+)
+_LAUNCHES = LaunchTables(
+    rows=_ROWS,
+    wide=WideLaunch(
+        chunk=4096,
+        forward=RowLaunch(rows=1, warps=16, programs=2, stages=3),
+        stages_read=3,
+        tile=(4, 1024),
+        backward=RowLaunch(rows=2, warps=32, programs=3, stages=3),
+        warp_elements=1024,
+        least_warps=4,
+    ),
+    tiles=TileLaunch(
+        requantize_tile=128,
+        requantize_warps=4,
+        quantise_tile=128,
+        quantise_warps=8,
+        parts=1024,
+        reduce_columns=16,
+        reduce_rows=128,
+        reduce_warps=8,
+        products_columns=1024,
+        cast_columns=128,
+        cast_elements=8192,
+        cast_warps=8,
+    ),
+    fm_interaction=FmInteractionLaunch(
+        fetched=8192, forward=(4, 2), chunk=64, few=64, backward_few=(4, 2), backward=(8, 1)
+    ),
+    concat_norm=ConcatNormLaunch(
+        wide=2048,
+        wide_warp_elements=512,
+        wide_elements=16384,
+        most_warps=16,
+        elements=4096,
+        launch=(8, 4),
+        summed_elements=2048,
+        summed=(2, 16),
+    ),
+    cross=CrossLaunch(columns=512, elements=4096, warps=4, programs=3),
+    products=Tilings(
+        e4m3=(
+            Tiling(rows=128, columns=128, depth=128, stages=4, warps=8),
+            Tiling(rows=128, columns=128, depth=128, stages=4, warps=8, flattened=False),
+            Tiling(rows=128, columns=128, depth=128, stages=5, warps=8),
+            Tiling(rows=128, columns=128, depth=64, stages=3, warps=8, programs=2, flattened=False),
+            Tiling(rows=128, columns=128, depth=64, stages=3, warps=8, programs=2),
+            Tiling(rows=64, columns=256, depth=128, stages=4, warps=8),
+            Tiling(rows=64, columns=128, depth=128, stages=3, warps=4, programs=2),
+            Tiling(rows=128, columns=64, depth=128, stages=3, warps=8, programs=2),
+        ),
+        small=(
+            Tiling(rows=128, columns=64, depth=128, stages=3, warps=4, programs=2),
+            Tiling(rows=64, columns=64, depth=64, stages=4, warps=4, programs=4),
+        ),
+        bfloat16=(
+            Tiling(rows=128, columns=256, depth=64, stages=3, warps=8),
+            Tiling(rows=128, columns=128, depth=64, stages=4, warps=8),
+            Tiling(rows=128, columns=128, depth=64, stages=4, warps=8, flattened=False),
+            Tiling(rows=64, columns=128, depth=64, stages=3, warps=4, programs=2),
+            Tiling(rows=128, columns=64, depth=64, stages=3, warps=8, programs=2),
+        ),
+        whole_rows=(
+            Tiling(rows=64, columns=256, depth=128, stages=2, warps=8),
+            Tiling(rows=64, columns=256, depth=128, stages=2, warps=8, flattened=False),
+            Tiling(rows=64, columns=256, depth=64, stages=3, warps=8),
+        ),
+        whole_rows_bfloat16=(
+            Tiling(rows=64, columns=256, depth=64, stages=2, warps=8),
+            Tiling(rows=64, columns=256, depth=32, stages=3, warps=8),
+        ),
+        pointers=(
+            Tiling(rows=64, columns=64, depth=64, stages=3, warps=4, programs=2),
+            Tiling(rows=64, columns=128, depth=64, stages=3, warps=8, programs=2),
+        ),
+        whole_rows_pointers=(Tiling(rows=64, columns=128, depth=32, stages=3, warps=8),),
+        grouped=(
+            Tiling(rows=64, columns=64, depth=128, stages=3, warps=4),
+            Tiling(rows=128, columns=64, depth=128, stages=3, warps=4),
+        ),
+        grouped_pointers=(Tiling(rows=64, columns=64, depth=64, stages=3, warps=4),),
+    ),
+)
+
+# Rates: a copy of 1 GiB; products of 8192 x 8192 x 8192, in TF32 of 8192 x 2048 x 2048 (docs/bench.md); kernels of
+# mixing layers and joins (docs/results/LOG.md, "where Wukong small's step went": 1.07 GB of a join's gradients in
+# 379 us, 0.80 GB of its forward in 283 us).
+H100 = DeviceSpec(
+    name="h100",
+    architecture="Hopper",
+    capability=(9, 0),
+    multiprocessors=132,
+    shared_bytes=227 * 1024,
+    l2_bytes=50 * 2**20,
+    measured_on="NVIDIA H100 80GB HBM3",
+    bandwidth=2.43e12,
+    interaction_bandwidth=2.9e12,
+    flops={"e4m3": 1277e12, "e4m3 fast": 1352e12, "bfloat16": 732e12, "float16": 732e12, "float32": 344e12},
+    scaled_mm=_SCALED_MM,
+    launches=_LAUNCHES,
+)

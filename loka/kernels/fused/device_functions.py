@@ -1,0 +1,23 @@
+"""The functions that kernels call on the device: a module of kernels has those that its kernels use, each once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from loka.templating.templates import KERNELS, Templates
+
+_TEMPLATE = KERNELS + "device_functions.py.j2"
+_NAME = re.compile(r"^def (\w+)\(", re.MULTILINE)
+
+
+def device_functions(templates: Templates) -> dict[str, str]:
+    """The text of each function, by name, in the order in which a module has them."""
+    texts = [text.strip("\n") + "\n" for text in templates.render(_TEMPLATE, {}).split("\n\n\n")]
+    return {match[1]: text for text in texts if (match := _NAME.search(text)) is not None}
+
+
+def used_functions(texts: Iterable[str], functions: dict[str, str]) -> tuple[str, ...]:
+    """The texts of the functions that these kernels call."""
+    called = set(re.findall(r"(?<![\w.])\w+(?=\()", "\n".join(texts)))
+    return tuple(text for name, text in functions.items() if name in called)

@@ -1,0 +1,97 @@
+"""What the templates of norms are given."""
+
+from __future__ import annotations
+
+from loka.kernels.fused.kernel_values import KernelValues
+from loka.kernels.fused.norm.norm_launch import LEAST_SUMMED, REQUANTIZE_PARTS, Configuration, padded_width
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.kernels.fused.norm.wide_norm_launch import WideConfiguration
+from loka.kernels.fused.norm.wide_norm_passes import wide_norm_passes
+from loka.numerics.quantize import BLOCK
+
+TITLES = {
+    "layer_norm": "LayerNorm",
+    "rms_norm": "RMSNorm",
+    "block_norm": "BlockNorm",
+    "relu": "ReLU",
+    "silu": "SiLU",
+    "sigmoid": "sigmoid",
+    "hardswish": "Hard Swish",
+    "gelu": "GELU",
+    "gate_sigmoid": "sigmoid gate",
+    "gate_hardsigmoid": "hard gate",
+}
+_MATRICES = ("x", "grad", "out", "dx", "values", "times", "residual", "residual_grad_in", "kept", "residual_grad_out")
+_VECTORS = ("add", "weight", "bias")
+_SUMS = ("dweight", "dbias", "dadd")
+
+
+def norm_values(spec: NormForward | NormBackward, launch: Configuration) -> KernelValues:
+    """Values of a norm's forward or backward, of rows that a program holds whole."""
+    family = "norm/forward" if isinstance(spec, NormForward) else "norm/backward"
+    summed = isinstance(spec, NormBackward) and any(name in spec.results for name in _SUMS)
+    numbers = {
+        "producer": spec,
+        "padded": padded_width(spec.columns),
+        "maxima_chunk": REQUANTIZE_PARTS,
+        "least_rows": launch.rows * (LEAST_SUMMED if summed else 1),
+        "most_programs": launch.programs,
+    }
+    return KernelValues(family, spec, launch, norm_title(spec), norm_shapes(spec), numbers)
+
+
+def wide_norm_values(spec: NormForward | NormBackward, launch: WideConfiguration) -> KernelValues:
+    """Values of a norm's forward or backward, of rows that programs take in chunks."""
+    numbers: dict[str, object] = {
+        "producer": spec,
+        "maxima_chunk": REQUANTIZE_PARTS,
+        "least_rows": 1,
+        "most_programs": launch.programs,
+    }
+    if isinstance(spec, NormForward):
+        return KernelValues("norm/wide_forward", spec, launch, norm_title(spec), norm_shapes(spec), numbers)
+    numbers |= {
+        "least_rows": launch.rows * LEAST_SUMMED,
+        "across": -(-spec.width // launch.chunk),
+        "passes": wide_norm_passes(spec),
+    }
+    return KernelValues("norm/wide_backward", spec, launch, norm_title(spec), norm_shapes(spec), numbers)
+
+
+def norm_title(spec: NormForward | NormBackward) -> str:
+    """What a kernel computes: "Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row"."""
+    steps = ["addition"] if spec.add else []
+    steps += ["product"] if spec.times else []
+    steps += ["residual"] if isinstance(spec, NormForward) and spec.residual else []
+    if spec.norm is not None:
+        eps = f" (eps {spec.eps})" if isinstance(spec, NormForward) else ""
+        block = f" {spec.block}" if spec.norm == "block_norm" else ""
+        steps.append(TITLES[spec.norm] + block + eps)
+    if spec.activation is not None:
+        steps.append(TITLES[spec.activation])
+    title = _title(spec, steps, spec.how.description)
+    room = 120 - len(f'    """ for grad (m, {spec.width})."""')
+    return title if len(title) <= room else _title(spec, steps, spec.how.short_description)
+
+
+def norm_shapes(spec: NormForward | NormBackward) -> dict[str, str]:
+    """Shapes of a kernel's parameters and results, by name."""
+    width = spec.width
+    scale = {"rowwise": "(M, 1)", "blockwise": f"(M, {-(-width // BLOCK)})"}.get(spec.how.scaling, "(1, 1)")
+    shapes = dict.fromkeys(_MATRICES, f"(M, {width})") | dict.fromkeys(_VECTORS, f"({width},)")
+    shapes |= dict.fromkeys(_SUMS, f"(P, {width})") | dict.fromkeys(("mean", "rstd"), "(M,)")
+    shapes |= dict.fromkeys(("scale_max", "amax", "overflow"), "(P,)")
+    shapes |= {"scale": scale, "maxima": "(Q,)", "overflow_stats": "(2,)"}
+    if isinstance(spec, NormForward):
+        shapes["values"] = f"(M, {spec.columns})"
+    return shapes
+
+
+def _title(spec: NormForward | NormBackward, steps: list[str], quantised: str) -> str:
+    rows = [quantised] if spec.quantise else []
+    if isinstance(spec, NormBackward):
+        steps = [f"gradient of {', '.join(steps)}" if steps else "gradient"]
+    elif not steps:
+        return f"To {quantised}"
+    title = " -> ".join([*steps, *rows])
+    return title[0].upper() + title[1:]

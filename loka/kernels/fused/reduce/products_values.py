@@ -1,0 +1,34 @@
+"""How `Products` is launched, and what its template is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loka.kernels.fused.cast_transpose.matrix_spec import Products
+from loka.kernels.fused.kernel_values import KernelValues
+from loka.kernels.fused.norm import norm_launch
+
+
+@dataclass(frozen=True, slots=True)
+class ProductsLaunch:
+    """How the kernel is launched: a block of columns of one row a program."""
+
+    columns: int  # of a block, a power of two
+    warps: int  # of a program
+
+
+def products_values(spec: Products) -> KernelValues:
+    """Values of sums of products."""
+    columns = min(norm_launch.padded_width(spec.width), norm_launch.PRODUCTS_COLUMNS)
+    vectors = [name for name in spec.parameters if name.startswith("add_")]
+    matrices = [name for name in spec.parameters if name not in vectors]
+    title = "Products and sums" if spec.plain else "Products"
+    shapes = dict.fromkeys(matrices, f"(M, {spec.width})") | dict.fromkeys(vectors, f"({spec.width},)")
+    return KernelValues(
+        family="reduce/products",
+        spec=spec,
+        launch=ProductsLaunch(columns, max(1, columns // 256)),
+        title=title if spec.adds else "Sum of matrices",
+        shapes=shapes | {"out": f"(M, {spec.width}) of dtype"},
+        numbers={"matrices": matrices, "blocks": -(-spec.width // columns)},
+    )

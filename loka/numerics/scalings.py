@@ -1,0 +1,67 @@
+"""The scalings as data: the block that shares a scale, and which of them a GEMM's two operands can have together.
+
+Quantisers, labels, generated code and a policy's checks read these tables: a new scaling is a member of `Scaling` and
+one entry in each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loka.numerics.enums import Operand, Scaling
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The rows and columns of a matrix (R, C) that share one scale; None stands for all of them."""
+
+    rows: int | None
+    columns: int | None
+    label: str  # in names and tables: rowwise, 1x128
+    described: str  # in generated docstrings
+
+    def count(self, rows: int, columns: int) -> tuple[int, int]:
+        """The blocks of a (rows, columns) matrix in each dimension, which is the shape of its scales."""
+        return _count(rows, self.rows), _count(columns, self.columns)
+
+
+def _count(size: int, block: int | None) -> int:
+    return 1 if block is None else -(-size // block)
+
+
+BLOCKS: dict[Scaling, Block] = {
+    Scaling.TENSORWISE: Block(None, None, "tensorwise", "one scale"),
+    Scaling.ROWWISE: Block(1, None, "rowwise", "one scale a row"),
+    Scaling.BLOCKWISE_1X128: Block(1, 128, "1x128", "one scale for 128 neighbours in a row"),
+    Scaling.BLOCKWISE_128X128: Block(128, 128, "128x128", "one scale for each square of 128 x 128"),
+}
+TOGETHER = frozenset(
+    {
+        frozenset({Scaling.TENSORWISE}),
+        frozenset({Scaling.ROWWISE}),
+        frozenset({Scaling.BLOCKWISE_1X128}),
+        frozenset({Scaling.BLOCKWISE_1X128, Scaling.BLOCKWISE_128X128}),
+    }
+)  # the scalings of the two operands of one GEMM, in either order
+
+
+def block_of(scaling: Scaling) -> Block:
+    """The block of a scaling."""
+    # By its value: torch.compile guards that, and not the key of a look-up, so that what it compiled for one scaling
+    # would run for another.
+    return BLOCKS[Scaling(scaling.value)]
+
+
+def blockwise(operand: Operand) -> Scaling:
+    """The scaling in blocks that suits an operand: squares for a weight, neighbours in a row for the others."""
+    return Scaling.BLOCKWISE_128X128 if operand is Operand.WEIGHT else Scaling.BLOCKWISE_1X128
+
+
+def alike() -> tuple[Scaling, ...]:
+    """The scalings that both operands of a GEMM can have."""
+    return tuple(scaling for scaling in Scaling if frozenset({scaling}) in TOGETHER)
+
+
+def mixed() -> tuple[tuple[Scaling, ...], ...]:
+    """The pairs of different scalings that a GEMM's operands can have."""
+    return tuple(sorted(tuple(sorted(pair, key=list(Scaling).index)) for pair in TOGETHER if len(pair) > 1))

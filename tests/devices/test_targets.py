@@ -1,0 +1,172 @@
+"""The table of devices: complete, asked by everything that depends on a device, and the only place that knows one."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import loka
+from loka.devices.targets import (
+    DEFAULT,
+    DEFAULT_TARGET,
+    DEVICES,
+    GPU_TARGETS,
+    GPUS,
+    TargetDevice,
+    device_named,
+    means,
+    spec_of,
+)
+from loka.errors import InputError
+from loka.kernels.fused.norm.norm_launch import configuration
+from loka.kernels.fused.norm.norm_spec import NormForward
+from loka.kernels.fused.rendering import render
+from loka.kernels.fused.triton_gemm.gemm_spec import TiledGemm
+from loka.kernels.fused.triton_gemm.gemm_tiling import candidates, shared_bytes
+from loka.kernels.gemm import scaled_mm_limits
+from loka.kernels.gemm.catalogue import GEMM_KERNELS
+from loka.kernels.measurements.lookup import Measurements
+from loka.kernels.measurements.measurement import Measurement
+from loka.kernels.measurements.part_bounds import START_US, added_us, bound_us, interaction_us
+from loka.kernels.measurements.parts import Part, PartKind
+from loka.kernels.measurements.versions import Versions
+from loka.numerics.enums import Accumulation, Format, Gemm, Scaling
+from loka.numerics.recipe import OperandRecipe
+from loka.templating.templates import load_templates
+
+HALF = replace(DEFAULT, bandwidth=DEFAULT.bandwidth / 2, interaction_bandwidth=DEFAULT.interaction_bandwidth / 2)
+NORM = NormForward(1024, "layer_norm", True, True, 1e-5, None, False, True, True)
+
+
+def test_every_target_has_its_device() -> None:
+    assert set(DEVICES) == set(TargetDevice)
+    for target, device in DEVICES.items():
+        assert device.name == target
+        assert spec_of(target) is spec_of(target.value) is device
+        assert {"e4m3", "e4m3 fast", "bfloat16", "float16", "float32"} <= set(device.flops)
+    assert DEVICES[TargetDevice.REFERENCE].is_reference
+    assert (DEFAULT_TARGET.value, DEFAULT) == ("h100", DEVICES[TargetDevice.H100])
+    assert GPU_TARGETS == ("h100", "h200")
+    assert GPUS == "H100 or H200"
+    measured = [device.measured_on for device in DEVICES.values() if device.measured_on]
+    assert measured == ["NVIDIA H100 80GB HBM3"]
+
+
+def test_an_unknown_target_is_refused_with_those_that_there_are() -> None:
+    for name in ("a100", "H100", ""):
+        with pytest.raises(InputError, match=f"target '{name}' is not known; it can be h100, h200, reference"):
+            spec_of(name)
+    for kernel in GEMM_KERNELS:
+        with pytest.raises(InputError, match="target 'a100' is not known"):
+            kernel.unsupported_reason(
+                Gemm.FPROP, (OperandRecipe(),) * 2, Accumulation.PRECISE, True, 64, 64, 64, "a100"
+            )
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA A100-SXM4-80GB", None),
+        ("", None),
+    ],
+)
+def test_a_device_is_known_by_its_name(name: str, target: str | None) -> None:
+    found = device_named(name)
+    assert (found and found.name) == target
+    assert [each for each in GPU_TARGETS if means(each, name)] == ([target] if target else [])
+
+
+@pytest.mark.parametrize("kind", [PartKind.COPY, PartKind.QUANTISE])
+def test_a_bound_is_the_devices(kind: PartKind) -> None:
+    part = Part(kind, "rendered", 4096, 1024, 0, "bfloat16", "")
+    assert bound_us(part, HALF) - START_US == pytest.approx(2 * (bound_us(part) - START_US))
+    assert added_us(64, 64, "float32", HALF) - START_US == pytest.approx(2 * (added_us(64, 64, "float32") - START_US))
+
+
+def test_a_products_bound_is_by_the_devices_peak() -> None:
+    slow = replace(DEFAULT, flops={**DEFAULT.flops, "e4m3": DEFAULT.flops["e4m3"] / 2})
+    fp8, own = (Part(PartKind.GEMM, "k", 8192, 8192, 8192, "bfloat16", recipe) for recipe in ("e4m3 rowwise", ""))
+    assert bound_us(fp8, slow) - START_US == pytest.approx(2 * (bound_us(fp8) - START_US))
+    assert bound_us(own, slow) == bound_us(own)
+
+
+def test_measurements_are_scaled_by_the_bounds_of_their_device() -> None:
+    machine = Versions("NVIDIA H100 80GB HBM3", "9.0", "", "", "", "", "", "")
+    parts = [Part(PartKind.COPY, "rendered", rows, 1024, 0, "bfloat16", "bfloat16") for rows in (1024, 65536)]
+    found = Measurements.of([Measurement(parts[0], 10.0, 0.0, 9, None, None)], machine)
+    assert found.device is DEFAULT
+    slow = Measurements(found._set, "slow", HALF)
+    for device, measurements in ((DEFAULT, found), (HALF, slow)):
+        timed = measurements.time(parts[1])
+        assert timed is not None
+        assert timed.us == pytest.approx(10.0 * bound_us(parts[1], device) / bound_us(parts[0], device))
+    assert found.time(parts[1]) != slow.time(parts[1])
+    shipped = Measurements.shipped("h100")
+    assert shipped is not None
+    assert shipped.device is DEVICES[TargetDevice.H100]
+
+
+def test_kernels_are_launched_as_their_device_says() -> None:
+    usual = configuration(NORM)
+    rows = replace(DEFAULT.launches.rows, forward={1024: replace(usual, warps=16, programs=3)})
+    other = replace(DEFAULT, launches=replace(DEFAULT.launches, rows=rows))
+    assert configuration(NORM, other) == replace(usual, warps=16, programs=3)
+    templates = load_templates()
+    assert "num_warps=16" in render(NORM, templates, device=other).text
+    assert render(NORM, templates).text == render(NORM, templates, device=DEVICES[TargetDevice.H200]).text
+    assert "num_warps=16" not in render(NORM, templates).text
+
+
+def test_tilings_fit_the_devices_shared_memory() -> None:
+    spec = TiledGemm(1024, 1024)
+    small = replace(DEFAULT, shared_bytes=100 * 1024)
+    assert candidates(spec, small)
+    assert all(shared_bytes(spec, tiled) <= small.shared_bytes for tiled in candidates(spec, small))
+    assert set(candidates(spec, small)) < set(candidates(spec))
+
+
+def test_scaled_mm_takes_what_the_device_does() -> None:
+    scalings, formats = (Scaling.ROWWISE, Scaling.ROWWISE), (Format.E4M3, Format.E4M3)
+    assert scaled_mm_limits.refuse_recipe(scalings, formats, Accumulation.FAST) is None
+    limits = replace(DEFAULT.scaled_mm, pairs=frozenset({("tensorwise", "tensorwise")}))
+    refused = scaled_mm_limits.refuse_recipe(scalings, formats, Accumulation.FAST, limits)
+    assert refused == "no kernel multiplies rowwise x rowwise; it takes tensorwise x tensorwise"
+    names = {scaling.value for scaling in Scaling}
+    for device in DEVICES.values():
+        known = device.scaled_mm
+        assert {name for pair in known.pairs for name in pair} <= names
+        assert known.precise_e4m3 | set(known.row_alignment) <= names
+        assert known.row_multiple(Scaling.BLOCKWISE_1X128) == 4
+        assert known.row_multiple(Scaling.ROWWISE) == 1
+
+
+def test_an_interactions_time_by_bytes_is_the_devices() -> None:
+    part = Part(PartKind.CROSS, "rendered", 4096, 1024, 0, "bfloat16", "", "bias")
+    assert interaction_us(part, HALF) - START_US == pytest.approx(2 * (interaction_us(part) - START_US))
+
+
+def test_no_other_module_names_a_device_in_its_code() -> None:
+    """Docstrings and comments may say where something was measured; code asks the table."""
+    root = Path(loka.__file__).parent
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        if path.is_relative_to(root / "devices"):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
+                text = node.value.lower()
+                if any(target in text for target in GPU_TARGETS):
+                    found.append(f"{path.relative_to(root)}:{node.lineno}: {node.value!r}")
+            if isinstance(node, ast.Constant) and node.value in (DEFAULT.multiprocessors, DEFAULT.bandwidth):
+                found.append(f"{path.relative_to(root)}:{node.lineno}: {node.value!r}")
+    assert found == []

@@ -1,0 +1,258 @@
+"""Which statements a region takes along, and whose forward must be rewritten for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
+from loka.graph.patterns.region import RegionScope, find_regions, inline_for
+from loka.sites.site import GemmKind, RowCount, Site
+from tests.support.models import ir_models as zoo
+
+
+def forward(*lines: str, result: str) -> ForwardIR:
+    """ "y = linear x" or "z = add y x"; a linear is the site called like its target, "y = linear.T x" with a permuted
+    product."""
+    statements = []
+    for line in lines:
+        target, _, op, *reads = line.split()
+        call = None
+        if op.startswith("linear"):
+            flip = ".transpose(-1, -2)" if op.endswith(".T") else ""
+            call = SiteCall(target, "{0}" + flip, "{1}", None, "{0}" + flip)
+        refs = [Ref(RefKind.LOCAL, name) for name in reads] + [Ref(RefKind.ATTRIBUTE, "self.w")] * bool(call)
+        statements.append(Statement(target, op.removesuffix(".T"), "", tuple(refs), call))
+    return ForwardIR("", "", ("x",), tuple(statements), result, (), "")
+
+
+def spans(found: ForwardIR, *wanted: str) -> list[tuple[str, int, int]]:
+    return [(region.site, region.first, region.last) for region in find_regions(found, set(wanted))]
+
+
+def test_norm_linear_norm_activation() -> None:
+    chain = forward("n = layer_norm x", "y = linear n", "m = layer_norm y", "a = silu m", "v = view a", result="v")
+    (region,) = find_regions(chain, {"y"})
+    assert (region.first, region.last) == (0, 3)
+    assert region.ops == ("layer_norm", "linear", "layer_norm", "silu")
+    assert find_regions(chain, set()) == ()
+
+
+def test_a_norm_that_is_read_elsewhere_stays_outside() -> None:
+    assert spans(forward("n = layer_norm x", "y = linear n", "z = add y n", result="z"), "y") == [("y", 1, 2)]
+    assert spans(forward("n = layer_norm x", "y = linear n", result="(n, y)"), "y") == [("y", 1, 1)]
+
+
+def test_a_product_that_is_read_outside_ends_the_region() -> None:
+    assert spans(forward("y = linear x", "a = silu y", "c = cat y a", result="c"), "y") == [("y", 0, 0)]
+    assert spans(forward("y = linear x", "a = silu y", result="(y, a)"), "y") == [("y", 0, 0)]
+    assert spans(forward("y = linear x", "a = silu y", "b = relu a", "c = cat a b", result="c"), "y") == [("y", 0, 1)]
+
+
+def test_what_is_read_several_times_inside_stays_inside() -> None:
+    swish_norm = forward("y = linear x", "n = layer_norm y", "s = sigmoid n", "z = mul y s", "v = view z", result="v")
+    assert spans(swish_norm, "y") == [("y", 0, 3)]
+
+
+def test_a_residual_is_taken_along() -> None:
+    assert spans(forward("y = linear x", "a = relu y", "z = add a x", result="z"), "y") == [("y", 0, 2)]
+
+
+def test_statements_between_end_a_region() -> None:
+    assert spans(forward("y = linear x", "q = cat x", "a = relu y", result="(a, q)"), "y") == [("y", 0, 0)]
+
+
+def test_a_norm_over_something_else_ends_a_region() -> None:
+    assert spans(forward("y = linear x", "n = layer_norm x y", result="n"), "y") == [("y", 0, 0)]
+
+
+def test_a_norm_between_two_linears_belongs_to_the_first() -> None:
+    both = forward("y = linear x", "n = layer_norm y", "z = linear n", "a = relu z", result="a")
+    assert spans(both, "y", "z") == [("y", 0, 1), ("z", 2, 3)]
+    assert spans(both, "z") == [("z", 1, 3)]
+
+
+def test_a_permuted_product_takes_nothing_along() -> None:
+    assert spans(forward("n = layer_norm x", "y = linear.T n", "a = relu y", result="a"), "y") == [("y", 1, 1)]
+
+
+def test_a_second_gemm_is_not_taken_along() -> None:
+    assert spans(forward("y = linear x", "z = linear y", result="z"), "y") == [("y", 0, 0)]
+
+
+def site(name: str, fed_by: tuple[str, ...] = (), followed_by: tuple[str, ...] = (), owner: str | None = None) -> Site:
+    linear = owner is None
+    return Site(
+        name=name,
+        kind=GemmKind.LINEAR if linear else GemmKind.MATMUL,
+        owner=name.rpartition(".")[0] if owner is None else owner,
+        weight=f"{name}.weight" if linear else name,
+        bias=None,
+        rows=RowCount(1),
+        k=8,
+        n=8,
+        calls=1,
+        calls_eval=1,
+        share=0.1,
+        input_grad=True,
+        fed_by=fed_by,
+        followed_by=followed_by,
+        where="",
+    )
+
+
+def test_a_norm_before_the_sequential_makes_the_layer_the_owner() -> None:
+    wanted = [site("layers.1.fmb.0", ("layer_norm", "matmul"), ("layer_norm", "silu"))]
+    inline = ("fmb", "fmb.0", "fmb.1", "fmb.2", "fmb_norm", "out_norm")
+    assert inline_for(zoo.Wukong(), wanted) == (RegionScope("layers.1", inline, ("fmb.0",)),)
+
+
+def test_siblings_in_a_sequential_need_no_more_than_it() -> None:
+    mlp = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.SiLU(), nn.Linear(8, 8), nn.LayerNorm(8), nn.Dropout(0.1))
+    model = nn.Sequential(mlp, nn.Linear(8, 1))
+    wanted = [site("0.0", (), ("layer_norm", "silu")), site("0.3", ("silu", "layer_norm"), ("layer_norm",))]
+    assert inline_for(model, wanted) == (
+        RegionScope("0", ("0", "1", "2", "3", "4"), ("0", "3")),
+    )  # dropout stays a call
+
+
+def test_the_end_of_a_sequential_leads_to_its_parent() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8)), nn.ReLU())
+    assert inline_for(model, [site("0.0", (), ("relu",))]) == (RegionScope("", ("0", "0.0", "1"), ("0.0",)),)
+
+
+class Perceptron(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.activation = nn.Linear(8, 8), torch.relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(self.linear(x))
+
+
+class Wrapper(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def test_a_perceptron_is_its_linears_owner_and_a_wrapper_is_not() -> None:
+    wanted = [site("inner.0.linear", (), ("relu",))]
+    assert inline_for(Wrapper(nn.Sequential(Perceptron())), wanted) == (
+        RegionScope("inner.0", ("linear",), ("linear",)),
+    )
+    model = nn.Sequential(nn.LayerNorm(8), Wrapper(nn.Linear(8, 8)))
+    scope = RegionScope("", ("0", "1", "1.inner"), ("1.inner",))
+    assert inline_for(model, [site("1.inner", ("layer_norm",), ())]) == (scope,)
+
+
+def test_a_linear_without_neighbours_needs_no_owner() -> None:
+    assert inline_for(zoo.Wukong(), [site("head", ("cat",), ())]) == ()
+
+
+class Ranker(nn.Module):
+    """The norm that feeds the head stands inside the last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([zoo.Layer()])
+        self.head = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), nn.LayerNorm(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers[0](x).flatten(1))
+
+
+def test_a_norm_out_of_reach_does_not_make_the_whole_model_the_owner() -> None:
+    first = site("head.0.0", ("layer_norm",), ("relu",))
+    assert inline_for(Ranker(), [first]) == (RegionScope("head.0", ("0", "1"), ("0",)),)
+    last = site("head.0.2", ("relu",), ("layer_norm",))
+    assert inline_for(Ranker(), [last]) == (RegionScope("head", ("0", "0.1", "0.2", "1"), ("0.2",)),)
+    (scope,) = inline_for(Ranker(), [first, last])
+    assert (scope.owner, set(scope.sites)) == ("head", {"0.0", "0.2"})
+    assert inline_for(Ranker(), [site("head.0.0", ("layer_norm",), ("cat",))]) == ()
+
+
+def test_a_functional_norm_is_within_reach() -> None:
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tower = nn.Sequential(nn.Linear(8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.tower(F.layer_norm(x, (8,))) + x @ x.t()
+
+    model = nn.Sequential(nn.ReLU(), Functional())
+    scope = RegionScope("1", ("tower", "tower.0"), ("tower.0",))
+    assert inline_for(model, [site("1.tower.0", ("layer_norm",), ())]) == (scope,)
+    assert inline_for(model, [site("1.tower.0", (), ("add",))]) == (scope,)
+    assert inline_for(Wrapper(nn.Linear(8, 8)), [site("inner", (), ("add",))]) == ()
+
+
+def test_parameters_and_regions_of_one_layer_share_its_forward() -> None:
+    wanted = [
+        site("layers.0.rank", owner="layers.0"),
+        site("layers.0.fmb.0", ("layer_norm",), ("layer_norm", "silu")),
+        site("layers.0.fmb.3", ("silu",), ("cat",)),
+        site("layers.0.compress", owner="layers.0"),
+    ]
+    (scope,) = inline_for(zoo.Wukong(), wanted)
+    assert (scope.owner, scope.sites) == ("layers.0", ("rank", "fmb.0", "compress"))
+
+
+def test_an_owner_that_would_be_inlined_is_merged() -> None:
+    model = nn.Sequential(nn.LayerNorm(8), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU()))
+    wanted = [site("1.2", ("relu",), ("relu",)), site("1.0", ("layer_norm",), ("relu",))]
+    assert inline_for(model, wanted[:1]) == (RegionScope("1", ("0", "1", "2", "3")[1:], ("2",)),)
+    (scope,) = inline_for(model, wanted)
+    assert (scope.owner, set(scope.sites)) == ("", {"1.0", "1.2"})
+    assert scope.inline == ("0", "1", "1.0", "1.1", "1.2", "1.3")
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(8), nn.RMSNorm(8)])
+def test_norms_over_the_last_dimension_are_inlined(norm: nn.Module) -> None:
+    (scope,) = inline_for(nn.Sequential(nn.Linear(8, 8), norm), [site("0", (), ("layer_norm",))])
+    assert scope.inline == ("0", "1")
+
+
+def test_an_activation_with_hooks_is_not_inlined() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    model[1].register_forward_hook(lambda *_: None)
+    assert inline_for(model, [site("0", (), ("relu",))]) == (RegionScope("", ("0",), ("0",)),)
+
+
+class Cross(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x0: Tensor, x: Tensor) -> Tensor:
+        return x0 * self.up(self.down(x)) + x
+
+
+def test_chained_linears_of_several_modules_are_joined_in_the_module_that_holds_them() -> None:
+    model = nn.Sequential(nn.ModuleList([Cross(), Cross()]), nn.Linear(8, 8))
+    ends = ("mul", "add", "linear", "add")
+    wanted = [
+        site("0.0.down", (), ("linear",)), site("0.0.up", ("linear",), ends),
+        site("0.1.down", ("add",), ("linear",)), site("0.1.up", ("linear",), ends[:3]), site("1", ("add",)),
+    ]  # fmt: skip
+    chained = {each.name for each in wanted}
+    (scope,) = inline_for(model, wanted, chained, lambda owner: True)
+    assert (scope.owner, sorted(scope.sites)) == ("", ["0.0.down", "0.0.up", "0.1.down", "0.1.up", "1"])
+    assert {"0", "0.0", "0.1", "0.1.down"} <= set(scope.inline)
+    apart = inline_for(model, wanted, chained, lambda owner: owner != "")
+    assert [(scope.owner, scope.sites) for scope in apart] == [("0.0", ("down", "up")), ("0.1", ("down", "up"))]
+    assert [scope.sites for scope in inline_for(model, wanted, chained)] == [("up",), ("up",)]
+
+
+def test_linears_whose_results_go_elsewhere_are_not_joined() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    for fed_by, followed_by in ((("cat",), ("add", "cat")), (("linear",), ("add", "linear")), (("add",), ("linear",))):
+        wanted = [site("0", (), followed_by), site("1", fed_by)]
+        scopes = inline_for(model, wanted, {"0", "1"}, lambda owner: True)
+        assert not any(scope.sites == ("0", "1") for scope in scopes), (fed_by, followed_by)

@@ -1,0 +1,125 @@
+"""The hash that tells when a forward is no longer the one that was traced."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from loka.graph.source import forward_source_hash, functions_of
+from tests.support.models import ir_models as zoo
+
+CODE = """
+import torch
+from torch import nn
+
+SCALE = 2.0
+
+def helper(x):
+    return x * SCALE
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(4, 4))
+        self.width, self.eps, self.unused = 4, 0.5, 1
+        self.act = torch.relu
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x):
+        return self.act(self.inner(x)) * self.eps
+
+    def inner(self, x):
+        return helper(x) @ self.w + self.width
+
+class Derived(Base):
+    def forward(self, x):
+        return super().forward(self.norm(x))
+"""
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], nn.Module]:
+    def load(code: str) -> nn.Module:
+        load.count += 1  # type: ignore[attr-defined]
+        path = tmp_path / f"hashed_{load.count}.py"  # type: ignore[attr-defined]
+        path.write_text(code)
+        spec = importlib.util.spec_from_file_location("hashed", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "hashed", module)
+        spec.loader.exec_module(module)
+        return module.Derived()  # type: ignore[no-any-return]
+
+    load.count = 0  # type: ignore[attr-defined]
+    return load
+
+
+def test_the_same_source_gives_the_same_hash(load: Callable[[str], nn.Module]) -> None:
+    assert forward_source_hash(load(CODE)) == forward_source_hash(load(CODE))
+    assert len(forward_source_hash(load(CODE))) == 64
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("super().forward(self.norm(x))", "super().forward(self.norm(x) + 1)"),
+        ("self.inner(x)) * self.eps", "self.inner(x)) / self.eps"),
+        ("@ self.w + self.width", "@ self.w - self.width"),
+        ("return x * SCALE", "return x + SCALE"),
+        ("SCALE = 2.0", "SCALE = 3.0"),
+        ("self.width, self.eps, self.unused = 4, 0.5, 1", "self.width, self.eps, self.unused = 5, 0.5, 1"),
+        ("torch.relu", "torch.tanh"),
+    ],
+)
+def test_a_change_of_what_was_traced_changes_the_hash(load: Callable[[str], nn.Module], old: str, new: str) -> None:
+    assert old in CODE
+    assert forward_source_hash(load(CODE)) != forward_source_hash(load(CODE.replace(old, new)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("4, 0.5, 1", "4, 0.25, 1"),  # a float is read live
+        ("4, 0.5, 1", "4, 0.5, 2"),  # nothing names it
+        ("torch.ones", "torch.zeros"),
+        ("import torch\n", "import torch\n# a comment\n"),
+    ],
+)
+def test_a_change_of_anything_else_does_not(load: Callable[[str], nn.Module], old: str, new: str) -> None:
+    assert old in CODE
+    assert forward_source_hash(load(CODE)) == forward_source_hash(load(CODE.replace(old, new, 1)))
+
+
+def test_an_inlined_torch_child_counts_with_its_plain_attributes() -> None:
+    a, b = zoo.Layer(), zoo.Layer()
+    inlined = ("fmb_norm", "fmb", "fmb.1")
+    assert forward_source_hash(a, inlined) == forward_source_hash(b, inlined)
+    assert forward_source_hash(a, inlined) != forward_source_hash(a)
+    b.fmb[1].eps = 1e-3
+    assert forward_source_hash(a, inlined) != forward_source_hash(b, inlined)
+    b.fmb[1] = nn.RMSNorm(32)
+    assert forward_source_hash(a, inlined) != forward_source_hash(b, inlined)
+
+
+def test_what_a_forward_runs_through_is_followed() -> None:
+    names = [function.__qualname__ for function in functions_of(zoo.FunctionWithBlock())]
+    assert names == ["FunctionWithBlock.forward", "detached_gate"]
+    assert functions_of(nn.Linear(2, 2)) == ()
+    assert [f.__qualname__ for f in functions_of(zoo.Decorated())] == ["Decorated.forward"]
+
+
+def test_a_missing_child_is_an_error() -> None:
+    with pytest.raises(AttributeError):
+        forward_source_hash(zoo.Layer(), ("missing",))
+
+
+def test_the_hash_does_not_depend_on_tensors() -> None:
+    a, b = zoo.Layer(), zoo.Layer().to(torch.bfloat16)
+    assert forward_source_hash(a, ("fmb_norm",)) == forward_source_hash(b, ("fmb_norm",))

@@ -1,0 +1,270 @@
+"""What torch.fx gets silently wrong: each of these modules is traced right, or refused with the reason."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from loka.errors import InputError
+from loka.graph.equivalence import with_forward
+from loka.graph.ir import ForwardIR
+from loka.graph.refused import Refused
+from loka.graph.trace.examples import ExampleCall, Examples
+from loka.graph.trace.trace import trace_forward
+from tests.support.models import ir_models as zoo
+
+REFUSED = {
+    zoo.NoGrad: r"block under 'torch.no_grad\(\)' at ir_models.py:\d+ 'with torch.no_grad\(\)'",
+    zoo.Autocast: r"block under 'torch.autocast\('cpu', torch.bfloat16\)' at ir_models.py:\d+ ",
+    zoo.Checkpointed: r"activation checkpointing at ir_models.py:\d+ 'return checkpoint\(",
+    zoo.TrainingBranch: r"other operations in training than in evaluation at ir_models.py:\d+ 'if self.training'",
+    zoo.FloatInMath: r"math.log of a traced value \(compute this number in .*\) at .*math.log\(self.scale\)'",
+    zoo.FloatInConfig: r"float attribute 'self.config.scale' would be frozen at ir_models.py:\d+ ",
+    zoo.FloatsInList: r"the floats in 'self.scales' would be frozen at ir_models.py:\d+ ",
+    zoo.Item: r"a tensor is read on the host \(.item\) at ir_models.py:\d+ ",
+    zoo.RandomConstant: r"makes a constant tensor, which would be frozen",
+    zoo.Arange: r"makes a constant tensor, which would be frozen",
+    zoo.BufferAssigned: r"attribute 'self.seen' is written at ir_models.py:\d+ 'self.seen = self.seen \* 0.9'",
+    zoo.Counter: r"attribute 'self.calls' is written at ir_models.py:\d+ 'self.calls \+= 1'",
+    zoo.NamedThis: r"attribute 'this.calls' is written at ir_models.py:\d+ 'this.calls \+= 1'",
+    zoo.Cache: r"attribute 'self.cache' is changed at ir_models.py:\d+ 'self.cache.append\(1\)'",
+    zoo.TypeTest: r"branch on a type \('isinstance'\) at ir_models.py:\d+ ",
+    zoo.OptionalMask: r"branch on whether 'mask' is given at ir_models.py:\d+ ",
+    zoo.Length: r"len of a tensor at ir_models.py:\d+ 'return x @ self.w / len\(x\)'",
+    zoo.Iterates: r"loop over argument 'x', which is no list or tensor of one length in all calls at ir_models",
+    zoo.SetItem: r"assignment into a tensor at ir_models.py:\d+ 'y\[:, 0\] = 0'",
+    zoo.DataBranch: r"branch on a tensor's value at ir_models.py:\d+ 'if x.sum\(\) > 0'",
+    zoo.SizeBranch: r"branch on tensor size at ir_models.py:\d+ 'if x.size\(0\) > 1024'",
+    zoo.FlagBranch: r"branch on argument 'double' at ir_models.py:\d+ ",
+    zoo.LayerDrop: r"'random' gives other values in each call at ir_models.py:\d+ ",
+    zoo.WritesItsInput: r"traced, it leaves its inputs otherwise \(largest difference 1\) in training at batch 4",
+    zoo.Decorated: r"decorator 'torch.no_grad\(\)' at ir_models.py:\d+ '@torch.no_grad\(\)'",
+    zoo.AsksForGrad: r"the forward asks 'torch.is_grad_enabled' at ir_models.py:\d+ ",
+    zoo.HelperWithBlock: r"block under 'torch.no_grad\(\)' at ir_models.py:\d+ ",
+    zoo.FunctionWithBlock: r"block under 'torch.no_grad\(\)' at ir_models.py:\d+ ",
+    zoo.Tries: r"try block at ir_models.py:\d+ 'try'",
+    zoo.Variadic: r"the forward takes '\*x', any number of arguments",
+    zoo.Uncovered: r"'w' takes part in no GEMM of the forward",
+    zoo.OwnGradient: r"traced, it gives another gradient for input 0 \(largest difference .* in training at batch 4",
+    zoo.Cubic: r"'w' has 3 dimensions, not 2",
+}
+EQUAL = (
+    zoo.Plain, zoo.FunctionalDropout, zoo.FloatAttribute, zoo.LiveNoise, zoo.BufferInPlace, zoo.Keywords,
+    zoo.IteratesParts, zoo.IteratesBesideModules, zoo.Roots,
+)  # fmt: skip
+
+
+def examples(*shapes: tuple[int, ...]) -> Examples:
+    return Examples("trap", tuple(ExampleCall(shape[0], (torch.randn(shape),), {}) for shape in shapes))
+
+
+def trace(module: nn.Module, **options: object) -> ForwardIR | Refused:
+    return trace_forward(module, "trap", examples((4, zoo.WIDTH), (7, zoo.WIDTH)), sites=("w",), **options)  # type: ignore[arg-type]
+
+
+def run(module: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    """The output, the gradients, the buffers and the next random number, after a fixed seed."""
+    torch.manual_seed(3)
+    x = x.clone().requires_grad_()
+    y = module(x)
+    grads = torch.autograd.grad(y.square().sum(), [x, *module.parameters()])
+    return (y, *grads, *module.buffers(), torch.rand(1))
+
+
+@pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
+def test_what_a_trace_would_lose_is_refused_with_its_place(kind: type[nn.Module]) -> None:
+    answer = trace(kind())
+    assert isinstance(answer, Refused), answer
+    assert re.search(REFUSED[kind], answer.reason), answer.reason
+    assert str(answer).startswith("NOT PATCHED region 'trap': ")
+
+
+@pytest.mark.parametrize("kind", EQUAL, ids=lambda kind: kind.__name__)
+def test_what_can_be_traced_is_the_same_function_at_sizes_that_the_gate_has_not_seen(kind: type[nn.Module]) -> None:
+    module = kind()
+    answer = trace(module)
+    assert isinstance(answer, ForwardIR), answer
+    x = torch.randn(5, 8)
+    for mode in (True, False):
+        bound = with_forward(copy.deepcopy(module), answer).train(mode)
+        for a, b in zip(run(copy.deepcopy(module).train(mode), x), run(bound, x), strict=True):
+            assert torch.equal(a, b)
+
+
+class OverAList(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(zoo.WIDTH, zoo.WIDTH))
+
+    def forward(self, features: list[Tensor]) -> Tensor:
+        return torch.cat([feature @ self.w for feature in features])
+
+
+def called_with(*lists: list[Tensor]) -> Examples:
+    return Examples("trap", tuple(ExampleCall(len(each[0]), (each,), {}) for each in lists))
+
+
+def test_a_loop_over_a_list_is_unrolled_where_it_is_always_as_long() -> None:
+    two, three = ([torch.randn(batch, zoo.WIDTH) for _ in range(3)] for batch in (2, 3))
+    answer = trace_forward(OverAList(), "trap", called_with(two, three), sites=("w",))
+    assert isinstance(answer, ForwardIR), answer
+    assert sum(step.call is not None for step in answer.statements) == 3
+    bound = with_forward(OverAList(), answer)
+    assert bound(three).shape == (9, zoo.WIDTH)
+    with pytest.raises(InputError, match="planned over 3 items and meets 4: run loka generate again"):
+        bound([*three, three[0]])
+    answer = trace_forward(OverAList(), "trap", called_with(two, three[:2]), sites=("w",))
+    assert isinstance(answer, Refused)
+    assert "loop over argument 'features', which is no list or tensor of one length in all calls at " in answer.reason
+
+
+class OverADictionary(OverAList):
+    def forward(self, features: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+        return torch.cat([feature @ self.w for name, feature in features.items()])
+
+
+def test_a_loop_over_a_dictionary_is_refused_for_what_it_is() -> None:
+    calls = tuple(ExampleCall(rows, ({"a": torch.randn(rows, zoo.WIDTH)},), {}) for rows in (2, 3))
+    answer = trace_forward(OverADictionary(), "trap", Examples("trap", calls), sites=("w",))
+    assert isinstance(answer, Refused)
+    assert re.search(r"loop over .*, which is no list or tensor of one length in all calls at ", answer.reason)
+
+
+@pytest.mark.parametrize("kind", [zoo.Roots, zoo.IteratesBesideModules])
+def test_roots_of_sizes_and_loops_compile_for_every_batch(kind: type[nn.Module]) -> None:
+    module = kind()
+    answer = trace(module)
+    assert isinstance(answer, ForwardIR)
+    bound = with_forward(copy.deepcopy(module), answer)
+    torch.compiler.reset()
+    compiled = torch.compile(bound, fullgraph=True, dynamic=True, backend="eager")
+    for rows in (3, 5):
+        x = torch.randn(rows, zoo.WIDTH)
+        assert torch.equal(compiled(x), module(x))
+
+
+def test_a_float_attribute_that_a_schedule_changes_is_read_anew() -> None:
+    module = zoo.FloatAttribute()
+    answer = trace(module)
+    assert isinstance(answer, ForwardIR)
+    bound, x = with_forward(copy.deepcopy(module), answer), torch.randn(3, 8)
+    bound.scale = module.scale = 3.0
+    assert torch.equal(bound(x), module(x))
+
+
+def test_a_float_of_an_inlined_child_is_read_anew() -> None:
+    module = zoo.WithNorm()
+    answer = trace(module, inline=("norm",))
+    assert isinstance(answer, ForwardIR)
+    assert answer.inlined == ("norm",)
+    assert any("self.norm.eps" in statement.text() for statement in answer.statements)
+    bound, x = with_forward(copy.deepcopy(module), answer), torch.randn(3, 8)
+    bound.norm.eps = module.norm.eps = 2.0
+    assert torch.equal(bound(x), module(x))
+
+
+def test_the_mode_of_dropout_is_read_anew() -> None:
+    answer = trace(zoo.FunctionalDropout())
+    assert isinstance(answer, ForwardIR)
+    assert any("self.training" in statement.text() for statement in answer.statements)
+
+
+def test_a_buffer_is_updated_in_every_call() -> None:
+    answer = trace(zoo.BufferInPlace())
+    assert isinstance(answer, ForwardIR)
+    bound = with_forward(zoo.BufferInPlace(), answer)
+    bound(torch.randn(2, 8))
+    bound(torch.randn(2, 8))
+    assert bound.seen == 2
+
+
+def test_signature_and_defaults_are_kept() -> None:
+    answer = trace(zoo.Keywords())
+    assert isinstance(answer, ForwardIR)
+    assert answer.arguments == ("x", "/", "scale=2.0", "*", "shift=-1.0")
+    module = zoo.Keywords()
+    bound, x = with_forward(copy.deepcopy(module), answer), torch.randn(3, 8)
+    assert torch.equal(bound(x, scale=3.0, shift=0.5), module(x, scale=3.0, shift=0.5))
+    assert torch.equal(bound(x, 4.0), module(x, 4.0))
+
+
+def test_the_module_is_left_as_it_was() -> None:
+    module = zoo.BufferInPlace().eval()
+    given, before, random_state = examples((4, 8)), copy.deepcopy(module.state_dict()), torch.get_rng_state()
+    assert isinstance(trace_forward(module, "trap", given, sites=("w",)), ForwardIR)
+    assert type(module) is zoo.BufferInPlace
+    assert not module.training
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+class WithChild(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = zoo.weight()
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(x @ self.w)
+
+
+def test_a_child_with_hooks_is_called_and_not_inlined() -> None:
+    module = WithChild()
+    module.act.register_forward_hook(lambda *_: None)
+    refused = trace(module, inline=("act",))
+    assert isinstance(refused, Refused)
+    assert "child 'act' has hooks, which would no longer run" in refused.reason
+    called = trace(module)
+    assert isinstance(called, ForwardIR)
+    assert called.statements[-1].text() == "act = self.act(matmul)"
+
+
+def test_a_parametrised_child_is_not_inlined() -> None:
+    module = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)))
+    answer = trace_forward(module, "trap", examples((4, 8), (7, 8)), sites=("0",))
+    assert isinstance(answer, Refused)
+    assert "'0'" in answer.reason
+
+
+def test_a_child_that_is_its_own_fsdp_unit_is_not_inlined() -> None:
+    module = WithChild()
+    module.act.__class__ = type("FSDPReLU", (FSDPModule, nn.ReLU), {})
+    answer = trace(module, inline=("act",))
+    assert isinstance(answer, Refused)
+    assert "child 'act' is a FSDPReLU, whose forward cannot be inlined" in answer.reason
+
+
+def test_a_parametrised_parameter_is_not_covered() -> None:
+    module = zoo.Plain()
+    nn.utils.parametrize.register_parametrization(module, "w", nn.Identity())
+    answer = trace_forward(module, "trap", examples((4, 8), (7, 8)), sites=("parametrizations.w.original",))
+    assert isinstance(answer, Refused)
+
+
+def test_a_forward_that_was_replaced_on_the_instance_is_refused() -> None:
+    module = zoo.Plain()
+    module.forward = lambda x: x  # type: ignore[method-assign,assignment]
+    answer = trace(module)
+    assert isinstance(answer, Refused)
+    assert "replaced on the instance" in answer.reason
+
+
+def test_a_module_without_storage_is_refused() -> None:
+    answer = trace(zoo.Plain().to("meta"))
+    assert isinstance(answer, Refused)
+    assert (
+        "'w' is on the meta device, and forwards are run to be checked: build the model with weights" in answer.reason
+    )
+
+
+def test_a_module_without_source_is_refused() -> None:
+    scope: dict[str, object] = {"Plain": zoo.Plain, "__name__": "nowhere"}
+    exec("class Made(Plain):\n    def forward(self, x):\n        return x @ self.w\n", scope)  # noqa: S102
+    answer = trace(scope["Made"]())  # type: ignore[operator]
+    assert isinstance(answer, Refused)
+    assert "source" in answer.reason

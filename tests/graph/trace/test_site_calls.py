@@ -1,0 +1,205 @@
+"""GEMMs on Parameters, however they are written, as y = linear(x, weight, bias) between two changes of view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from loka.graph.equivalence import source
+from loka.graph.ir import ForwardIR, SiteCall
+from loka.graph.refused import Refused
+from loka.graph.trace.examples import ExampleCall, Examples
+from loka.graph.trace.site_calls import einsum_views
+from loka.graph.trace.trace import trace_forward
+from tests.support.models import ir_models as zoo
+
+
+class One(nn.Module):
+    """A Parameter of (8, 6), and one of (6,)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p = zoo.weight(8, 6)
+        self.b = nn.Parameter(torch.randn(6))
+
+
+class Linear(One):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x[..., :6], self.p)
+
+
+class LinearOfTranspose(One):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.p.t(), self.b)
+
+
+class Operator(One):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.p
+
+
+class OperatorOfT(One):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[..., :6] @ self.p.T
+
+
+class Method(One):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.matmul(self.p)
+
+
+class Keyword(One):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.matmul(x, other=self.p)
+
+
+class FromTheLeft(One):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.p.transpose(0, 1) @ x.transpose(1, 2)
+
+
+class Addmm(One):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.b, x[:, 0], self.p)
+
+
+class AddmmScaled(One):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.b, x[:, 0], self.p, alpha=2)
+
+
+class Einsum(One):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("bnd,dk->bkn", x, self.p)
+
+
+class EinsumFirst(One):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("dk,...d->...k", self.p, x)
+
+
+class EinsumShared(One):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("dk,bnd->bndk", self.p, x)
+
+
+CALLS = {
+    Linear: SiteCall("p", "{0}", "{1}", None, "{0}"),
+    LinearOfTranspose: SiteCall("p", "{0}", "{1}.t()", "{2}", "{0}"),
+    Operator: SiteCall("p", "{0}", "{1}.t()", None, "{0}"),
+    OperatorOfT: SiteCall("p", "{0}", "{1}", None, "{0}"),
+    Method: SiteCall("p", "{0}", "{1}.t()", None, "{0}"),
+    Keyword: SiteCall("p", "{0}", "{1}.t()", None, "{0}"),
+    FromTheLeft: SiteCall("p", "{1}.transpose(-1, -2)", "{0}.t()", None, "{0}.transpose(-1, -2)"),
+    Addmm: SiteCall("p", "{1}", "{2}.t()", "{0}", "{0}"),
+    Einsum: SiteCall("p", "{0}", "{1}.t()", None, "{0}.permute(0, 2, 1)"),
+    EinsumFirst: SiteCall("p", "{1}", "{0}.t()", None, "{0}"),
+}
+
+
+def traced(module: nn.Module, *sites: str, shape: tuple[int, ...] = (3, 8)) -> ForwardIR | Refused:
+    calls = tuple(ExampleCall(batch, (torch.randn(batch, *shape),), {}) for batch in (4, 7))
+    return trace_forward(module, "owner", Examples("owner", calls), sites=sites)
+
+
+@pytest.mark.parametrize("kind", CALLS, ids=lambda kind: kind.__name__)
+def test_a_gemm_on_a_parameter_becomes_a_linear(kind: Callable[[], nn.Module]) -> None:
+    answer = traced(kind(), "p")
+    assert isinstance(answer, ForwardIR), answer
+    assert [statement.call for statement in answer.statements if statement.call] == [CALLS[kind]]
+    assert not any(statement.op in ("t", "T") for statement in answer.statements)  # folded into the operand
+
+
+@pytest.mark.parametrize("kind", [AddmmScaled, EinsumShared], ids=lambda kind: kind.__name__)
+def test_a_gemm_that_is_no_linear_is_refused_by_name(kind: Callable[[], nn.Module]) -> None:
+    answer = traced(kind(), "p")
+    assert isinstance(answer, Refused)
+    assert answer.reason.startswith("'p' goes into '")
+    assert answer.reason.endswith("in a form that is not y = x @ weight.T")
+
+
+@pytest.mark.parametrize(
+    ("x", "p", "out", "views"),
+    [
+        ("bd", "kd", "bk", ("", False, "")),
+        ("bd", "dk", "bk", ("", True, "")),
+        ("bnd", "nk", "bkd", (".permute(0, 2, 1)", True, ".permute(0, 2, 1)")),
+        ("bnd", "nk", "bdk", (".permute(0, 2, 1)", True, "")),
+        ("...nd", "nk", "...kd", (".movedim(-2, -1)", True, ".movedim(-1, -2)")),
+        ("bnd", "nk", "bnk", None),  # n is in the Parameter, the input and the output
+        ("bnd", "dk", "bk", None),  # n is summed besides
+        ("bdd", "dk", "bk", None),
+        ("bd", "dd", "bd", None),
+        ("bd", "d...", "b...", None),
+        ("...nd", "nk", "...dk", (".movedim(-2, -1)", True, "")),
+        ("...mnd", "dk", "...nmk", None),
+    ],
+)
+def test_einsum(x: str, p: str, out: str, views: tuple[str, bool, str] | None) -> None:
+    assert einsum_views(x, p, out) == views
+    if views is not None:
+        a, weight = torch.randn([{"b": 2, "n": 3, "d": 4, "m": 5}.get(c, 2) for c in x.replace("...", "z")]), None
+        weight = torch.randn([{"k": 6, "n": 3, "d": 4}[c] for c in p])
+        made = eval(f"F.linear(a{views[0]}, weight{'.t()' if views[1] else ''}){views[2]}")  # noqa: S307
+        assert torch.allclose(made, torch.einsum(f"{x},{p}->{out}", a, weight), atol=1e-5)
+
+
+class Twice(One):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.p) @ self.p.t()
+
+
+def test_a_parameter_that_is_used_twice_has_two_calls() -> None:
+    answer = traced(Twice(), "p")
+    assert isinstance(answer, ForwardIR)
+    assert [s.call.weight for s in answer.statements if s.call] == ["{1}.t()", "{1}"]
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x))
+
+
+def test_linears_that_share_a_parameter_keep_their_names() -> None:
+    answer = traced(Tied(), "a", "b")
+    assert isinstance(answer, ForwardIR)
+    assert [s.call.site for s in answer.statements if s.call] == ["a", "b"]
+
+
+def test_a_linear_that_is_not_asked_for_stays_a_call() -> None:
+    answer = traced(Tied(), "a")
+    assert isinstance(answer, ForwardIR)
+    assert [s.text() for s in answer.statements] == [
+        "a = torch.nn.functional.linear(x, self.a.weight, self.a.bias)",
+        "b = self.b(a)",
+    ]
+    assert answer.inlined == ("a",)
+    assert source(answer).endswith("    return b\n")
+
+
+class LinearsWeight(nn.Module):
+    """F.linear on the weight of a linear that is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.tower.weight, self.tower.bias)
+
+
+@pytest.mark.parametrize("site", ["tower", "tower.weight"])
+def test_the_weight_of_a_linear_that_is_never_called(site: str) -> None:
+    answer = traced(LinearsWeight(), site)
+    assert isinstance(answer, ForwardIR)
+    assert [s.call.site for s in answer.statements if s.call] == [site]
+    assert answer.inlined == ()

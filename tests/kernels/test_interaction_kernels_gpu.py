@@ -1,0 +1,100 @@
+"""FM interaction and concat_norm kernels on a Hopper GPU: float64, odd batches, views, graphs and the compiler."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from loka.kernels.fused.cast_transpose.matrix_spec import Reduce
+from tests.support.gpu import ON_HOPPER
+from tests.support.kernels.interaction_cases import (
+    CONCAT_NORMS,
+    LARGE,
+    SIZES,
+    concat_norm_inputs,
+    concat_norm_specs,
+    exact_concat_norm,
+    exact_fm,
+    fm_inputs,
+    fm_specs,
+    summed,
+)
+from tests.support.kernels.rendered_cases import write_package
+
+pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("poisoned_memory")]
+SAMPLES = (1, 17, 1031)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    specs = [spec for sizes in (*SIZES, LARGE) for spec in fm_specs(sizes)]
+    specs += [spec for case in CONCAT_NORMS for spec in concat_norm_specs(case)]
+    return write_package(tmp_path_factory.mktemp("interactions_gpu") / "interactions_gpu_package", [*specs, Reduce(2)])
+
+
+def check(got: dict[str, Tensor], exact: dict[str, Tensor], limit: float) -> None:
+    for name, result in got.items():
+        error = (summed(name, result.double(), exact[name]) - exact[name]).norm() / exact[name].norm()
+        assert error < limit, (name, float(error))
+
+
+@pytest.mark.parametrize("sizes", [*SIZES, LARGE], ids=lambda sizes: sizes.name)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_fm_interactions_against_float64(package, sizes, dtype):
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for samples in SAMPLES:
+        inputs = fm_inputs(sizes, samples, dtype, "cuda")
+        wide = torch.cat([inputs["passed"], inputs["dcompressed"]], 1)
+        inputs["passed"], inputs["dcompressed"] = wide[:, : sizes.embeddings], wide[:, sizes.embeddings :]
+        exact = exact_fm(sizes, inputs)
+        limit = {torch.bfloat16: 6e-3, torch.float16: 1e-3, torch.float32: 1e-5}[dtype]
+        for spec in fm_specs(sizes):
+            check(package.run(spec, *(inputs[p] for p in spec.parameters)), exact, limit)
+
+
+@pytest.mark.parametrize("case", CONCAT_NORMS, ids=lambda case: concat_norm_specs(case)[0].function)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_concat_norms_against_float64(package, case, dtype):
+    for samples in SAMPLES:
+        inputs = concat_norm_inputs(case, samples, dtype, "cuda")
+        exact = exact_concat_norm(case, inputs)
+        forward, backward = concat_norm_specs(case)
+        got = package.run(forward, *(inputs[p] for p in forward.parameters), dtype)
+        known = {**inputs, **got}
+        got |= package.run(backward, *(known[p] for p in backward.parameters))
+        check(got, exact, 3e-3 if dtype == torch.bfloat16 else 1e-5)
+
+
+def test_non_finite_samples_stay_their_own(package):
+    forward, backward = fm_specs(SIZES[3])
+    inputs = fm_inputs(SIZES[3], 9, torch.bfloat16, "cuda")
+    inputs["x"][4, 3, 5] = torch.inf
+    got = package.run(forward, *(inputs[p] for p in forward.parameters))
+    bad = [not bool(got["products"][i].isfinite().all()) for i in range(9)]
+    assert bad == [i == 4 for i in range(9)]
+    dx = package.run(backward, *(inputs[p] for p in backward.parameters))["dx"]
+    assert [not bool(dx[i].isfinite().all()) for i in range(9)] == bad
+
+
+def test_graph_and_compiler_give_what_a_call_gives(package):
+    forward, _ = fm_specs(SIZES[3])
+    concat_forward, _ = concat_norm_specs(CONCAT_NORMS[1])
+    fm = fm_inputs(SIZES[3], 64, torch.bfloat16, "cuda")
+    concatenated = concat_norm_inputs(CONCAT_NORMS[1], 64, torch.bfloat16, "cuda")
+    first = [fm[p] for p in forward.parameters]
+    second = [concatenated[p] for p in concat_forward.parameters]
+
+    def both() -> tuple[Tensor, Tensor]:
+        products = package.run(forward, *first)["products"]
+        return products, package.run(concat_forward, *second, torch.bfloat16)["out"]
+
+    expected = both()
+    compiled = torch.compile(both, fullgraph=True)()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = both()
+    graph.replay()
+    for a, b, c in zip(expected, compiled, captured, strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(a, c)

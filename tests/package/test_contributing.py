@@ -1,0 +1,174 @@
+"""The checklists of CONTRIBUTING.md: the files that they name exist, and what they ask for is enough."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import loka.mods
+from loka.devices import targets
+from loka.devices.hopper import H100
+from loka.devices.targets import TargetDevice, spec_of
+from loka.errors import InputError
+from loka.graph.patterns import region
+from loka.kernels.fused.norm import norm_reference, norm_values
+from loka.kernels.fused.norm.norm_spec import NORMS, SAVING, NormForward
+from loka.kernels.gemm import catalogue, scaled_mm
+from loka.kernels.gemm.catalogue import GEMM_KERNELS, kernel_named, operator_named
+from loka.mods import registry
+from loka.mods.mod import ModelMod
+from loka.mods.registry import MODS, ModKind, mod_schemas, module_mod, planning_of
+from loka.numerics import scalings
+from loka.numerics.enums import Format, Scaling
+from loka.numerics.quantize import dequantize, quantize
+from loka.numerics.scalings import BLOCKS, TOGETHER, Block
+from loka.policy.schema.policy_schema import ScalingChoice, json_schema
+from tests.support import markdown
+
+PAGE = markdown.read(markdown.REPOSITORY / "CONTRIBUTING.md")
+CHECKLISTS = {title: text for title, _, text in (part.partition("\n") for part in PAGE.split("\n## Add ")[1:])}
+AT_MOST = {"a GEMM library": 2, "a mod": 3, "a target device": 2, "a scaling recipe": 6, "a norm": 12}
+
+
+def _files(checklist: str) -> list[str]:
+    """The file that each box of a checklist names first."""
+    return re.findall(r"^- \[ \] `([^`]+)`", checklist.partition("\n## ")[0], re.MULTILINE)
+
+
+def test_there_is_a_checklist_for_each_kind_of_addition() -> None:
+    assert {title: len(_files(text)) for title, text in CHECKLISTS.items()} == AT_MOST
+
+
+@pytest.mark.parametrize("title", AT_MOST)
+def test_the_files_of_a_checklist_exist(title: str) -> None:
+    """A file that is to be made is called NAME or TARGET; one that is made so already stands for it."""
+    for path in _files(CHECKLISTS[title]):
+        names = [path.replace("NAME", name).replace("TARGET", name) for name in ("hard_swish", "mslk", "h100")]
+        assert any((markdown.REPOSITORY / name).exists() for name in names), path
+
+
+def test_every_other_path_on_the_page_exists() -> None:
+    assert [
+        path for path in markdown.paths(PAGE) if not (markdown.REPOSITORY / path.replace("TARGET", "h100")).exists()
+    ] == []
+
+
+def test_every_make_target_on_the_page_is_there() -> None:
+    makefile = markdown.read(markdown.REPOSITORY / "Makefile")
+    named = set(re.findall(r"`make ([\w-]+)", PAGE))
+    assert {"test", "test-gpu", "demo"} <= named
+    assert [name for name in named if not re.search(rf"^{name}:", makefile, re.MULTILINE)] == []
+
+
+@dataclass(frozen=True, slots=True)
+class _Toy:
+    """A kernel of a library that only this file knows."""
+
+    name: str = "toy.rowwise"
+    operator: str = "loka::scaled_mm"
+    library: None = None
+
+
+def test_a_library_is_found_by_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"there is no kernel 'toy\.rowwise'"):
+        kernel_named("toy.rowwise")
+    monkeypatch.setattr(catalogue, "GEMM_KERNELS", (*GEMM_KERNELS, _Toy()))
+    operator_named.cache_clear()
+    assert kernel_named("toy.rowwise") == _Toy()
+    assert operator_named("toy.rowwise") is torch.ops.loka.scaled_mm.default
+    operator_named.cache_clear()
+
+
+@pytest.fixture
+def six_relu(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A mod that only tests have: its line, and the folder that holds it."""
+    folder = markdown.REPOSITORY / "tests" / "support" / "added_mods"
+    monkeypatch.setattr(registry, "MODS", MappingProxyType({**MODS, "six_relu": ModKind.MODULES}))
+    monkeypatch.setattr(loka.mods, "__path__", [*loka.mods.__path__, str(folder)])
+    yield "six_relu"
+    vars(loka.mods).pop("six_relu", None)
+    for name in [each for each in sys.modules if each.startswith("loka.mods.six_relu")]:
+        del sys.modules[name]
+
+
+def test_a_mod_is_found_by_its_line_and_its_two_files(six_relu: str) -> None:
+    assert isinstance(module_mod(six_relu), ModelMod)
+    assert planning_of(six_relu).setting is mod_schemas()[six_relu]
+    assert six_relu in str(json_schema(mod_schemas()))
+
+
+def test_every_mod_has_its_two_files() -> None:
+    for name, kind in MODS.items():
+        folder = Path(loka.mods.__path__[0]) / name
+        assert (folder / f"{name}.py").exists()
+        assert (folder / f"{name}_planning.py").exists()
+        assert hasattr(importlib.import_module(f"loka.mods.{name}.{name}"), "MOD") == (kind is ModKind.MODULES)
+
+
+def test_a_target_is_found_by_its_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="target 'toy' is not known"):
+        spec_of("toy")
+    toy = replace(H100, name="toy", multiprocessors=144)
+    monkeypatch.setattr(targets, "DEVICES", {**targets.DEVICES, "toy": toy})
+    assert spec_of("toy") is toy
+
+
+def test_every_target_has_a_device_and_policies_know_it() -> None:
+    assert set(targets.DEVICES) == set(TargetDevice)
+    assert {spec.name for spec in targets.DEVICES.values()} == {target.value for target in TargetDevice}
+    text = str(json_schema(mod_schemas()))
+    assert [target for target in TargetDevice if f"'{target.value}'" not in text] == []
+
+
+def test_quantisers_follow_the_table_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 1x32 by the table alone: here in the place of 1x128, as a test cannot add a member to an enum."""
+    monkeypatch.setitem(scalings.BLOCKS, Scaling.BLOCKWISE_1X128, Block(1, 32, "1x32", "one scale for 32 neighbours"))
+    x = torch.randn(6, 80)
+    x[2, 40] = 1000.0
+    blocks = quantize(x, format=Format.E4M3, scaling=Scaling.BLOCKWISE_1X128, power_of_two=True)
+    assert blocks.scale.shape == (6, 3)
+    for column in range(3):
+        part = x[:, 32 * column : 32 * (column + 1)]
+        alone = quantize(part, format=Format.E4M3, scaling=Scaling.ROWWISE, power_of_two=True)
+        torch.testing.assert_close(blocks.scale[:, column : column + 1], alone.scale, rtol=0, atol=0)
+        left = dequantize(blocks)[:, 32 * column : 32 * (column + 1)]
+        torch.testing.assert_close(left, dequantize(alone), rtol=0, atol=0)
+
+
+def test_every_scaling_is_in_each_table_of_the_checklist() -> None:
+    assert set(BLOCKS) == set(Scaling) == {scaling for pair in TOGETHER for scaling in pair}
+    assert {scaling.value for scaling in Scaling} == {choice.value for choice in ScalingChoice} - {"blockwise"}
+    taken = {scaling for pair in H100.scaled_mm.pairs for scaling in pair}
+    assert taken <= {scaling.value for scaling in scaled_mm._SCALING_TYPE}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_every_norm_has_a_title_and_a_reference_with_its_gradient(norm: str) -> None:
+    x = torch.randn(4, 64, requires_grad=True)
+    forward = norm_reference.norm_forward(x, norm=norm, eps=1e-5, block=16)
+    (expected,) = torch.autograd.grad(forward.y.square().sum(), x)
+    statistics: dict[str, Tensor | None] = {
+        "mean": forward.mean.detach() if forward.mean.numel() else None,
+        "rstd": forward.rstd.detach() if norm in SAVING else None,
+    }
+    grad = (2 * forward.y).detach()
+    made = norm_reference.norm_backward(grad, x=x.detach(), norm=norm, eps=1e-5, block=16, **statistics)
+    torch.testing.assert_close(made.x, expected, rtol=1e-4, atol=1e-5)
+    spec = NormForward(64, norm, False, False, 1e-5, None, add=False, quantise=False, save=False, block=16)
+    assert norm_values.TITLES[norm] in norm_values.norm_title(spec)
+
+
+def test_norms_that_torch_has_are_recognised_in_forwards() -> None:
+    """A block_norm is an rms_norm between changes of view: `loka.graph.patterns.norm` puts it together."""
+    assert set(NORMS) - region.NORMS == {"block_norm"}
+    assert [norm for norm in region.NORMS if not hasattr(F, norm)] == []

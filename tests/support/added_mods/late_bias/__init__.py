@@ -1,0 +1,1 @@
+"""Biases added after the products of linears."""

@@ -1,0 +1,1 @@
+"""ReLU6 in the places of ReLU."""

@@ -1,0 +1,1 @@
+"""Sigmoids by way of the hyperbolic tangent."""

@@ -1,0 +1,1 @@
+"""Plans and packages made from them."""

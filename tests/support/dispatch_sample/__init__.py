@@ -1,0 +1,52 @@
+"""A package as `loka generate` writes it, for the models of `dispatch_models`: written by hand, so that tests need no
+code generation. Sizes: every linear is 32 wide, the head 1."""
+
+from __future__ import annotations
+
+from loka import dispatch
+
+from . import kernels, modules
+
+STAMP = "0" * 64
+dispatch.check_stamps(__name__, STAMP, kernels.STAMP, modules.STAMP)
+
+LINEAR = "torch.nn.modules.linear.Linear"
+ALL = ("fprop", "dgrad", "wgrad")
+
+
+def linears(*names, shape=(32, 32), gemms=ALL, bias=True):
+    """A binding of plain linears."""
+    return dispatch.Binding(
+        train=modules.Linear,
+        infer=modules.LinearFrozen,
+        replaces=LINEAR,
+        source_hash="",
+        inlined=(),
+        modules=names,
+        sites=tuple((name,) for name in names),
+        gemms=(gemms,),
+        shapes=(("weight", shape), ("bias", shape[:1])) if bias else (("weight", shape),),
+    )
+
+
+def blocks(*names, source_hash=""):
+    """A binding of owners whose forward is generated."""
+    return dispatch.Binding(
+        train=modules.Block,
+        infer=modules.BlockFrozen,
+        replaces="tests.support.models.dispatch_models.Block",
+        source_hash=source_hash,
+        inlined=("up", "up.0"),
+        modules=names,
+        sites=tuple((f"{name}.up.0", f"{name}.down") for name in names),
+        gemms=(ALL, ALL),
+        shapes=(("down", (64, 32)), ("up.0.weight", (64, 32)), ("up.0.bias", (64,))),
+    )
+
+
+MLP = (linears("0", "2"), linears("4", shape=(1, 32)))
+
+
+def apply(model, bindings=MLP, mode="train", target="reference"):
+    """Bind this package to a model."""
+    return dispatch.apply(model, __name__, bindings, target=target, mode=mode)

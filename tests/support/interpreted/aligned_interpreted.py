@@ -1,0 +1,41 @@
+"""Run by test_aligned_rows.py in a process of its own, with TRITON_INTERPRET=1: what is read, written and left out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from loka.kernels.fused import operators
+from loka.kernels.fused.norm import norm_reference
+from tests.support.interpreted.patch_once import patch_once
+from tests.support.interpreted.rendered_interpreted import PROGRAMS, exact_rows, results
+from tests.support.kernels.aligned_cases import ALIGNED, ROWS
+from tests.support.kernels.poison import poisoned
+from tests.support.kernels.rendered_cases import write_package
+
+
+def main(folder: Path) -> None:
+    """Rows of every case, whole and cut from wider ones, against the reference; prints how many were compared."""
+    package = write_package(folder / "interpreted", ALIGNED)
+    operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS
+    torch.Tensor.new_empty = poisoned(torch.Tensor.new_empty)  # what is not written is NaN
+    compared = 0
+    for spec in ALIGNED:
+        for rows in ROWS:
+            x = exact_rows(rows, spec.width)
+            wider = F.pad(x, (0, 3), value=1e30)[:, : spec.width]  # beside it stands what must not be read
+            values, scale, _ = norm_reference.quantise_rows(F.pad(x, (0, spec.aligned - spec.width)))
+            for given in (x, wider):
+                got = results(package, spec, given)
+                assert torch.equal(got["values"].float(), values.float()), (spec, rows)
+                assert torch.equal(got["scale"], scale), (spec, rows)
+                compared += 1
+    print(compared)
+
+
+if __name__ == "__main__":
+    patch_once()
+    main(Path(sys.argv[1]))

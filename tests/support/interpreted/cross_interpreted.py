@@ -1,0 +1,35 @@
+"""Run by test_cross_kernel.py in a process of its own, with TRITON_INTERPRET=1: indexing and masks, on float32."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from loka.kernels.fused import operators
+from tests.support.interpreted.patch_once import patch_once
+from tests.support.kernels.cross_cases import SPECS, check, inputs_of
+from tests.support.kernels.rendered_cases import write_package
+
+PROGRAMS = 3
+ROWS = (1, 45)  # less than a block, and more than three programs take at a step
+
+
+def main(folder: Path) -> None:
+    """All checks; prints how many there were."""
+    package = write_package(folder / "crossed", SPECS)
+    operators.programs_for = lambda m, device, rows, per_multiprocessor: PROGRAMS  # as if on a GPU of three
+    new_empty = torch.Tensor.new_empty
+    torch.Tensor.new_empty = lambda like, *a, **k: new_empty(like, *a, **k).fill_(torch.nan)
+    for spec in SPECS:
+        for rows in ROWS:
+            inputs = inputs_of(spec, rows, torch.float32)
+            got = getattr(package.triton_kernels, spec.function)(*(inputs[name] for name in spec.parameters))
+            check(spec, dict(zip(spec.results, got, strict=True)), inputs, 1e-5)
+    print(len(SPECS) * len(ROWS))
+
+
+if __name__ == "__main__":
+    patch_once()
+    main(Path(sys.argv[1]))

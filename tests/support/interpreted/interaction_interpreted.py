@@ -1,0 +1,82 @@
+"""Run by test_interaction_kernels.py alone, with TRITON_INTERPRET=1: indexing and masks, on float16 and float32.
+
+The interpreter is right about float16, which FM interactions take as it takes bfloat16.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loka.kernels.fused import operators
+from tests.support.interpreted.patch_once import patch_once
+from tests.support.kernels.interaction_cases import (
+    CONCAT_NORMS,
+    SIZES,
+    concat_norm_inputs,
+    concat_norm_specs,
+    exact_concat_norm,
+    exact_fm,
+    fm_inputs,
+    fm_specs,
+    summed,
+)
+from tests.support.kernels.rendered_cases import Package, write_package
+
+PROGRAMS = 3
+SAMPLES = 7
+
+
+def run(package: Package, spec: Any, *arguments: object) -> dict[str, Tensor]:
+    """What the host function returns, launched in the interpreter."""
+    got = getattr(package.triton_kernels, spec.function)(*arguments)
+    return dict(zip(spec.results, got if isinstance(got, tuple) else (got,), strict=True))
+
+
+def compare(spec: Any, got: dict[str, Tensor], exact: dict[str, Tensor], limit: float) -> int:
+    """How many results were compared; NaN, from memory that was never written, is near nothing."""
+    for name, result in got.items():
+        expected = exact[name]
+        error = (summed(name, result.double(), expected) - expected).abs().max() / expected.abs().max()
+        assert error < limit, (spec, name, float(error))
+    return len(got)
+
+
+def main(folder: Path) -> None:
+    """All checks; prints how many results of both were compared."""
+    specs: list[Any] = [spec for sizes in SIZES for spec in fm_specs(sizes)]
+    package = write_package(
+        folder / "interpreted", [*specs, *(s for case in CONCAT_NORMS for s in concat_norm_specs(case))]
+    )
+    operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS  # as if on a GPU of three
+    operators.programs_for = lambda m, device, rows, per_multiprocessor: PROGRAMS
+    new_empty = torch.Tensor.new_empty
+    torch.Tensor.new_empty = lambda like, *a, **k: new_empty(like, *a, **k).fill_(torch.nan)
+    compared = 0
+    for sizes in SIZES:
+        inputs = fm_inputs(sizes, SAMPLES, torch.float16)
+        wide = torch.cat(
+            [inputs["passed"], inputs["dcompressed"]], 1
+        )  # parts of a wider tensor are read where they lie
+        inputs["passed"], inputs["dcompressed"] = wide[:, : sizes.embeddings], wide[:, sizes.embeddings :]
+        exact = exact_fm(sizes, inputs)
+        for spec in fm_specs(sizes):
+            compared += compare(spec, run(package, spec, *(inputs[p] for p in spec.parameters)), exact, 0.01)
+    for case in CONCAT_NORMS:
+        inputs = concat_norm_inputs(case, SAMPLES, torch.float32)
+        exact = exact_concat_norm(case, inputs)
+        forward, backward = concat_norm_specs(case)
+        known = {**inputs, **run(package, forward, *(inputs[p] for p in forward.parameters), torch.float32)}
+        compare(forward, {name: known[name] for name in forward.results}, exact, 1e-5)
+        compare(backward, run(package, backward, *(known[p] for p in backward.parameters)), exact, 1e-5)
+        compared += 1
+    print(compared)
+
+
+if __name__ == "__main__":
+    patch_once()
+    main(Path(sys.argv[1]))

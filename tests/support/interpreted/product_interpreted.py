@@ -1,0 +1,69 @@
+"""Run by test_product_kernels.py in a process of its own, with TRITON_INTERPRET=1: indexing and masks, in float32."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from loka.kernels.fused import operators
+from loka.kernels.fused.norm.norm_spec import NormForward
+from tests.support.interpreted.patch_once import patch_once
+from tests.support.interpreted.rendered_interpreted import near, results
+from tests.support.kernels.poison import poisoned
+from tests.support.kernels.product_cases import (
+    arguments,
+    backwards,
+    every,
+    exact,
+    forwards,
+    inputs_of,
+    product_inputs,
+    products,
+)
+from tests.support.kernels.rendered_cases import Package, write_package
+
+WIDTHS = (13, 16, 256, 600, 768, 1100)  # blocks in 256, and in the padded 768
+PROGRAMS = 3
+
+
+def check_norms(package: Package, width: int, rows: int) -> int:
+    """Each plain result of a norm against the reference's, and each scale; how many were compared."""
+    compared = 0
+    tensors = inputs_of(rows, width, torch.float32)
+    for spec in (*forwards(width), *backwards(width)):
+        residual = spec.residual if isinstance(spec, NormForward) else spec.summed
+        given = arguments(spec, tensors, exact(spec, tensors, residual))
+        got, expected = results(package, spec, *given), package.run(spec, *given)
+        for name in spec.results:
+            result = got[name]
+            if name == "values" or (name == "scale_max" and result.max() == expected[name].max()):
+                continue  # the interpreter rounds to e4m3 in its own way
+            if name in ("dweight", "dbias", "dadd"):
+                result = result.sum(0, keepdim=True)
+            assert near(result, expected[name]), (spec, rows, name)
+            compared += 1
+    return compared
+
+
+def check_products(package: Package, width: int, rows: int) -> int:
+    """Each sum of products against the reference's; how many were compared."""
+    for product in products(width):
+        given = [*product_inputs(product, rows, torch.float32).values(), torch.float32]
+        assert near(results(package, product, *given)["out"], package.run(product, *given)["out"]), product
+    return len(products(width))
+
+
+def main(folder: Path) -> None:
+    package = write_package(folder / "interpreted", [spec for width in WIDTHS for spec in every(width)])
+    Tensor.new_empty = poisoned(Tensor.new_empty)  # type: ignore[method-assign]
+    operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS if x.shape[0] else 1
+    sizes = [(width, rows) for width in WIDTHS for rows in (1, 5, 0)]
+    print(sum(check_norms(package, *size) + check_products(package, *size) for size in sizes))
+
+
+if __name__ == "__main__":
+    patch_once()
+    main(Path(sys.argv[1]))

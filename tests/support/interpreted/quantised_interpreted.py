@@ -1,0 +1,107 @@
+"""Run by test_quantised_interpreter.py in a process of its own, with TRITON_INTERPRET=1: indexing and masks of modes.
+
+The interpreter rounds to FP8 wrongly, so values are compared where they are FP8 already: scales that are powers of two,
+elements of one bit of mantissa. Scales, maxima and counts are float32 and integers, and compared everywhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from loka.kernels.fused import operators
+from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
+from loka.kernels.fused.norm.norm_spec import NormForward
+from tests.support.interpreted.patch_once import patch_once
+from tests.support.interpreted.rendered_interpreted import PROGRAMS, results
+from tests.support.kernels.poison import poisoned
+from tests.support.kernels.quantised_cases import CAST_TRANSPOSES, specs
+from tests.support.kernels.rendered_cases import Package, arguments_of, random_inputs, write_package
+
+TILES = 6  # of 128 x 128, no fewer than the matrices have
+WIDTHS = (13, 200, 256, 624)  # of several rows at a step or one; blocks that are filled or not
+ROWS = (1, 17)
+
+
+def coarse(rows: int, width: int) -> Tensor:
+    """Elements +-2**k and +-1.5 * 2**k from 1 to 384, rows of different sizes: exact in both formats."""
+    generator = torch.Generator().manual_seed(rows + width)
+    exponents = torch.randint(0, 9, (rows, width), generator=generator).float()
+    signs = torch.randint(0, 2, (rows, width), generator=generator) * 2 - 1
+    halves = 1.0 + 0.5 * torch.randint(0, 2, (rows, width), generator=generator)
+    return 2.0**exponents * halves * signs * 2.0 ** (torch.arange(rows) % 5)[:, None]
+
+
+def last_arguments(spec, y: Tensor) -> list[Tensor]:
+    known = torch.tensor([[2.0**-5 if spec.how.limit > 448.0 else 1.0]])
+    maxima = torch.zeros(1030)
+    maxima[-1] = y.abs().amax()
+    return [{"scale": known, "maxima": maxima}[name] for name in spec.how.parameters]
+
+
+def check(package: Package, spec, arguments: list[Tensor], exact: bool) -> int:
+    """Compares the host function, interpreted, with the reference; how many results."""
+    got, expected = results(package, spec, *arguments), package.run(spec, *arguments)
+    for name in spec.results:
+        ours, theirs = got[name].float(), expected[name].float()
+        if name == "values":
+            assert ours.shape == theirs.shape
+            assert not exact or torch.equal(ours, theirs), spec
+        elif name in ("amax", "overflow", "scale_max"):
+            assert ours.shape == (PROGRAMS,)
+            total = ours.sum() if name == "overflow" else ours.max()
+            assert torch.isclose(total, theirs.sum(), rtol=1e-5, atol=0.0), (spec, name)
+        elif name == "scale":
+            assert torch.allclose(ours, theirs, rtol=1e-5, atol=0.0), spec
+    return len(spec.results)
+
+
+def check_transposed(package: Package, spec: CastTranspose, x: Tensor) -> int:
+    """Both copies, and what comes with them; a grid of more tiles than there are writes nothing more."""
+    arguments = [x, *last_arguments(spec, x)]
+    got, expected = results(package, spec, *arguments), package.run(spec, *arguments)
+    for name in ("values", "transposed"):
+        assert got[name].shape == expected[name].shape
+        assert not spec.how.power_of_two or torch.equal(got[name].float(), expected[name].float()), (spec, name)
+    if spec.how.scaling == "tensorwise":
+        assert torch.allclose(got["scale"], expected["scale"], rtol=1e-6)
+        return 3
+    assert got["amax"].max() == expected["amax"]
+    assert got["overflow"].sum() == expected["overflow"]
+    return 4
+
+
+def main(folder: Path) -> None:
+    """All checks; prints how many results were compared."""
+    every = [spec for width in WIDTHS for spec in specs(width)]
+    package = write_package(folder / "modes_interpreted", [*every, *CAST_TRANSPOSES])
+    operators.tiles = lambda x, side: TILES
+    operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS
+    torch.Tensor.new_empty = poisoned(torch.Tensor.new_empty)
+    compared = 0
+    for width in WIDTHS:
+        bare = [spec for spec in specs(width) if spec.norm is None and spec.activation is None]
+        for rows in ROWS:
+            x = coarse(rows, width)
+            for spec in bare:
+                compared += check(package, spec, [x, *last_arguments(spec, x)], spec.how.power_of_two)
+            inputs = random_inputs(rows, width, torch.float32)
+            for spec in specs(width):
+                if spec.norm is None and spec.activation is None:
+                    continue
+                forward = isinstance(spec, NormForward)
+                given = [inputs.tensors[n] for n in spec.parameters if n in inputs.tensors]
+                tensors = given if forward else arguments_of(spec, inputs)
+                compared += check(package, spec, [*tensors, *last_arguments(spec, x)], exact=False)
+    for spec in CAST_TRANSPOSES:
+        for shape in ((1, 13), (130, 200), (257, 128)):
+            compared += check_transposed(package, spec, coarse(*shape))
+    print(compared)
+
+
+if __name__ == "__main__":
+    patch_once()
+    main(Path(sys.argv[1]))

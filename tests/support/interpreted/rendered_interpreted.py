@@ -1,0 +1,189 @@
+"""Run by test_rendered_interpreter.py in a process of its own, with TRITON_INTERPRET=1: indexing and masks.
+
+The interpreter converts float32 to FP8 and bfloat16 wrongly, but not what these hold exactly. So plain kernels are
+compared in float32, and quantising ones on values that are e4m3 under their row's scale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loka.kernels.fused import operators
+from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
+from loka.kernels.fused.norm import norm_reference
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.numerics.quantize import Quantized
+from loka.numerics.requantize_transpose import requantize_transpose
+from tests.support.interpreted.patch_once import patch_once
+from tests.support.kernels.poison import poisoned
+from tests.support.kernels.rendered_cases import (
+    BLOCK_PARTS,
+    PARTS,
+    Package,
+    arguments_of,
+    norm_specs,
+    random_inputs,
+    write_package,
+)
+
+# By the width's configuration: several rows at a step or one; a power of two or a padded width.
+WIDTHS = (13, 16, 24, 256, 479, 512, 600, 768)
+ROWS = (1, 17, 5)
+PROGRAMS = 3
+
+
+def parts_of(width: int) -> list[tuple[str | None, bool, bool, str | None, bool]]:
+    """All norms that a kernel of that width can have."""
+    return PARTS if width % 256 else BLOCK_PARTS + PARTS[-2:] if width in (256, 768) else PARTS + BLOCK_PARTS
+
+
+def moved(code: str, constraints: str, operands: list[Any], **options: object) -> Any:
+    """Inline assembly that moves a register, which is all of it that kernels have: the interpreter has none."""
+    if (code, constraints) != ("mov.b32 $0, $1;", "=r,r"):
+        raise ValueError(f"no stand-in for {code!r}")
+    return operands[0]
+
+
+def results(package: Package, spec, *arguments: object) -> dict[str, Tensor]:
+    """What the host function returns, launched in the interpreter."""
+    package.triton_kernels.tl.inline_asm_elementwise = moved
+    got = getattr(package.triton_kernels, spec.function)(*arguments)
+    return dict(zip(spec.results, got if isinstance(got, tuple) else (got,), strict=True))
+
+
+def near(actual: Tensor, expected: Tensor) -> bool:
+    """Equal but for the order of sums; NaN, from memory that was never written, is not near anything."""
+    size = expected.abs().amax() if expected.numel() else 0.0
+    return actual.shape == expected.shape and bool(((actual - expected).abs() <= 1e-5 * size).all())
+
+
+def check_norms(package: Package, width: int) -> int:
+    """Every part in float32, forward and backward; how many were compared."""
+    compared = 0
+    for rows in ROWS:
+        inputs = random_inputs(rows, width, torch.float32)
+        for spec in norm_specs(width, parts_of(width)):
+            if spec.quantise:
+                continue
+            forward = isinstance(spec, NormForward)
+            arguments = [inputs.tensors[n] for n in spec.parameters] if forward else arguments_of(spec, inputs)
+            got, expected = results(package, spec, *arguments), package.run(spec, *arguments)
+            for name in spec.results:
+                result = got[name]
+                if name in ("dweight", "dbias", "dadd"):
+                    assert result.shape == (PROGRAMS, width)
+                    result = result.sum(0, keepdim=True)
+                assert near(result, expected[name]), (spec, rows, name)
+                compared += 1
+    return compared
+
+
+def exact_rows(rows: int, width: int) -> Tensor:
+    """Rows whose largest element is 448 times a power of two, the others e4m3 values under that."""
+    generator = torch.Generator().manual_seed(rows + width)
+    codes = torch.randint(0x38, 0x7F, (rows, width), generator=generator, dtype=torch.uint8)  # 1 to 448
+    codes[:, 0] = 0x7E
+    signs = torch.randint(0, 2, (rows, width), generator=generator) * 2 - 1
+    return codes.view(torch.float8_e4m3fn).float() * signs * 2.0 ** (torch.arange(rows) % 5)[:, None]
+
+
+def check_quantisers(package: Package, width: int) -> None:
+    for rows in ROWS:
+        x = exact_rows(rows, width)
+        spec = NormForward(width, None, False, False, 0.0, None, False, True, True)
+        got, (values, scale, _) = results(package, spec, x), norm_reference.quantise_rows(x)
+        assert torch.equal(got["values"].float(), values.float())
+        assert torch.equal(got["scale"], scale)
+        assert got["scale_max"].shape == (PROGRAMS,)
+        assert got["scale_max"].max() == scale.max()
+        backward = NormBackward(width, None, False, False, 0.0, None, True, True)
+        got = results(package, backward, x)
+        assert torch.equal(got["values"].float(), values.float())
+        assert near(got["dadd"].sum(0), x.sum(0))
+
+
+def check_scales(package: Package, width: int) -> None:
+    """Scales where the padding of a row, or a row beyond the last, would be larger than all that counts."""
+    inputs = random_inputs(5, width, torch.float32)
+    low = {name: tensor - 8.0 for name, tensor in inputs.tensors.items()} | {"weight": torch.ones(width)}
+    shifted = dataclasses.replace(inputs, tensors=low, grad=inputs.grad.sign() * torch.rand_like(inputs.grad) + 100.0)
+    cancelled = {**low, "x": (inputs.tensors["x"] * 1e-3 - low["add"])}
+    for spec in norm_specs(width, parts_of(width)):
+        if not spec.quantise:
+            continue
+        if isinstance(spec, NormForward):
+            tensors = cancelled if spec.norm is None and spec.add else low
+            arguments = [tensors[name] for name in spec.parameters]
+        else:
+            arguments = arguments_of(spec, shifted)
+        got, expected = results(package, spec, *arguments), package.run(spec, *arguments)
+        assert torch.equal(got["scale"], expected["scale"]), spec
+        assert got["scale_max"].max() == expected["scale_max"].max(), spec
+
+
+def in_parts(values: Tensor, scale: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A quantised matrix and the largest of its scales in parts, all but the last of them zero."""
+    largest = torch.zeros(parts)
+    largest[-1] = scale.max()
+    return values, scale, largest
+
+
+def check_requantize_transpose_and_reduce(package: Package) -> None:
+    # Ratios of scales of 1 to 2**-4 keep values of 1 and above normal numbers, so that nothing is rounded.
+    operands = [
+        norm_reference.quantise_rows(exact_rows(rows, columns)) for rows, columns in ((17, 300), (1, 13), (130, 24))
+    ]
+    sizes = (3, 1, 1030)  # parts: fewer than are read at a step, and more
+    for count in (1, 2, 3):
+        split = [in_parts(*operand[:2], parts) for operand, parts in zip(operands[:count], sizes, strict=False)]
+        arguments: list[object] = [tensor for operand in split for tensor in operand]
+        got = list(results(package, RequantizeTranspose(count), *arguments).values())
+        for index, (values, scale, _) in enumerate(operands[:count]):
+            expected = requantize_transpose(Quantized(values, scale), check=True)
+            assert torch.equal(got[2 * index].float(), expected.values.float())
+            assert torch.equal(got[2 * index + 1], expected.scale)
+    partials = [torch.randn(rows, columns) for rows, columns in ((1, 1), (600, 24), (513, 13))]
+    for count in (1, 2, 3):
+        arguments = [item for partial in partials[:count] for item in (partial, torch.float32)]
+        for total, partial in zip(results(package, Reduce(count), *arguments).values(), partials, strict=False):
+            assert near(total, partial.sum(0))
+
+
+def check_without_rows(package: Package) -> None:
+    """Without rows, sums are zero and every scale that is written is a zero row's."""
+    inputs = random_inputs(0, 24, torch.float32)
+    for spec in norm_specs(24, PARTS):
+        forward = isinstance(spec, NormForward)
+        arguments = [inputs.tensors[n] for n in spec.parameters] if forward else arguments_of(spec, inputs)
+        for name, result in results(package, spec, *arguments).items():
+            assert result.abs().float().sum() == 0.0, (spec, name)
+    got = results(package, RequantizeTranspose(1), *norm_reference.quantise_rows(torch.zeros(0, 24)))
+    assert got["transposed"].shape == (24, 0)
+    assert got["spread"].flatten().tolist() == [2.0**-108] * 24
+
+
+def main(folder: Path) -> None:
+    """All checks; prints how many results of norms were compared."""
+    specs = [spec for width in WIDTHS for spec in norm_specs(width, parts_of(width))]
+    package = write_package(
+        folder / "interpreted", [*specs, *map(RequantizeTranspose, (1, 2, 3)), *map(Reduce, (1, 2, 3))]
+    )
+    operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS  # as if on a GPU of three
+    torch.Tensor.new_empty = poisoned(torch.Tensor.new_empty)
+    print(sum(check_norms(package, width) for width in WIDTHS))
+    for width in WIDTHS:
+        check_quantisers(package, width)
+        check_scales(package, width)
+    check_requantize_transpose_and_reduce(package)
+    check_without_rows(package)
+
+
+if __name__ == "__main__":
+    patch_once()
+    main(Path(sys.argv[1]))

@@ -1,0 +1,112 @@
+"""Run by test_wide_rows.py in a process of its own, with TRITON_INTERPRET=1: rows in chunks, indexing and masks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from loka.kernels.fused import operators
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.kernels.fused.quantisation import Quantisation
+from tests.support.interpreted import product_interpreted, recorded_interpreted, rendered_interpreted
+from tests.support.interpreted.patch_once import patch_once
+from tests.support.interpreted.rendered_interpreted import PROGRAMS, exact_rows, results
+from tests.support.kernels.poison import poisoned
+from tests.support.kernels.product_cases import backwards, forwards
+from tests.support.kernels.recorded_cases import recorded
+from tests.support.kernels.rendered_cases import (
+    BLOCK_PARTS,
+    PARTS,
+    Package,
+    arguments_of,
+    norm_specs,
+    random_inputs,
+    write_package,
+)
+
+ODD, EVEN = 16389, 24576  # ends within chunks, forward and backward; whole chunks, and blocks of 256
+WIDTHS = (ODD, EVEN)
+MAXIMA: list[NormForward | NormBackward] = [
+    NormForward(ODD, None, False, False, 0.0, None, False, True, True, how=Quantisation("maximum")),
+    NormBackward(ODD, None, False, False, 0.0, "silu", False, True, how=Quantisation("maximum")),
+]
+
+
+def parts_of(width: int) -> list[tuple[str | None, bool, bool, str | None, bool]]:
+    """All norms but those of blocks, and the rest."""
+    return PARTS if width == ODD else [*BLOCK_PARTS, PARTS[0], PARTS[6], *PARTS[-2:]]
+
+
+def check_statistics(package: Package) -> None:
+    """Rows whose chunks lie far apart, and far from zero: a sum of squares would have nothing left of them."""
+    width = EVEN
+    spec = NormForward(width, "layer_norm", True, True, 1e-5, None, False, False, True)
+    x = torch.randn(3, width) + 1e3 + 10.0 * (torch.arange(width) // 8192)
+    got = results(package, spec, x, torch.ones(width), torch.zeros(width))
+    assert torch.allclose(got["mean"].double(), x.double().mean(1), rtol=1e-6)
+    exact = (x.double().var(1, unbiased=False) + 1e-5).rsqrt()
+    assert torch.allclose(got["rstd"].double(), exact, rtol=1e-5), (got["rstd"], exact)
+
+
+def check_maxima(package: Package) -> None:
+    """One number for each program, the largest finite magnitude among what it saw."""
+    inputs = random_inputs(5, ODD, torch.float32)
+    inputs.tensors["x"][0, ODD - 1] = torch.inf
+    forward, backward = MAXIMA
+    for spec, given in ((forward, [inputs.tensors["x"]]), (backward, [inputs.grad, inputs.tensors["x"]])):
+        got, expected = results(package, spec, *given)["amax"], package.run(spec, *given)["amax"]
+        assert abs(got.max() - expected.max()) <= 1e-5 * expected.max(), spec
+
+
+def check_guessed_scales(package: Package) -> None:
+    """Rows whose scale is that of the row that a program had before, or another."""
+    spec = NormForward(ODD, None, False, False, 0.0, None, False, True, True)
+    x = exact_rows(9, ODD)  # as many powers of two as rows; three rows for each program
+    x /= x.abs().amax(1, keepdim=True) / 448.0
+    x[7] *= 4.0
+    x[8] = 0.0
+    got, expected = results(package, spec, x), package.run(spec, x)
+    assert torch.equal(got["scale"], expected["scale"])
+    assert torch.equal(got["values"].float(), expected["values"].float())
+
+
+def check_without_rows(package: Package, specs: list[NormForward | NormBackward]) -> None:
+    """Without rows, sums are zero."""
+    for spec in specs[::5]:
+        inputs = random_inputs(0, spec.width, torch.float32)
+        forward = isinstance(spec, NormForward)
+        arguments = [inputs.tensors[n] for n in spec.parameters] if forward else arguments_of(spec, inputs)
+        for name, result in results(package, spec, *arguments).items():
+            assert result.abs().float().sum() == 0.0, (spec, name)
+
+
+def main(folder: Path) -> None:
+    """All checks; prints how many results of norms were compared."""
+    norms = [spec for width in WIDTHS for spec in norm_specs(width, parts_of(width))]
+    summed, known = [*forwards(ODD), *backwards(ODD)], recorded(ODD)
+    package = write_package(folder / "wide_interpreted", [*norms, *summed, *known, *MAXIMA])
+    Tensor.new_empty = poisoned(Tensor.new_empty)  # type: ignore[method-assign]
+    operators.programs = lambda x, rows, per_multiprocessor: PROGRAMS
+    operators.row_parts = lambda x, rows, across, per_multiprocessor: PROGRAMS
+    rendered_interpreted.ROWS, rendered_interpreted.parts_of = (5,), parts_of
+    compared = 0
+    for width in WIDTHS:
+        compared += rendered_interpreted.check_norms(package, width)
+        rendered_interpreted.check_quantisers(package, width)
+        rendered_interpreted.check_scales(package, width)
+    compared += product_interpreted.check_norms(package, ODD, 5)
+    for spec in known:
+        recorded_interpreted.check_norm(package, spec, 5)
+    check_statistics(package)
+    check_maxima(package)
+    check_guessed_scales(package)
+    check_without_rows(package, norms)
+    print(compared)
+
+
+if __name__ == "__main__":
+    patch_once()
+    main(Path(sys.argv[1]))

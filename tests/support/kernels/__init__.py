@@ -1,0 +1,1 @@
+"""Kernel specs, their inputs and float64 oracles, and what compiled code is read for."""

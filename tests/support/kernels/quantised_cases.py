@@ -1,0 +1,80 @@
+"""Every combination of a norm kernel's parts and modes that there is, and why there are no others."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from loka.errors import InputError
+from loka.kernels.fused.cast_transpose.matrix_spec import CastTranspose
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NORMS, NormBackward, NormForward
+from loka.kernels.fused.quantisation import SCALINGS, Quantisation
+from loka.numerics.enums import Format
+
+
+def modes() -> list[Quantisation]:
+    """All that exist."""
+    found = [
+        Quantisation(scaling, format, power)
+        for scaling, format, power in itertools.product(SCALINGS[:4], Format, (True, False))
+    ]
+    return [*found, Quantisation("maximum")]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a combination, and the refusal's words or None."""
+
+    spec: NormForward | NormBackward | None
+    refusal: str | None
+
+
+def table(width: int) -> Iterator[Row]:
+    """Norm x activation x weight and bias x quantised or not x mode x statistics saved, forward and backward."""
+    affine = ((False, False), (True, False), (True, True))
+    for norm, activation, (weight, bias) in itertools.product((None, *NORMS), (None, *ACTIVATIONS), affine):
+        unquantised = ((False, Quantisation()), (False, Quantisation("static")))
+        for quantise, how in (*unquantised, *((True, mode) for mode in modes())):
+            parts = (width, norm, weight, bias, 1e-5, activation, False, quantise)
+            for save in (False, True):
+                yield row(partial(NormForward, *parts, save, how=how))
+            yield row(partial(NormBackward, *parts, how=how))
+
+
+def row(make: Callable[[], NormForward | NormBackward]) -> Row:
+    """What comes of a combination."""
+    try:
+        return Row(make(), None)
+    except InputError as error:
+        return Row(None, str(error))
+
+
+CAST_TRANSPOSES = [CastTranspose(how) for how in modes() if how.scaling in ("static", "tensorwise")]
+
+# Parts that stand for all: no norm, each norm with what it can have, an activation that is not zero at zero.
+PARTS = [
+    (None, False, False, None),
+    (None, False, False, "hardswish"),
+    ("layer_norm", True, True, "sigmoid"),
+    ("rms_norm", True, False, "silu"),
+]
+BLOCKS = [("block_norm", False, False, "hardswish"), ("block_norm", False, False, "gate_hardsigmoid")]
+
+
+def specs(width: int, chosen: list[Quantisation] | None = None) -> list[NormForward | NormBackward]:
+    """Forward and backward of PARTS, and of BLOCKS where they fit, in each mode."""
+    made: list[NormForward | NormBackward] = []
+    for norm, weight, bias, activation in PARTS + (BLOCKS if width % 256 == 0 else []):
+        for how in modes() if chosen is None else chosen:
+            save = how.scaling != "maximum"
+            made.append(NormForward(width, norm, weight, bias, 1e-5, activation, False, True, save, how=how))
+            if norm or activation:
+                made.append(NormBackward(width, norm, weight, bias, 1e-5, activation, False, True, how=how))
+    return made
+
+
+def plain(spec: NormForward | NormBackward) -> NormForward | NormBackward:
+    """The same kernel without quantisation."""
+    return replace(spec, quantise=False, how=Quantisation())

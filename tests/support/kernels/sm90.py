@@ -1,0 +1,57 @@
+"""Rendered kernels compiled for sm_90 without a GPU. Importing this skips the test where there is no Triton."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+SHARED = 227 * 1024  # bytes of shared memory that a block can have on sm_90
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+def compile_for_sm90(kernel: Any, types: Mapping[str, str], aligned: Iterable[int], **options: int) -> Any:
+    """Compile a kernel for arguments of these types, of which those at `aligned` are divisible by 16, as allocations
+    and most sizes are; `options` are those of a launch, such as num_warps."""
+    attributes = {(index,): [["tt.divisibility", 16]] for index in aligned}
+    source = ASTSource(fn=kernel, signature=dict(types), constexprs={}, attrs=attributes)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def warps_of(rendered: Any) -> int:
+    """The warps that a rendered kernel is launched with."""
+    return int(re.search(r"num_warps=(\d+)", rendered.text).group(1))
+
+
+def pointer_type(name: str, element: str) -> str:
+    """The type of a kernel's pointer, by its name, where matrices and vectors of the model are of `element`."""
+    kind = re.sub(r"_\d", "", name).removesuffix("_ptr")
+    if kind in ("values", "transposed"):
+        return "*fp8e4nv"
+    return f"*{element}" if kind in ("x", "grad", "add", "weight", "bias", "out", "dx", "total") else "*fp32"
+
+
+def compiled(package: Any, spec: Any, element: str = "bf16", aligned: bool = True) -> Any:
+    """A norm's kernel of a package, compiled for matrices of `element`."""
+    kernel = getattr(package.triton_kernels, f"_{spec.function}")
+    types = {name: pointer_type(name, element) if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
+    warps = warps_of(package.kernels[spec.function])
+    return compile_for_sm90(kernel, types, range(len(types)) if aligned else (), num_warps=warps)
+
+
+def spilled(binary: Any, folder: Path) -> int:
+    """How many registers of a thread are kept in local memory: nothing else in these kernels has a stack."""
+    if not CUOBJDUMP.is_file():
+        pytest.skip("this Triton brings no cuobjdump, which tells what a kernel spills")
+    file = folder / "kernel.cubin"
+    file.write_bytes(binary.asm["cubin"])
+    said = subprocess.run([CUOBJDUMP, "-res-usage", file], capture_output=True, text=True, check=True).stdout
+    return (int(re.search(r"STACK:(\d+)", said).group(1)) + int(re.search(r"LOCAL:(\d+)", said).group(1))) // 4

@@ -1,0 +1,1 @@
+"""Made-up measurements, recordings and costs."""

@@ -1,0 +1,21 @@
+"""Parts of every kind that a recording measures."""
+
+from __future__ import annotations
+
+from loka.bench.record.grid import kinds
+from loka.kernels.measurements.parts import Part, PartKind
+
+WIDTH = 256
+SIZES = ((512, 512, 512), (2048, 512, 512))  # the second is one of our own products, too
+OTHERS = (PartKind.QUANTISE, PartKind.REQUANTIZE_TRANSPOSE, PartKind.FORWARD, PartKind.BACKWARD, PartKind.COPY)
+USUAL = tuple(
+    Part(work, "rendered", 96, WIDTH, recipe=recipe, around=around)
+    for work in OTHERS
+    for recipe, around in kinds(work, WIDTH)
+)
+PARTS = (
+    *USUAL,
+    Part(PartKind.FORWARD, "rendered", 96, WIDTH, dtype="float32", recipe="e4m3 rowwise", around="layer_norm"),
+    Part(PartKind.QUANTISE, "rendered", 96, WIDTH, recipe="e5m2 rowwise"),
+    Part(PartKind.COPY, "rendered", 96, WIDTH, dtype="float32", recipe="bfloat16"),
+)

@@ -1,0 +1,1 @@
+"""Programs and workers that tests start in processes of their own."""

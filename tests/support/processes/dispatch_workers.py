@@ -1,0 +1,200 @@
+"""What each of two processes runs in the distributed tests; results go to one file a rank."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import warnings
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from loka import dispatch
+from loka.graph.source import forward_source_hash
+from tests.support import dispatch_sample as sample
+from tests.support.models import dispatch_models as models
+
+WORLD = 2
+BINDINGS = (sample.linears("0", "2"), sample.linears("4", shape=(1, 32)))
+
+
+def start(rank, folder, names):
+    """Join the group, run the functions of these names, save what each returns or why it failed."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60)
+    )
+    results = {}
+    for name in names:
+        try:
+            results[name] = getattr(sys.modules[__name__], name)(rank)
+        except Exception:  # noqa: BLE001 - reported by the test, with its traceback
+            results[name] = traceback.format_exc()
+    torch.save(results, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def batch(rank):
+    """This rank's half of 16 rows."""
+    torch.manual_seed(7)
+    return torch.randn(16, 32)[rank * 8 : rank * 8 + 8]
+
+
+def full_gradients(model):
+    """Gradients, gathered where they are sharded."""
+    grads = {}
+    for name, parameter in model.named_parameters():
+        grad = parameter.grad
+        grads[name.removeprefix("module.")] = grad.full_tensor() if hasattr(grad, "full_tensor") else grad.clone()
+    return grads
+
+
+def train_step(model, rank):
+    """A mean loss over this rank's rows; the mean over ranks is that of the whole batch."""
+    model(batch(rank)).square().mean().backward()
+
+
+def ddp(rank):
+    """Apply before wrapping, and after wrapping; both give gradients."""
+    results = []
+    for before in (True, False):
+        model = models.mlp()
+        patch = sample.apply(model, BINDINGS) if before else None
+        wrapped = DistributedDataParallel(model)
+        patch = patch or sample.apply(wrapped, BINDINGS)
+        train_step(wrapped, rank)
+        verify_first_input_needs_none(patch)
+        results.append(full_gradients(wrapped))
+        patch.remove()
+        wrapped.zero_grad()
+        train_step(wrapped, rank)
+        results.append(full_gradients(wrapped))
+    return results
+
+
+def fsdp(rank):
+    """fully_shard on each linear and on the model; apply before and after; remove; slices are plain."""
+    mesh = init_device_mesh("cpu", (WORLD,))
+    results = []
+    for before in (True, False):
+        model = models.mlp()
+        patch = sample.apply(model, BINDINGS) if before else None
+        for index in (0, 2, 4):
+            fully_shard(model[index], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        sharded = type(model[0])
+        patch = patch or sample.apply(model, BINDINGS)
+        assert isinstance(model[0], dispatch.Bound)
+        assert isinstance(model[0], nn.Linear)
+        assert list(model.state_dict()) == list(models.mlp().state_dict())
+        for _ in range(2):  # parameters are gathered and freed again in between
+            model.zero_grad()
+            train_step(model, rank)
+        verify_first_input_needs_none(patch)
+        results.append(full_gradients(model))
+        patch.remove()
+        assert not isinstance(model[0], dispatch.Bound)
+        assert type(model[0]).__name__ == "FSDPLinear"
+        assert before or type(model[0]) is sharded
+        model.zero_grad()
+        train_step(model, rank)
+        results.append(full_gradients(model))
+    return results
+
+
+def fsdp_blocks(rank):
+    """Owners with inlined children, sharded as one unit each; a child that is a unit of its own is refused."""
+    mesh = init_device_mesh("cpu", (WORLD,))
+    model = models.Blocks()
+    planned = forward_source_hash(model.layers[0], ("up", "up.0"))
+    bindings = (sample.blocks("layers.0", "layers.1", source_hash=planned),)
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    patch = sample.apply(model, bindings)
+    x = batch(rank).requires_grad_()
+    model(x).square().mean().backward()
+    patch.verify()
+    grads = full_gradients(model)
+
+    refused = models.Blocks()
+    fully_shard(refused.layers[0].up[0], mesh=mesh)
+    message = sharded_infer = ""
+    try:
+        sample.apply(refused, bindings)
+    except dispatch.BindError as error:
+        message = str(error)
+    linears = models.mlp()
+    fully_shard(linears, mesh=mesh)
+    try:
+        sample.apply(linears, BINDINGS, mode="infer")
+    except dispatch.BindError as error:
+        sharded_infer = str(error)
+    return grads, message, sharded_infer
+
+
+def fsdp_adapted(rank):
+    """fully_shard between adapt and apply; where it comes before adapt, the model is refused."""
+    mesh = init_device_mesh("cpu", (WORLD,))
+    no_bias = (dispatch.Adaptation("no_bias", ("0", "2"), sample.LINEAR),)
+    bindings = (sample.linears("0", "2", bias=False),)
+    model = models.mlp()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dispatch.NewModelWarning)
+        dispatch.adapt(model, "pkg", no_bias)
+    for index in (0, 2, 4):
+        fully_shard(model[index], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", dispatch.NewModelWarning)
+        patch = dispatch.apply(model, "pkg", bindings, target="reference", adaptations=no_bias)
+    train_step(model, rank)
+    patch.verify(backward=False)
+    refused = models.mlp()
+    fully_shard(refused, mesh=mesh)
+    message = ""
+    try:
+        dispatch.apply(refused, "pkg", bindings, target="reference", adaptations=no_bias)
+    except dispatch.BindError as error:
+        message = str(error)
+    return full_gradients(model), message
+
+
+def fsdp_slice(rank):
+    """Slices of a bound nn.Sequential are plain, whichever of apply and fully_shard came first."""
+    mesh = init_device_mesh("cpu", (WORLD,))
+    chain = dispatch.Binding(
+        train=sample.modules.Chain,
+        infer=None,
+        replaces="torch.nn.modules.container.Sequential",
+        source_hash="",
+        inlined=(),
+        modules=("",),
+        sites=(("",),),
+        gemms=(("fprop",),),
+        shapes=(),
+    )
+    names = []
+    for before in (True, False):
+        model = models.mlp()
+        if before:
+            sample.apply(model, (chain,))
+        fully_shard(model, mesh=mesh)
+        if not before:
+            sample.apply(model, (chain,))
+        names.append((type(model[:2]).__name__, isinstance(model[:2], dispatch.Bound), len(model[:2])))
+    return names
+
+
+def verify_first_input_needs_none(patch):
+    """Every GEMM ran but the first layer's dgrad, whose input is data."""
+    with pytest.raises(dispatch.VerifyError) as error:
+        patch.verify()
+    assert error.value.problems == ("0: dgrad did not run: the input needed no gradient",)

@@ -1,0 +1,129 @@
+"""What each of three processes runs in the tests of ranks; results go to one file a rank."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import loka
+from loka.errors import InputError
+from loka.numerics.enums import Operand
+from loka.probe.capture.ranks import merge_across
+from loka.probe.stats.joint_moments import JointTracker, joint_stats
+from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
+from loka.probe.stats.site_stats import SiteStats
+from tests.support.models import probe_models as models
+
+WORLD = 3
+ROWS = (40, 200, 7)
+SHAPES = (("narrow", 24, 16), ("wide", 600, 8))
+
+
+def start(rank, folder, policy, names):
+    """Join the group, run the functions of these names, save what each returns or why it failed."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60)
+    )
+    results = {}
+    for name in names:
+        try:
+            results[name] = getattr(sys.modules[__name__], name)(rank, folder, policy)
+        except Exception:  # noqa: BLE001 - reported by the test, with its traceback
+            results[name] = traceback.format_exc()
+    torch.save(results, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def rows_of(rank, k, n):
+    """A rank's rows of an input and an output gradient, shifted from the other ranks'."""
+    generator = torch.Generator().manual_seed(rank + k)
+    x = torch.randn(ROWS[rank], k, generator=generator) * (rank + 1) + 10.0 * rank
+    return x, torch.randn(ROWS[rank], n, generator=generator) * 1e-4 - 1e-3 * rank
+
+
+def site_of(name, k, n, x, grad):
+    """What one call gives, by the trackers."""
+    operands = []
+    for operand, matrix in ((Operand.INPUT, x), (Operand.GRAD_OUTPUT, grad)):
+        tracker = OperandTracker(operand, matrix.shape[1], "cpu")
+        tracker.update(matrix, matrix.abs().amax(0), matrix.shape[0])
+        operands.append(operand_stats(tracker.snapshot()))
+    joint = JointTracker(k, n, "cpu")
+    joint.update(x[:, joint.input_features], grad[:, joint.grad_features])
+    return SiteStats(name, k, n, *operands, joint_stats(joint.snapshot()), None)
+
+
+def merged(rank, folder, policy):
+    """Unequal, shifted shards; a site that rank 1 alone has seen; one that nobody has."""
+    stats = [site_of(name, k, n, *rows_of(rank, k, n)) for name, k, n in SHAPES]
+    once = site_of("once", 24, 16, *rows_of(1, 24, 16))
+    empty = replace(once, input=None, grad_output=None, joint=None)
+    stats += [once if rank == 1 else empty, replace(empty, name="never")]
+    return stats, merge_across(tuple(stats), dist.group.WORLD)
+
+
+def disagreeing(rank, folder, policy):
+    """Rank 2 has another site."""
+    site = site_of("other" if rank == 2 else "same", 24, 16, *rows_of(rank, 24, 16))
+    try:
+        merge_across((site,), dist.group.WORLD)
+    except InputError as error:
+        return str(error)
+    return "no error"
+
+
+def batches_of(rank):
+    """Three steps of one rank."""
+    return models.make_batches(3, 8 + rank, 12, seed=rank)
+
+
+def ddp(rank, folder, policy):
+    """A model under DDP, merged over the ranks; rank 0 writes the file."""
+    model = DistributedDataParallel(models.build_plain())
+    path = Path(folder) / "merged.safetensors"
+    with loka.Probe(model, policy, every=1, path=path, save_every=2, group=dist.group.WORLD) as probe:
+        models.train(model, batches_of(rank), probe, lr=0.0)
+        recorded = probe.recorded()
+    return recorded.stats, recorded.profile.samples, sorted(each.name for each in Path(folder).glob("merged*"))
+
+
+def compiled(rank, folder, policy):
+    """torch.compile around DDP, and DDP around torch.compile."""
+    results = []
+    for around in (True, False):
+        model = models.build_plain()
+        model = (
+            torch.compile(DistributedDataParallel(model), backend="eager")
+            if around
+            else DistributedDataParallel(torch.compile(model, backend="eager"))
+        )
+        with loka.Probe(model, policy, every=1) as probe:
+            models.train(model, batches_of(rank), probe, lr=0.0)
+            results.append(tuple((site.input.calls, site.grad_output.calls) for site in probe.stats()))
+    return results
+
+
+def fully_sharded(rank, folder, policy):
+    """FSDP2 is refused with the reason."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    whole, part = models.build_plain(), models.build_plain()
+    mesh = init_device_mesh("cpu", (WORLD,))
+    fully_shard(whole, mesh=mesh)
+    fully_shard(part.hidden, mesh=mesh)
+    messages = []
+    for model in (whole, part):
+        try:
+            loka.Probe(model, policy)
+        except InputError as error:
+            messages.append(str(error))
+    return messages
