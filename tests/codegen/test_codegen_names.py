@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from loka.codegen.modules.binding_text import numbered
 from loka.codegen.text.comments import shown
-from loka.codegen.text.identifiers import RESERVED, Names, class_name, variable_name
+from loka.codegen.text.identifiers import RESERVED, Names, class_name, class_of, snake, variable_name
+from loka.codegen.text.layer_names import Layers, layers
 
 LINEAR = "torch.nn.modules.linear.Linear"
 
@@ -73,3 +74,45 @@ def test_ranges_of_layers() -> None:
     assert numbered([("a.00",), ("a.01",), ("a.02",)]) is None
     assert numbered([("a.0.0",), ("a.1.1",), ("a.2.2",)]) == (('f"a.{i}.{i}"',), "range(3)")
     assert numbered([("a.{i}.0",), ("a.{i}.1",), ("a.{i}.2",)]) is None
+
+
+@pytest.mark.parametrize(
+    ("sites", "around", "name", "longer", "paths"),
+    [
+        ([("head.mlp.0", "head.mlp.4")], (), "head_mlp", "head_mlp_0_to_4", ("head.mlp",)),
+        ([("head.mlp.0",)], (), "head_mlp_0", "head_mlp_0", ("head.mlp.0",)),
+        ([("a.0.up", "a.0.down"), ("a.1.up", "a.1.down")], (), "a", "a_up_to_down", ("a.0", "a.1")),
+        ([("head.mlp.3", "head.mlp.6")], ("head.mlp.0",), "head_mlp_3_to_6", "head_mlp_3_to_6", ("head.mlp",)),
+        ([("head.mlp.3", "head.mlp.6")], ("head.mlps.0",), "head_mlp", "head_mlp_3_to_6", ("head.mlp",)),
+        ([("up", "head")], (), "tower", "up_to_head", ("up to head",)),
+        ([("0", "2")], (), "tower", "layer_0_to_2", ("0 to 2",)),
+        ([("",)], (), "tower", "tower", ("",)),
+        ([("0",)], (), "layer_0", "layer_0", ("0",)),
+    ],
+)
+def test_functions_are_called_after_layers(
+    sites: list[tuple[str, ...]], around: tuple[str, ...], name: str, longer: str, paths: tuple[str, ...]
+) -> None:
+    assert layers(sites, "tower", (*around, *sites[0])) == Layers(name, longer, paths)
+
+
+@given(st.lists(st.text(), min_size=1))
+def test_names_of_any_layers_are_plain_identifiers(paths: list[str]) -> None:
+    found = layers([paths], "tower")
+    for made in (found.name, found.longer):
+        assert Names().unique(made).isidentifier()
+        assert Names().unique(class_of(made)).isidentifier()
+
+
+def test_the_longer_name_where_the_short_one_is_taken() -> None:
+    names = Names()
+    wanted = ("head_mlp", "head_mlp_0_to_4")
+    found = [names.first_free(wanted, ("_frozen",)) for _ in range(3)]
+    assert found == ["head_mlp", "head_mlp_0_to_4", "head_mlp_0_to_4_2"]
+    assert names.unique("head_mlp_frozen") == "head_mlp_frozen_2"
+
+
+def test_class_names_as_functions() -> None:
+    found = [snake(name) for name in ("EmbedDense", "LayersFmb0", "DCNv2", "a")]
+    assert found == ["embed_dense", "layers_fmb0", "dcnv2", "a"]
+    assert class_of("layers_fmb_0") == "LayersFmb0Function"

@@ -10,7 +10,9 @@ from loka.codegen.chains.chain_names import ChainNames
 from loka.codegen.chains.chain_shapes import ChainShape
 from loka.codegen.chains.chain_views import ChainView, FrozenChainView, kernels_of
 from loka.codegen.modules.linear_recipes import recipe_label
+from loka.codegen.text.comments import listed
 from loka.codegen.text.identifiers import Names, class_of
+from loka.codegen.text.layer_names import Layers
 from loka.kernels.fused.rendering import AnySpec
 
 
@@ -19,27 +21,31 @@ class Chains:
 
     def __init__(self, names: Names) -> None:
         self._names = names
-        self._trained: dict[ChainShape, tuple[str, str]] = {}
-        self._frozen: dict[ChainShape, str] = {}
+        self._function_names: dict[ChainShape, str] = {}
+        self._layers: dict[ChainShape, dict[str, None]] = {}
+        self._trained: dict[ChainShape, str] = {}  # with the name of the class
+        self._frozen: dict[ChainShape, None] = {}
 
-    def function(self, shape: ChainShape, frozen: bool) -> str:
-        """The wrapper's name in kernels.py for one more call."""
+    def function(self, shape: ChainShape, layers: Layers, frozen: bool) -> str:
+        """The wrapper's name in kernels.py for one more call: it is that of the first layers that have this shape."""
+        if shape not in self._function_names:
+            self._function_names[shape] = self._names.first_free((layers.name, layers.longer), ("_frozen",))
+        name = self._function_names[shape]
+        self._layers.setdefault(shape, {}).update(dict.fromkeys(layers.paths))
         if frozen:
-            if shape not in self._frozen:
-                self._frozen[shape] = self._names.unique(f"{shape.name}_frozen")
-            return self._frozen[shape]
+            self._frozen.setdefault(shape)
+            return f"{name}_frozen"
         if shape not in self._trained:
-            name = self._names.unique(shape.name)
-            self._trained[shape] = (name, self._names.unique(class_of(name)))
-        return self._trained[shape][0]
+            self._trained[shape] = self._names.unique(class_of(name))
+        return name
 
     def views(self) -> tuple[ChainView, ...]:
         """Every chain for training that was asked for."""
-        return tuple(_trained(shape, name, function) for shape, (name, function) in self._trained.items())
+        return tuple(self._view(shape, function) for shape, function in self._trained.items())
 
     def frozen_views(self) -> tuple[FrozenChainView, ...]:
         """Every chain for frozen weights that was asked for."""
-        return tuple(_frozen(shape, name) for shape, name in self._frozen.items())
+        return tuple(self._frozen_view(shape) for shape in self._frozen)
 
     @property
     def known(self) -> bool:
@@ -51,63 +57,63 @@ class Chains:
         views = (*self.views(), *self.frozen_views())
         return tuple(dict.fromkeys(spec for view in views for spec in kernels_of(view)))
 
+    def _view(self, shape: ChainShape, function: str) -> ChainView:
+        names = ChainNames(shape)
+        stages = ChainForward(shape, names, frozen=False, x="x")
+        forward, backward = stages.stages(), ChainBackward(shape, names)
+        backward_stages, norm = backward.stages(), backward.norm()
+        others = {other: argument_width(shape, other) for other in shape.others}
+        tensors = names.tensors()
+        return ChainView(
+            name=self._function_names[shape],
+            layers=listed(list(self._layers[shape])),
+            steps=shape.ops,
+            sizes=_sizes(shape, names),
+            width=shape.stages[-1].n,
+            parameters=_typed(tensors, names),
+            counter_ids=tuple(names.counter_ids()),
+            others=others,
+            x="x",
+            input=stages.input(),
+            sums_dtype=sums_dtype(forward, names),
+            forward=forward,
+            result=names.result,
+            function=function,
+            recipe="; ".join(dict.fromkeys(recipe_label(stage.recipe.items()) for stage in shape.stages)),
+            forward_parameters=_typed(tensors, names, {"dtype": "torch.dtype"}),
+            applied=("rows", *tensors[1:], "dtype", *names.counter_ids()),
+            saved=tuple(names.saved()),
+            dtypes=names.dtypes(),
+            overflow_stats=tuple(names.overflow_stats()),
+            optional=backward.optional(),
+            backward=backward_stages,
+            norm=norm,
+            reduce=backward.reduce(norm),
+            dx=backward.x(),
+            other_gradients=backward.others(),
+            gradients=backward.gradients(),
+            torch_steps=torch_steps(shape, names),
+        )
 
-def _trained(shape: ChainShape, name: str, function: str) -> ChainView:
-    names = ChainNames(shape)
-    stages = ChainForward(shape, names, frozen=False, x="x")
-    forward, backward = stages.stages(), ChainBackward(shape, names)
-    backward_stages, norm = backward.stages(), backward.norm()
-    others = {other: argument_width(shape, other) for other in shape.others}
-    tensors = names.tensors()
-    return ChainView(
-        name=name,
-        steps=shape.ops,
-        sizes=_sizes(shape, names),
-        width=shape.stages[-1].n,
-        parameters=_typed(tensors, names),
-        counter_ids=tuple(names.counter_ids()),
-        others=others,
-        x="x",
-        input=stages.input(),
-        sums_dtype=sums_dtype(forward, names),
-        forward=forward,
-        result=names.result,
-        function=function,
-        recipe="; ".join(dict.fromkeys(recipe_label(stage.recipe.items()) for stage in shape.stages)),
-        forward_parameters=_typed(tensors, names, {"dtype": "torch.dtype"}),
-        applied=("rows", *tensors[1:], "dtype", *names.counter_ids()),
-        saved=tuple(names.saved()),
-        dtypes=names.dtypes(),
-        overflow_stats=tuple(names.overflow_stats()),
-        optional=backward.optional(),
-        backward=backward_stages,
-        norm=norm,
-        reduce=backward.reduce(norm),
-        dx=backward.x(),
-        other_gradients=backward.others(),
-        gradients=backward.gradients(),
-        torch_steps=torch_steps(shape, names),
-    )
-
-
-def _frozen(shape: ChainShape, name: str) -> FrozenChainView:
-    names = ChainNames(shape)
-    stages = ChainForward(shape, names, frozen=True, x="rows")
-    forward = stages.stages()
-    return FrozenChainView(
-        name=name,
-        steps=shape.ops,
-        sizes=_sizes(shape, names),
-        width=shape.stages[-1].n,
-        parameters=_typed(names.frozen_tensors(), names),
-        counter_ids=tuple(names.counter_ids()),
-        others={other: argument_width(shape, other) for other in shape.others},
-        x="rows",
-        input=stages.input(),
-        sums_dtype=sums_dtype(forward, names),
-        forward=forward,
-        result=names.result,
-    )
+    def _frozen_view(self, shape: ChainShape) -> FrozenChainView:
+        names = ChainNames(shape)
+        stages = ChainForward(shape, names, frozen=True, x="rows")
+        forward = stages.stages()
+        return FrozenChainView(
+            name=f"{self._function_names[shape]}_frozen",
+            layers=listed(list(self._layers[shape])),
+            steps=shape.ops,
+            sizes=_sizes(shape, names),
+            width=shape.stages[-1].n,
+            parameters=_typed(names.frozen_tensors(), names),
+            counter_ids=tuple(names.counter_ids()),
+            others={other: argument_width(shape, other) for other in shape.others},
+            x="rows",
+            input=stages.input(),
+            sums_dtype=sums_dtype(forward, names),
+            forward=forward,
+            result=names.result,
+        )
 
 
 def _typed(tensors: Sequence[str], names: ChainNames, between: Mapping[str, str] | None = None) -> dict[str, str]:

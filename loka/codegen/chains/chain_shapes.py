@@ -17,7 +17,6 @@ from loka.plan.plan import SitePlan
 
 KNOWN = StaticOperands(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
 _NO_EPS = 1e-05  # in the specs of kernels without a norm, so that equal kernels have equal specs
-_LONGEST = 48  # characters of a name, without its sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +119,6 @@ class ChainShape:
             found += [stage.after.kind] if stage.after is not None else []
             found += [stage.activation] if stage.activation is not None else []
         return tuple(found)
-
-    @property
-    def name(self) -> str:
-        """layer_norm_linear_silu_e4m3_512x2048; a long one says where it begins and ends."""
-        name = "_".join(self.ops)
-        if len(name) > _LONGEST:
-            name = f"{self.ops[0]}_to_{self.ops[-1]}_{len(self.stages)}_linears"
-        sizes = "x".join(str(size) for size in (self.stages[0].k, *(stage.n for stage in self.stages)))
-        return f"{name}{'_e4m3' if self.fp8 else ''}{'_known' if self.known else ''}_{sizes}"
 
     def reader(self, index: int) -> int | None:
         """The stage whose residual is what a stage ends with."""

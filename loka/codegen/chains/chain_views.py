@@ -133,6 +133,7 @@ class FrozenChainView:
     """The function for weights that were quantised once, as templates/chain/frozen.py.j2 reads it."""
 
     name: str
+    layers: str  # those of the model that it is for
     steps: tuple[str, ...]  # layer_norm, linear, silu
     sizes: str  # "x (..., 512), weight (2048, 512)"
     width: int  # of the result

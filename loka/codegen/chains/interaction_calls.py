@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from loka.codegen.chains.interaction_shapes import ConcatNormShape, CrossShape, FmShape, Shape, kernels_of
 from loka.codegen.modules import statement_text
 from loka.codegen.text.identifiers import Names, class_of
+from loka.codegen.text.layer_names import Layers
 from loka.errors import LokaError
 from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR, Ref, RefKind
 from loka.graph.patterns.concat_norm import concatenated_norm
@@ -34,10 +35,10 @@ class InteractionCalls:
         self._names = names
         self._found: dict[Shape, tuple[str, str]] = {}
 
-    def function(self, shape: Shape) -> str:
-        """The wrapper's name in kernels.py for one more call."""
+    def function(self, shape: Shape, layers: Layers) -> str:
+        """The wrapper's name in kernels.py for one more call, after the first layers with this shape."""
         if shape not in self._found:
-            name = self._names.unique(_name(shape))
+            name = self._names.unique(f"{layers.name}_{_KINDS[type(shape)]}")
             self._found[shape] = (name, self._names.unique(class_of(name)))
         return self._found[shape][0]
 
@@ -119,14 +120,3 @@ def cross_arguments(
 
 
 _KINDS = {FmShape: "fm_interaction", ConcatNormShape: "concat_norm", CrossShape: "cross"}
-
-
-def _name(shape: Shape) -> str:
-    match shape:
-        case FmShape():
-            return shape.forward.function + ("_passing" if shape.passes else "")
-        case ConcatNormShape():
-            return shape.forward.function
-        case CrossShape():
-            what = [*(["itself"] if shape.itself else []), *([] if shape.bias else ["unbiased"])]
-            return "_".join(["cross", *what, str(shape.width), *(["passing"] if shape.passes else [])])

@@ -23,11 +23,13 @@ from loka.codegen.modules.linear_recipes import SiteRecipe, site_recipe
 from loka.codegen.modules.region_functions import Linear, Regions
 from loka.codegen.modules.signature import parse_argument
 from loka.codegen.text.comments import shown, wrapped
+from loka.codegen.text.identifiers import snake
+from loka.codegen.text.layer_names import layers
 from loka.codegen.text.layout import Code, call, code_of, lay_out, parse
 from loka.errors import LokaError
 from loka.graph.ir import DTYPE, ConcatNorm, Cross, FmInteraction, ForwardIR, RefKind, Region, SiteCall
 from loka.numerics.enums import Operand
-from loka.plan.plan import SitePlan
+from loka.plan.plan import PlannedBinding, SitePlan
 
 INDENT = 8
 
@@ -62,12 +64,18 @@ class ForwardBody:
         self,
         writer: Writer,
         forward: ForwardIR,
-        sites: Sequence[str],
+        binding: PlannedBinding,
+        name: str,
         plans: Sequence[SitePlan],
         frozen: bool,
     ) -> None:
         self._writer = writer
         self._forward = forward
+        self._sites = binding.sites
+        self._fallback = snake(
+            name.removesuffix("Frozen")
+        )  # what functions are called whose layers have nothing in common
+        self._layers = layers([(module,) for module in binding.modules], self._fallback)
         self._plans = plans
         self._frozen = frozen
         self.arguments = [parse_argument(text) for text in forward.arguments]
@@ -79,7 +87,7 @@ class ForwardBody:
                 )
         self._scope = statement_text.NameScope(argument.name for argument in self.arguments if argument.name)
         self._used = statement_text.used_later(forward.statements, forward.result)
-        self._index = _site_indices(forward, sites)
+        self._index = _site_indices(forward, binding.sites[0])
         self._chains = planned_chains(forward, self._index, plans)
         taken = self._taken()
         self._mixes = [mix for mix in forward.mixes if taken.isdisjoint(mix.places)]
@@ -181,7 +189,7 @@ class ForwardBody:
     def _mix(self, mix: FmInteraction) -> None:
         """Compute a mixing layer's results where the first of its statements stands."""
         shape, statements = fm_shape(mix, self._joins), self._forward.statements
-        name = f"{self._writer.kernels}.{self._writer.mixes.function(shape)}"
+        name = f"{self._writer.kernels}.{self._writer.mixes.function(shape, self._layers)}"
         code = call(name, map(Code, fm_arguments(mix, self._forward, self._scope)))
         made = [self._target(statements[place].target) or "_" for place in mix.made]
         if shape.passes:
@@ -195,7 +203,7 @@ class ForwardBody:
             raise LokaError(f"no kernel joins for statement {join.norm}. This is a fault in LoKA: please report it.")
         handed = self._handed if passing(join, self._mixes) is not None else {}
         arguments = concat_norm_arguments(join, self._forward, self._scope, handed)
-        name = f"{self._writer.kernels}.{self._writer.mixes.function(shape)}"
+        name = f"{self._writer.kernels}.{self._writer.mixes.function(shape, self._layers)}"
         self._comment_notes(range(join.norm, join.norm + 1))
         self._assign(join.norm, call(name, map(Code, arguments)))
 
@@ -203,7 +211,7 @@ class ForwardBody:
         biased = cross.linear in self._unbiased
         later = self._crosses[self._crosses.index(cross) + 1 :]
         shape = cross_shape(cross, later, biased)
-        name = f"{self._writer.kernels}.{self._writer.mixes.function(shape)}"
+        name = f"{self._writer.kernels}.{self._writer.mixes.function(shape, self._layers)}"
         code = call(name, map(Code, cross_arguments(cross, biased, self._scope, self._handed_factors)))
         self._comment_notes(range(cross.sum, cross.sum + 1))
         if not shape.passes:
@@ -221,7 +229,9 @@ class ForwardBody:
         arguments = chain_arguments(self._forward, planned, self._scope, frozen)
         if shape.known:
             self.known |= {(number, operand): None for number in planned.sites for operand in operands(frozen)}
-        name = f"{self._writer.kernels}.{self._writer.chains.function(shape, frozen)}"
+        of_modules = [[sites[number] for number in planned.sites] for sites in self._sites]
+        function = self._writer.chains.function(shape, layers(of_modules, self._fallback, self._sites[0]), frozen)
+        name = f"{self._writer.kernels}.{function}"
         code = call(name, [code_of(parse(argument)) for argument in arguments])
         self._import(code)
         self._comment_notes(range(chain.first, chain.last + 1))

@@ -15,7 +15,8 @@ from loka.codegen.modules.linear_recipes import Recipes, SiteRecipe, describe, s
 from loka.codegen.modules.region_functions import Regions
 from loka.codegen.modules.signature import forward_header
 from loka.codegen.text.comments import listed, shown, wrapped
-from loka.codegen.text.identifiers import Names, class_name
+from loka.codegen.text.identifiers import Names, class_name, snake
+from loka.codegen.text.layer_names import layers
 from loka.codegen.text.layout import Code, call, code_of, lay_out, literal, parse
 from loka.errors import LokaError
 from loka.kernels.gemm.catalogue import SCALED_MM
@@ -107,7 +108,8 @@ class ModuleWriter:
         if chained:
             plain = without_maxima(recipe) if known else recipe
             shape = ChainShape((StageShape(plan.site.k, plan.site.n, bias is not None, plain),))
-            kernel = f"{self.kernels}.{self.chains.function(shape, frozen)}"
+            found = layers(binding.sites, snake(name.removesuffix("Frozen")))
+            kernel = f"{self.kernels}.{self.chains.function(shape, found, frozen)}"
             biases = (*([bias] if bias else []), *(known_arguments(0, frozen) if known else ()))
         else:
             kernel, biases = self._kernel(recipe, bias is not None, frozen), (bias or "None",)
@@ -128,7 +130,7 @@ class ModuleWriter:
         """The class of a straight-line forward, and whether kernels take anything along in the model's dtype."""
         if binding.forward is None:
             raise LokaError(f"the binding {binding.name!r} has no forward. This is a fault in LoKA: please report it.")
-        body = ForwardBody(self, binding.forward, binding.sites[0], plans, frozen)
+        body = ForwardBody(self, binding.forward, binding, name, plans, frozen)
         self.imports |= body.imports
         view = ModuleView(
             name,

@@ -30,6 +30,7 @@ RESERVED = frozenset(
         "BINDINGS",
         "apply",
         "ctx",
+        "once_differentiable",
     }
 )
 _CLASS = re.compile(r"[A-Z][A-Za-z0-9]{0,79}")
@@ -42,6 +43,13 @@ class Names:
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = {*RESERVED, *taken}
+
+    def first_free(self, wanted: Sequence[str], also: Sequence[str] = ()) -> str:
+        """The first of these names that is free, with each suffix of `also`; else the last made `unique`."""
+        for name in wanted[:-1]:
+            if not any(name + suffix in self._taken for suffix in ("", *also)):
+                return self.unique(name, also)
+        return self.unique(wanted[-1], also)
 
     def unique(self, wanted: str, also: Sequence[str] = ()) -> str:
         """`wanted`, or `wanted_2`, `wanted_3`, ... so that it, and it followed by each suffix of `also`, is free."""
@@ -99,6 +107,11 @@ def _camel(name: str) -> str:
     return made[:_LONGEST]
 
 
-def class_of(name: str) -> str:
-    """layer_norm_linear_e4m3_512x64 as LayerNormLinearE4m3X512x64."""
-    return "".join(f"X{part}" if part[0].isdigit() else part[0].upper() + part[1:] for part in name.split("_"))
+def class_of(function: str) -> str:
+    """The autograd function of a wrapper: that of head_mlp_0 is HeadMlp0Function."""
+    return f"{_camel(function)}Function"
+
+
+def snake(name: str) -> str:
+    """A class name as a function's: LayersFmb0 as layers_fmb0."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
