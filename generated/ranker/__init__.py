@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "1c6e209f7f3fa618eb38ac01f47366b3d82519b59638d93bf5cd22d3251862ec"
+STAMP = "03dd30d9a510dbfd7151368010513944d7daf5a336f236227308f2ccff411444"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

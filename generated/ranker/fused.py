@@ -14,7 +14,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "1c6e209f7f3fa618eb38ac01f47366b3d82519b59638d93bf5cd22d3251862ec"
+STAMP = "03dd30d9a510dbfd7151368010513944d7daf5a336f236227308f2ccff411444"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

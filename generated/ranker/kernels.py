@@ -28,7 +28,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "1c6e209f7f3fa618eb38ac01f47366b3d82519b59638d93bf5cd22d3251862ec"
+STAMP = "03dd30d9a510dbfd7151368010513944d7daf5a336f236227308f2ccff411444"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive
@@ -46,8 +46,11 @@ def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:
     return values.to(torch.float8_e4m3fn).contiguous(), scale
 
 
-class LinearLayerNormSiluX13x64(torch.autograd.Function):
-    """linear -> layer_norm -> silu. fprop, dgrad, wgrad in the model's dtype."""
+class EmbedDense0Function(torch.autograd.Function):
+    """embed.dense.0: linear -> layer_norm -> silu.
+
+    GEMMs: fprop, dgrad, wgrad in the model's dtype.
+    """
 
     @staticmethod
     def forward(
@@ -80,9 +83,7 @@ class LinearLayerNormSiluX13x64(torch.autograd.Function):
         return dx, dweight, dbias, dnorm_weight, dnorm_bias, None
 
 
-def linear_layer_norm_silu_13x64(
-    x: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor, norm_bias: Tensor
-) -> Tensor:
+def embed_dense_0(x: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor, norm_bias: Tensor) -> Tensor:
     """linear -> layer_norm -> silu: x (..., 13), weight (64, 13) -> (..., 64)."""
     if x.numel() == 0:
         y = torch.nn.functional.linear(x, weight, bias)
@@ -90,13 +91,16 @@ def linear_layer_norm_silu_13x64(
         return torch.nn.functional.silu(y)
     dtype = dispatch.output_dtype(x)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    y = LinearLayerNormSiluX13x64.apply(rows, weight, bias, norm_weight, norm_bias, dtype)
+    y = EmbedDense0Function.apply(rows, weight, bias, norm_weight, norm_bias, dtype)
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 64)
 
 
-class LinearE4m3X64x32(torch.autograd.Function):
-    """linear. fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a
-    transposed copy; wgrad in transposed copies, tensorwise."""
+class EmbedDense3Function(torch.autograd.Function):
+    """embed.dense.3: linear.
+
+    GEMMs: fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a
+    transposed copy; wgrad in transposed copies, tensorwise.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype, counter_id: int) -> Tensor:
@@ -145,20 +149,23 @@ class LinearE4m3X64x32(torch.autograd.Function):
         return dx, dweight, dbias, None, None
 
 
-def linear_e4m3_64x32(x: Tensor, weight: Tensor, bias: Tensor, counter_id: int) -> Tensor:
+def embed_dense_3(x: Tensor, weight: Tensor, bias: Tensor, counter_id: int) -> Tensor:
     """linear: x (..., 64), weight (32, 64) -> (..., 32). GEMMs count under their counter ids."""
     if x.numel() == 0:
         return torch.nn.functional.linear(x, weight, bias)
     dtype = dispatch.output_dtype(x)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    y = LinearE4m3X64x32.apply(rows, weight, bias, dtype, counter_id)
+    y = EmbedDense3Function.apply(rows, weight, bias, dtype, counter_id)
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 32)
 
 
-class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
-    """layer_norm -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear. fprop in e4m3 rowwise with
-    power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a transposed copy; wgrad in transposed
-    copies, tensorwise."""
+class LayersFmbFunction(torch.autograd.Function):
+    """layers.0.fmb, layers.1.fmb, layers.2.fmb: layer_norm -> linear -> layer_norm -> silu -> linear -> layer_norm ->
+    silu -> linear.
+
+    GEMMs: fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a
+    transposed copy; wgrad in transposed copies, tensorwise.
+    """
 
     @staticmethod
     def forward(
@@ -438,7 +445,7 @@ class LayerNormToLinearX3LinearsE4m3X128x256x256x256(torch.autograd.Function):
         )
 
 
-def layer_norm_to_linear_3_linears_e4m3_128x256x256x256(
+def layers_fmb(
     x: Tensor,
     pre_norm_weight: Tensor,
     pre_norm_bias: Tensor,
@@ -469,7 +476,7 @@ def layer_norm_to_linear_3_linears_e4m3_128x256x256x256(
         return torch.nn.functional.linear(y, weight_2, bias_2)
     dtype = dispatch.output_dtype(x)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    y = LayerNormToLinearX3LinearsE4m3X128x256x256x256.apply(
+    y = LayersFmbFunction.apply(
         rows,
         pre_norm_weight,
         pre_norm_bias,
@@ -491,10 +498,12 @@ def layer_norm_to_linear_3_linears_e4m3_128x256x256x256(
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 256)
 
 
-class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
-    """linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu. fprop in e4m3
-    rowwise with power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a transposed copy; wgrad in
-    transposed copies, tensorwise."""
+class HeadMlpFunction(torch.autograd.Function):
+    """head.mlp: linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu.
+
+    GEMMs: fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a
+    transposed copy; wgrad in transposed copies, tensorwise.
+    """
 
     @staticmethod
     def forward(
@@ -762,7 +771,7 @@ class LinearToSiluX3LinearsE4m3X512x256x256x256(torch.autograd.Function):
         )
 
 
-def linear_to_silu_3_linears_e4m3_512x256x256x256(
+def head_mlp(
     x: Tensor,
     weight_0: Tensor,
     bias_0: Tensor,
@@ -794,7 +803,7 @@ def linear_to_silu_3_linears_e4m3_512x256x256x256(
         return torch.nn.functional.silu(y)
     dtype = dispatch.output_dtype(x)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    y = LinearToSiluX3LinearsE4m3X512x256x256x256.apply(
+    y = HeadMlpFunction.apply(
         rows,
         weight_0,
         bias_0,
@@ -816,9 +825,7 @@ def linear_to_silu_3_linears_e4m3_512x256x256x256(
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 256)
 
 
-def linear_layer_norm_silu_13x64_frozen(
-    x: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor, norm_bias: Tensor
-) -> Tensor:
+def embed_dense_0_frozen(x: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor, norm_bias: Tensor) -> Tensor:
     """linear -> layer_norm -> silu: x (..., 13), weight (64, 13) -> (..., 64). It gives no gradients."""
     dtype = dispatch.output_dtype(x)
     if x.numel() == 0:
@@ -830,7 +837,7 @@ def linear_layer_norm_silu_13x64_frozen(
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], 64)
 
 
-def linear_e4m3_64x32_frozen(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, counter_id: int) -> Tensor:
+def embed_dense_3_frozen(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, counter_id: int) -> Tensor:
     """linear: x (..., 64), weight (32, 64) -> (..., 32). It gives no gradients."""
     dtype = dispatch.output_dtype(x)
     if x.numel() == 0:
@@ -843,7 +850,7 @@ def linear_e4m3_64x32_frozen(x: Tensor, weight: Tensor, scale: Tensor, bias: Ten
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 32)
 
 
-def layer_norm_to_linear_3_linears_e4m3_128x256x256x256_frozen(
+def layers_fmb_frozen(
     x: Tensor,
     pre_norm_weight: Tensor,
     pre_norm_bias: Tensor,
@@ -881,7 +888,7 @@ def layer_norm_to_linear_3_linears_e4m3_128x256x256x256_frozen(
     return y_2 if x.dim() == 2 else y_2.reshape(*x.shape[:-1], 256)
 
 
-def linear_to_silu_3_linears_e4m3_512x256x256x256_frozen(
+def head_mlp_frozen(
     x: Tensor,
     weight_0: Tensor,
     scale_0: Tensor,
@@ -918,7 +925,7 @@ def linear_to_silu_3_linears_e4m3_512x256x256x256_frozen(
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], 256)
 
 
-class FmInteractionX16x32ToX8X8Passing(torch.autograd.Function):
+class LayersFmInteractionFunction(torch.autograd.Function):
     """All pairs of a sample's embeddings at low rank, and weighted sums of them; x itself for the sum that adds it."""
 
     @staticmethod
@@ -941,13 +948,13 @@ class FmInteractionX16x32ToX8X8Passing(torch.autograd.Function):
         return dx, drank.view(rank.shape), dcompress.view(compress.shape), None
 
 
-def fm_interaction_16x32_to_8_8_passing(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def layers_fm_interaction(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """x (B, 16, 32) -> x @ (x^T @ rank) (B, 16, 8), compress @ x (B, 8, 32), and x itself for the sum that adds it."""
-    y: Any = FmInteractionX16x32ToX8X8Passing.apply(x, rank, compress, dispatch.output_dtype(x))
+    y: Any = LayersFmInteractionFunction.apply(x, rank, compress, dispatch.output_dtype(x))
     return y
 
 
-class ConcatNormX2ResidualLayerNormX32(torch.autograd.Function):
+class LayersConcatNormFunction(torch.autograd.Function):
     """The layer_norm of 2 parts one after another plus the residual."""
 
     @staticmethod
@@ -970,11 +977,9 @@ class ConcatNormX2ResidualLayerNormX32(torch.autograd.Function):
         return dpart_0.to(part_0.dtype), dpart_1.to(part_1.dtype), dx.to(residual.dtype), dweight, dbias, None
 
 
-def concat_norm_2_residual_layer_norm_32(
-    part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor
-) -> Tensor:
+def layers_concat_norm(part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """part_0 (B, n_0, 32), part_1 (B, n_1, 32); residual and result (B, n, 32), n the sum of all rows."""
-    y: Any = ConcatNormX2ResidualLayerNormX32.apply(
+    y: Any = LayersConcatNormFunction.apply(
         part_0, part_1, residual, weight, bias, dispatch.joined_dtype(part_0, part_1, residual)
     )
     return y

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "1c6e209f7f3fa618eb38ac01f47366b3d82519b59638d93bf5cd22d3251862ec"
+STAMP = "03dd30d9a510dbfd7151368010513944d7daf5a336f236227308f2ccff411444"
 
 
 class EmbedDense(dispatch.Bound):
@@ -31,9 +31,9 @@ class EmbedDense(dispatch.Bound):
 
     def forward(self, input: Tensor) -> Tensor:
         # from 0, 1, 2
-        v_2 = kernels.linear_layer_norm_silu_13x64(input, self[0].weight, self[0].bias, self[1].weight, self[1].bias)
+        v_2 = kernels.embed_dense_0(input, self[0].weight, self[0].bias, self[1].weight, self[1].bias)
         # from 3
-        return kernels.linear_e4m3_64x32(v_2, self[3].weight, self[3].bias, self.loka.counter_id(1))
+        return kernels.embed_dense_3(v_2, self[3].weight, self[3].bias, self.loka.counter_id(1))
 
 
 class EmbedDenseFrozen(dispatch.Bound):
@@ -51,11 +51,9 @@ class EmbedDenseFrozen(dispatch.Bound):
 
     def forward(self, input: Tensor) -> Tensor:
         # from 0, 1, 2
-        v_2 = kernels.linear_layer_norm_silu_13x64_frozen(
-            input, self[0].weight, self[0].bias, self[1].weight, self[1].bias
-        )
+        v_2 = kernels.embed_dense_0_frozen(input, self[0].weight, self[0].bias, self[1].weight, self[1].bias)
         # from 3
-        return kernels.linear_e4m3_64x32_frozen(
+        return kernels.embed_dense_3_frozen(
             v_2, self.loka_weight_1, self.loka_scale_1, self[3].bias, self.loka.counter_id(1)
         )
 
@@ -76,10 +74,10 @@ class Layers(dispatch.Bound):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        matmul_1, matmul_2, x_passed = kernels.fm_interaction_16x32_to_8_8_passing(x, self.rank, self.compress)
+        matmul_1, matmul_2, x_passed = kernels.layers_fm_interaction(x, self.rank, self.compress)
         flatten = matmul_1.flatten(1)
         # from fmb_norm, fmb.0, fmb.1, fmb.2, fmb.3, fmb.4, fmb.5, fmb.6
-        fmb_6 = kernels.layer_norm_to_linear_3_linears_e4m3_128x256x256x256(
+        fmb_6 = kernels.layers_fmb(
             flatten,
             self.fmb_norm.weight,
             self.fmb_norm.bias,
@@ -99,7 +97,7 @@ class Layers(dispatch.Bound):
         )
         view = fmb_6.view(-1, 8, 32)
         # from norm
-        return kernels.concat_norm_2_residual_layer_norm_32(view, matmul_2, x_passed, self.norm.weight, self.norm.bias)
+        return kernels.layers_concat_norm(view, matmul_2, x_passed, self.norm.weight, self.norm.bias)
 
 
 class LayersFrozen(dispatch.Bound):
@@ -125,10 +123,10 @@ class LayersFrozen(dispatch.Bound):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        matmul_1, matmul_2, x_passed = kernels.fm_interaction_16x32_to_8_8_passing(x, self.rank, self.compress)
+        matmul_1, matmul_2, x_passed = kernels.layers_fm_interaction(x, self.rank, self.compress)
         flatten = matmul_1.flatten(1)
         # from fmb_norm, fmb.0, fmb.1, fmb.2, fmb.3, fmb.4, fmb.5, fmb.6
-        fmb_6 = kernels.layer_norm_to_linear_3_linears_e4m3_128x256x256x256_frozen(
+        fmb_6 = kernels.layers_fmb_frozen(
             flatten,
             self.fmb_norm.weight,
             self.fmb_norm.bias,
@@ -151,7 +149,7 @@ class LayersFrozen(dispatch.Bound):
         )
         view = fmb_6.view(-1, 8, 32)
         # from norm
-        return kernels.concat_norm_2_residual_layer_norm_32(view, matmul_2, x_passed, self.norm.weight, self.norm.bias)
+        return kernels.layers_concat_norm(view, matmul_2, x_passed, self.norm.weight, self.norm.bias)
 
 
 class Head(dispatch.Bound):
@@ -169,7 +167,7 @@ class Head(dispatch.Bound):
 
     def forward(self, input: Tensor) -> Any:
         # from mlp.0, mlp.1, mlp.2, mlp.3, mlp.4, mlp.5, mlp.6, norm, silu
-        silu = kernels.linear_to_silu_3_linears_e4m3_512x256x256x256(
+        silu = kernels.head_mlp(
             input,
             self.mlp[0].weight,
             self.mlp[0].bias,
@@ -210,7 +208,7 @@ class HeadFrozen(dispatch.Bound):
 
     def forward(self, input: Tensor) -> Any:
         # from mlp.0, mlp.1, mlp.2, mlp.3, mlp.4, mlp.5, mlp.6, norm, silu
-        silu = kernels.linear_to_silu_3_linears_e4m3_512x256x256x256_frozen(
+        silu = kernels.head_mlp_frozen(
             input,
             self.loka_weight_0,
             self.loka_scale_0,

@@ -13,7 +13,7 @@ from torch import Tensor
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "1c6e209f7f3fa618eb38ac01f47366b3d82519b59638d93bf5cd22d3251862ec"
+STAMP = "03dd30d9a510dbfd7151368010513944d7daf5a336f236227308f2ccff411444"
 
 
 @triton.jit
