@@ -14,7 +14,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "03dd30d9a510dbfd7151368010513944d7daf5a336f236227308f2ccff411444"
+STAMP = "762687773638e0723c8d7229ccc4f1ade8036e619e27524210b11db2d36ca593"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The FP8 arithmetic of ranker.yaml: quantisers, linears, chains, mixing layers.
+"""The FP8 arithmetic of ranker.yaml: quantisers, linears, chains, interactions.
 
 Written by `loka generate`, which overwrites it: edit the policy and generate again.
 
@@ -6,14 +6,12 @@ A quantiser works along the last dimension of a matrix and returns FP8 values an
 `value * scale`. `dispatch.scaled_mm(a, scale_a, b, scale_b, ...)` is `(a * scale_a) @ (b * scale_b).T`, so each GEMM
 quantises both of its operands along the dimension that it sums over.
 
-A chain is a run of linears with the norms and activations around them as one function. Its kernels (`fused`) normalise,
-activate and quantise a row in one pass, forward and backward, so that what lies between two GEMMs is read and written
-once. Each GEMM that sums over another dimension than the row's takes the FP8 values transposed: transposed, with one
-scale
-for all, the largest. Sums over all rows come in parts, which `reduce` adds up.
+A chain is a run of linears, with the norms and activations around them, as one function. Its kernels (`fused`)
+normalise, activate and quantise a row in one pass, forward and backward, so that what lies between two GEMMs is read
+and written once. A GEMM that sums over the rows takes its FP8 operands transposed, requantized to one scale, the
+largest. Gradients of vectors come as partial sums, which `fused.reduce` adds up.
 
-Small products of a sample's embeddings, and what is put together and normalised, are functions with kernels of their
-own.
+Interactions, the small products of a sample's embeddings and norms of what is concatenated, have kernels of their own.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "03dd30d9a510dbfd7151368010513944d7daf5a336f236227308f2ccff411444"
+STAMP = "762687773638e0723c8d7229ccc4f1ade8036e619e27524210b11db2d36ca593"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive
@@ -37,7 +35,7 @@ AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive
 def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:
     """x (R, C) in e4m3, one scale a row: FP8 values (R, C), scales (R, 1)."""
     x = x.float()
-    magnitude = x.abs().nan_to_num(0.0, 0.0, 0.0)  # non-finite values have no say in the scale
+    magnitude = x.abs().nan_to_num(0.0, 0.0, 0.0)  # non-finite values are ignored
     amax = magnitude.amax(dim=1, keepdim=True)
     scale = amax.clamp(min=AMAX_FLOOR) / E4M3_MAX
     scale = ((scale.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)  # up to a power of two

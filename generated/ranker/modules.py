@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "03dd30d9a510dbfd7151368010513944d7daf5a336f236227308f2ccff411444"
+STAMP = "762687773638e0723c8d7229ccc4f1ade8036e619e27524210b11db2d36ca593"
 
 
 class EmbedDense(dispatch.Bound):

@@ -263,7 +263,7 @@ def test_hooks_of_a_bound_module_keep_firing():
 
 
 def test_the_reference_path_is_said_once_and_only_where_it_runs():
-    with pytest.warns(dispatch.LokaWarning, match="the model is on cpu: .*slow and right") as caught:
+    with pytest.warns(dispatch.LokaWarning, match="the model is on cpu: .*slow but exact") as caught:
         sample.apply(models.mlp(), target="h100")
     assert len(caught) == 1
     assert caught[0].filename == __file__

@@ -176,7 +176,7 @@ def _flat(node: ast.expr) -> tuple[str, int]:
             return text, _COMPARISON
         case ast.BoolOp(op=op, values=values):
             word, binds = (" and ", 3) if isinstance(op, ast.And) else (" or ", 2)
-            # `and` inside `or` is put in brackets, for who reads it.
+            # `and` inside `or` is put in brackets, for readability.
             return word.join(_nested(value, 4) for value in values), binds
         case ast.IfExp(test=test, body=body, orelse=other):
             return f"{_nested(body, 2)} if {_nested(test, 2)} else {_nested(other, _IF)}", _IF

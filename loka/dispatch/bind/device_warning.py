@@ -23,7 +23,7 @@ def warn_of_devices(package: str, target: str, modules: Iterable[nn.Module], sta
 
 
 def _note(device: torch.device, target: str) -> str:
-    slow = f"its FP8 GEMMs run on the torch reference path, slow and right (the plan is for {target})"
+    slow = f"its FP8 GEMMs run on the torch reference path, slow but exact (the plan is for {target})"
     if device.type == "meta":
         return ""
     if device.type != "cuda":
