@@ -61,7 +61,7 @@ os._exit(max(os.waitstatus_to_exitcode(status), 0) or (1 if status else 0))
 LOKA = "import sys; from loka.cli.main import run; sys.exit(run())"
 
 
-class Block(nn.Module):
+class ScaleBlock(nn.Module):
     """Linear and ReLU: (B, width) -> (B, width)."""
 
     def __init__(self, width: int) -> None:
@@ -77,7 +77,7 @@ class Tower(nn.Module):
 
     def __init__(self, layers: int, width: int) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([Block(width) for _ in range(layers)])
+        self.blocks = nn.ModuleList([ScaleBlock(width) for _ in range(layers)])
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:

@@ -68,7 +68,7 @@ def reads_of(owner: nn.Module, traced: Traced) -> tuple[Reads, ...]:
     asking = [path for path in ("", *traced.inlined) if _asks_for_types(children[path])]
     asked_of = {path for path in traced.called if any(not outer or path.startswith(f"{outer}.") for outer in asking)}
     typed = {*traced.inlined, *traced.relied, *asked_of}
-    reader = _Reader(owner, traced)
+    reader = _ForwardReader(owner, traced)
     found: dict[tuple[str, int | tuple[str, ...] | None, tuple[tuple[str, str], ...]], list[str]] = {}
     for path in sorted(children, key=order.__getitem__):
         child, names = children[path], traced.names.get(path, ())
@@ -82,7 +82,7 @@ def reads_of(owner: nn.Module, traced: Traced) -> tuple[Reads, ...]:
     return tuple(Reads(tuple(alike), *key) for key, alike in found.items())
 
 
-class _Reader:
+class _ForwardReader:
     """The attributes that were read of each module, with their values as text, but for what is recorded elsewhere."""
 
     def __init__(self, owner: nn.Module, traced: Traced) -> None:

@@ -1,8 +1,8 @@
 """The one list of mods: a line for each, with its kind. A mod called NAME lies in the folder `loka/mods/NAME`.
 
 There `NAME_planning.py` has `PLANNING`, what planning asks (`loka.mods.mod_planning`), and `NAME.py` carries the mod
-out; for a mod that changes modules it has `MOD` (`loka.mods.mod`). Both are imported when they are first asked for:
-training machines ask for `MOD` alone, and have no pydantic.
+out; for a mod that changes modules it has `MOD` (`loka.mods.adaptation`). Both are imported when they are first asked
+for: training machines ask for `MOD` alone, and have no pydantic.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from loka.mods.mod import ModelMod
+    from loka.mods.adaptation import ModelMod
     from loka.mods.mod_planning import (
         ForwardModPlanning,
         InteractionModPlanning,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from loka.mods.adaptation import Unchanged
 from loka.mods.mod_planning import ModPlanning, ModRequest
-from loka.policy.cascade.unmatched import hint
+from loka.policy.cascade.cascade import hint
 from loka.policy.policy import ModRule, Pattern
 from loka.policy.problems import Problem, problem
 from loka.policy.schema.mod_schema import own_parameters

@@ -22,8 +22,7 @@ from loka.mods.fingerprint import mod_fingerprints
 from loka.mods.modded_model import Adapted, built_model
 from loka.mods.policy_loader import load_policy
 from loka.mods.registry import interaction_planning
-from loka.plan.evidence import ProfiledSites, check_sites, open_profile
-from loka.plan.merged_evidence import with_merged_sites
+from loka.plan.evidence import ProfiledSites, check_sites, open_profile, with_merged_sites
 from loka.plan.plan import NATIVE, Plan
 from loka.plan.report.mod_plans import ForwardOutcome, mod_plans
 from loka.plan.resolve import Situation, resolve
@@ -36,7 +35,7 @@ from loka.plan.rewrite.site_mods import with_site_mods
 from loka.plan.select.interaction_times import interaction_plans, without_fused_sites
 from loka.plan.select.mod_gains import with_gains
 from loka.plan.select.open_measurements import open_measurements
-from loka.plan.select.workload import Traced
+from loka.plan.select.workload import TracedNeighbours
 from loka.plan.serialize import from_json
 from loka.policy.cascade.cascade import resolve_settings
 from loka.policy.cascade.settings import Assignment, SiteFacts, SiteSettings
@@ -199,7 +198,7 @@ def plan_of(
     plans, wide = resolve(sites, settings, situation, {}), float64_sites(sites, model)
     request = rewrite_request_of(plans, settings, interacting, modded.changed, trace.scopes, wide)
     rewrites = _rewritten(request, model, trace)
-    traced = rewrites.traced if costs is not None else Traced()
+    traced = rewrites.traced if costs is not None else TracedNeighbours()
     if traced.chains or traced.alone:  # now that their neighbours are known, some may be as fast as they are
         plans = resolve(sites, settings, situation, {}, traced)
         again = rewrite_request_of(plans, settings, interacting, modded.changed, trace.scopes, wide)

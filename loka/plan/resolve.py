@@ -30,7 +30,7 @@ from loka.plan.select.latency_selection import SAFE, LatencySelection, problem_o
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.select.select import SelectionProblem, select
 from loka.plan.select.transposed_operands import unsupported_transpose
-from loka.plan.select.workload import SiteSizes, Surroundings, Traced, gemm_part, surroundings_of
+from loka.plan.select.workload import SiteSizes, Surroundings, TracedNeighbours, gemm_part, surroundings_of
 from loka.policy.cascade.settings import Assignment, GemmSettings, SiteSettings
 from loka.probe.profile.profile import Verdict
 from loka.sites.site import Site
@@ -67,7 +67,7 @@ def resolve(
     settings: Sequence[SiteSettings],
     situation: Situation,
     refused: Mapping[str, str],
-    traced: Traced | None = None,
+    traced: TracedNeighbours | None = None,
 ) -> tuple[SitePlan, ...]:
     """Decide every GEMM of every site; `settings[i]` belongs to `sites[i]`.
 
@@ -102,7 +102,7 @@ def resolve(
         drafts.append(_Draft(site, wanted, obstacle, gemms))
     if problems:
         raise ImpossibleRuleError("\n".join(problems))
-    timed = resolver.by_time(drafts, traced or Traced())
+    timed = resolver.by_time(drafts, traced or TracedNeighbours())
     return tuple(
         SitePlan(draft.site, draft.gemms, draft.wanted.history) if found is None else _timed_plan(draft, found)
         for draft, found in zip(drafts, timed, strict=True)
@@ -192,7 +192,7 @@ class _Resolver:
     def _overridden(self, site: Site, gemm: Gemm, requested: GemmSettings) -> OperandPair:
         return overridden_operands(site, gemm, requested, self._situation.batch_size, self._situation.target.value)
 
-    def by_time(self, drafts: Sequence[_Draft], traced: Traced) -> list[LatencySelection | None]:
+    def by_time(self, drafts: Sequence[_Draft], traced: TracedNeighbours) -> list[LatencySelection | None]:
         """What measurements make of the drafts; None where they say nothing."""
         found: list[LatencySelection | None] = [None] * len(drafts)
         if self._perf_model is None:
@@ -211,12 +211,12 @@ class _Resolver:
                 found[place] = timed
         return found
 
-    def _problem(self, draft: _Draft, traced: Traced) -> SelectionProblem | None:
+    def _problem(self, draft: _Draft, traced: TracedNeighbours) -> SelectionProblem | None:
         if draft.obstacle is not None:
             return None
         return problem_of(self._options_of(draft, traced), draft.gemms, draft.wanted)
 
-    def _options_of(self, draft: _Draft, traced: Traced) -> SiteOptions | None:
+    def _options_of(self, draft: _Draft, traced: TracedNeighbours) -> SiteOptions | None:
         site, wanted = draft.site, draft.wanted
         if self._perf_model is None:
             return None
@@ -256,7 +256,7 @@ class _Resolver:
 
 
 def _runs(
-    drafts: Sequence[_Draft], problems: Sequence[SelectionProblem | None], traced: Traced
+    drafts: Sequence[_Draft], problems: Sequence[SelectionProblem | None], traced: TracedNeighbours
 ) -> Iterator[list[tuple[int, SelectionProblem]]]:
     """The sites that decide together, by their places: neighbours in a chain, every other site by itself."""
     places = {draft.site.name: place for place, draft in enumerate(drafts)}

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from loka.errors import InputError
 from loka.sites.callables import call, current_directory_importable, describe_error, find_callable
-from loka.sites.meta_tensors import LARGE, LargeToMeta, without_numbers
+from loka.sites.fake_outputs import LARGE, LargeToMeta, without_numbers
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ _COMMENT = re.compile(r" *# ")
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _Bracket:
     """A bracket that nothing in its statement encloses: where it opens and closes, and the commas right inside it."""
 
     start: int
@@ -93,7 +93,7 @@ def _one_a_line(names: str, margin: str) -> list[str]:
     return [f"{margin}    {name.strip()}," for name in names.split(",") if name.strip()]
 
 
-def _opened(line: str, group: _Group, margin: str, *, defines: bool) -> list[str]:
+def _opened(line: str, group: _Bracket, margin: str, *, defines: bool) -> list[str]:
     """The statement with one bracket opened: arguments that fit on a line stay together, other items get one each."""
     before, after = line[: group.start + 1], line[group.end :]
     items = group.items(line)
@@ -112,9 +112,9 @@ def _opened(line: str, group: _Group, margin: str, *, defines: bool) -> list[str
     return [*lines, *wrap_statement(margin + after)]
 
 
-def _groups(line: str) -> list[_Group] | None:
+def _groups(line: str) -> list[_Bracket] | None:
     """The outermost brackets of a line, in order; None where it ends in a comment or inside a bracket."""
-    found: list[_Group] = []
+    found: list[_Bracket] = []
     depth, start = 0, 0
     commas: list[int] = []
     for token in _TOKEN.finditer(line):
@@ -130,7 +130,7 @@ def _groups(line: str) -> list[_Group] | None:
                 if depth < 0:
                     return None
                 if depth == 0:
-                    found.append(_Group(start, token.start(), tuple(commas)))
+                    found.append(_Bracket(start, token.start(), tuple(commas)))
             case "," if depth == 1:
                 commas.append(token.start())
     return found if depth == 0 else None

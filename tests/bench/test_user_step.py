@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.bench.speed import launches
-from loka.bench.speed.launches import kernels_among
+from loka.bench.speed import graph_launches
+from loka.bench.speed.graph_launches import kernels_among
 from loka.bench.speed.user_step import Example, tensors_of, user_step
 from loka.errors import InputError
 
@@ -81,12 +81,12 @@ def test_kernels_are_counted_at_the_second_look_and_a_profiler_that_cannot_be_us
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks = iter([["Memset (Device)"], ["one", "two", "Memcpy HtoD"], [], ["Memset (Device)"]])
-    monkeypatch.setattr(launches, "_seen", lambda replay: next(looks))
-    assert launches.launches_of(lambda: None) == 2
-    assert launches.launches_of(lambda: None) is None
+    monkeypatch.setattr(graph_launches, "_seen", lambda replay: next(looks))
+    assert graph_launches.launches_of(lambda: None) == 2
+    assert graph_launches.launches_of(lambda: None) is None
 
     def forbidden(replay: object) -> list[str]:
         raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
 
-    monkeypatch.setattr(launches, "_seen", forbidden)
-    assert launches.launches_of(lambda: None) is None
+    monkeypatch.setattr(graph_launches, "_seen", forbidden)
+    assert graph_launches.launches_of(lambda: None) is None

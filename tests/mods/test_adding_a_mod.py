@@ -17,7 +17,7 @@ import loka.mods
 from loka import dispatch
 from loka.codegen import render_package
 from loka.mods import registry
-from loka.mods.mod import ModelMod
+from loka.mods.adaptation import ModelMod
 from loka.mods.mod_planning import InteractionModPlanning, ModuleModPlanning, OwnerModPlanning, SiteModPlanning
 from loka.mods.policy_loader import load_policy
 from loka.mods.registry import MODS, ModKind, mod_schemas, module_mod, planning_of

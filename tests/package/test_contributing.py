@@ -26,7 +26,7 @@ from loka.kernels.fused.norm.norm_spec import NORMS, SAVING, NormForward
 from loka.kernels.gemm import catalogue, scaled_mm
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, kernel_named, operator_named
 from loka.mods import registry
-from loka.mods.mod import ModelMod
+from loka.mods.adaptation import ModelMod
 from loka.mods.registry import MODS, ModKind, mod_schemas, module_mod, planning_of
 from loka.numerics import scalings
 from loka.numerics.enums import Format, Scaling

@@ -18,7 +18,7 @@ from loka.plan.evidence import ProfiledSites
 from loka.plan.plan import NATIVE, SitePlan
 from loka.plan.resolve import Situation, resolve
 from loka.plan.select.perf_model import PerfModel
-from loka.plan.select.workload import SiteSizes, Surroundings, Traced, gemm_part, surroundings_of, workload_of
+from loka.plan.select.workload import SiteSizes, Surroundings, TracedNeighbours, gemm_part, surroundings_of, workload_of
 from loka.policy.cascade.settings import Budget, GemmSettings, SiteSettings
 from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
 from loka.sites.site import GemmKind, RowCount, Site
@@ -182,7 +182,7 @@ def test_in_a_chain_neither_and_it_is_never_slower_than_as_it_was(sizes, seed, o
     for floor in (low, high):
         wanted = settings_of(CHAIN, (Compute.AUTO,) * 3, floor, Fuse.ALWAYS)
         situation = Situation(TargetDevice.H100, BATCH, kernels=KERNELS, known=profile_of(*names), costs=costs_of(seed))
-        plans = resolve(sites, [wanted] * len(sites), situation, {}, Traced((names,), around))
+        plans = resolve(sites, [wanted] * len(sites), situation, {}, TracedNeighbours((names,), around))
         timings = [plan.timing for plan in plans if plan.timing is not None]
         assert len(timings) == len(sites)
         assert sum(each.chosen.us for each in timings) <= sum(each.as_is.us for each in timings) + 1e-2

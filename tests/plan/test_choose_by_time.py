@@ -17,7 +17,7 @@ from loka.plan.evidence import ProfiledSites
 from loka.plan.plan import NATIVE, GemmPlan, SitePlan
 from loka.plan.report.format import format_decision
 from loka.plan.resolve import Situation, resolve
-from loka.plan.select.workload import Surroundings, Traced
+from loka.plan.select.workload import Surroundings, TracedNeighbours
 from loka.policy.cascade.settings import Budget, GemmSettings, SiteSettings
 from loka.probe.profile.profile import Estimate, Interval
 from loka.sites.site import RowCount
@@ -333,13 +333,13 @@ def test_a_chain_of_neighbours_is_decided_as_a_whole(make_site, wanted, safe) ->
     """The second linear's input comes from the first's kernel: alone the first loses a little, together both gain."""
     names = ("a", "b")
     sites = [make_site("a", k=1024, n=4096), make_site("b", k=4096, n=1024)]
-    chain = Traced(
+    chain = TracedNeighbours(
         (names,),
         {"a": Surroundings("", "layer_norm silu", True, False), "b": Surroundings("layer_norm silu", "", False, True)},
     )
-    apart = Traced(tuple((name,) for name in names), chain.around)
+    apart = TracedNeighbours(tuple((name,) for name in names), chain.around)
 
-    def fp8(traced: Traced, min_speedup: float) -> list[bool]:
+    def fp8(traced: TracedNeighbours, min_speedup: float) -> list[bool]:
         situation = Situation(
             TargetDevice.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS, slow("quantise", by=2.0))
         )
@@ -361,7 +361,7 @@ def test_a_site_that_leaves_the_chain_costs_its_neighbour_a_pass(make_site, want
 
     def second(first: Compute) -> float:
         situation = Situation(TargetDevice.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS))
-        plans = resolve(sites, [wanted(first), wanted(Compute.FP8)], situation, {}, Traced((names,), around))
+        plans = resolve(sites, [wanted(first), wanted(Compute.FP8)], situation, {}, TracedNeighbours((names,), around))
         assert plans[1].timing is not None
         return plans[1].timing.chosen.forward
 
@@ -374,7 +374,7 @@ def test_fuse_auto_takes_neighbours_along_where_that_gains(fuse, gains, decide, 
     assert plan.gains_by_fusing is gains
     nothing = decide(wanted(fuse=fuse), MadeUp(KERNELS), k=4096, n=4096, fed_by=(), followed_by=())
     assert not nothing.gains_by_fusing
-    alone = Traced(alone=frozenset({NAME}))
+    alone = TracedNeighbours(alone=frozenset({NAME}))
     assert not decide(wanted(fuse=fuse), MadeUp(KERNELS), k=4096, n=4096, traced=alone).gains_by_fusing
 
 
@@ -418,7 +418,7 @@ def test_a_linear_that_keeps_wgrad_alone_stays_in_its_chain(make_site, wanted, s
     def forward_of_up(**down: Compute) -> float:
         situation = Situation(TargetDevice.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS))
         settings = [wanted(Compute.FP8, **down), wanted(Compute.FP8)]
-        plans = resolve(sites, settings, situation, {}, Traced((names,), around))
+        plans = resolve(sites, settings, situation, {}, TracedNeighbours((names,), around))
         assert plans[1].timing is not None
         return plans[1].timing.chosen.forward
 

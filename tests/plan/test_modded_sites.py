@@ -12,8 +12,7 @@ from loka.mods.pad_alignment.pad_alignment import Pad
 from loka.mods.pad_alignment.pad_alignment_planning import padded_site
 from loka.numerics.enums import Gemm, Operand, Scaling
 from loka.numerics.recipe import OperandRecipe
-from loka.plan.evidence import ProfiledSites
-from loka.plan.merged_evidence import with_merged_sites
+from loka.plan.evidence import ProfiledSites, with_merged_sites
 from loka.probe.profile.profile import Estimate, Interval, OperandSummary, Profile, SiteProfile
 from loka.sites.site import GemmKind, RowCount, Site
 

@@ -7,7 +7,7 @@ import torch
 
 from loka.sites.build_model import BuiltModel
 from loka.sites.discover import find_sites
-from loka.sites.meta_tensors import LargeToMeta
+from loka.sites.fake_outputs import LargeToMeta
 from loka.sites.site import GemmKind, RowCount
 
 pytest.importorskip("torchrec", reason="torchrec is an extra")

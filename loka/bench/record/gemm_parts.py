@@ -42,7 +42,7 @@ class PreparedCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class GemmPartRecipe:
     """How a GEMM's operands are quantised, and its sums added."""
 
     formats: tuple[Format, Format]
@@ -55,13 +55,13 @@ class Recipe:
         return self.accumulation is Accumulation.FAST
 
 
-def parse_recipe(text: str) -> Recipe:
-    """ "e4m3 rowwise, e4m3 rowwise, precise" as a Recipe. Raises InputError for anything else."""
+def parse_recipe(text: str) -> GemmPartRecipe:
+    """ "e4m3 rowwise, e4m3 rowwise, precise" as a recipe. Raises InputError for anything else."""
     try:
         first, second, accumulation = text.split(", ")
         (format_a, scaling_a), (format_b, scaling_b) = first.split(" "), second.split(" ")
         formats, scalings = (Format(format_a), Format(format_b)), (Scaling(scaling_a), Scaling(scaling_b))
-        return Recipe(formats, scalings, Accumulation(accumulation))
+        return GemmPartRecipe(formats, scalings, Accumulation(accumulation))
     except ValueError as error:
         raise InputError(
             f"a GEMM has no recipe {text!r} ({error}); write FORMAT SCALING, FORMAT SCALING, ACCUMULATION, as in "
@@ -80,26 +80,26 @@ class GemmOperands:
         self._places = tuple(spaced(rows).to(device) for rows in (part.rows, part.columns))
         self._exact = self._product(*(x[places] for x, places in zip(self.plain, self._places, strict=True)))
         self._quantised: dict[tuple[int, Format, Scaling], Quantized] = {}
-        self._own: dict[Recipe, Tensor] = {}
+        self._own: dict[GemmPartRecipe, Tensor] = {}
 
-    def quantised(self, recipe: Recipe) -> tuple[Quantized, Quantized]:
+    def quantised(self, recipe: GemmPartRecipe) -> tuple[Quantized, Quantized]:
         """Both operands in FP8."""
         return self._one(0, recipe), self._one(1, recipe)
 
-    def check(self, found: Tensor, recipe: Recipe | None) -> Check:
+    def check(self, found: Tensor, recipe: GemmPartRecipe | None) -> Check:
         """A product (rows, columns) of these operands, without a recipe of the plain ones."""
         sample = found[self._places[0]][:, self._places[1]]
         own = self._exact if recipe is None else self._own_product(recipe)
         return check_product(sample, self._exact, own, fast=recipe is not None and recipe.fast)
 
-    def _one(self, index: int, recipe: Recipe) -> Quantized:
+    def _one(self, index: int, recipe: GemmPartRecipe) -> Quantized:
         key = (index, recipe.formats[index], recipe.scalings[index])
         if key not in self._quantised:
             made = quantize(self.plain[index], format=key[1], scaling=key[2])
             self._quantised[key] = made
         return self._quantised[key]
 
-    def _own_product(self, recipe: Recipe) -> Tensor:
+    def _own_product(self, recipe: GemmPartRecipe) -> Tensor:
         if recipe not in self._own:
             pairs = zip(self.quantised(recipe), recipe.scalings, self._places, strict=True)
             sampled = [_sampled(made, scaling, places) for made, scaling, places in pairs]
@@ -165,7 +165,7 @@ class Gemms:
         arguments = (a.values, a.scale, b.values, b.scale)
         return PreparedCall(call, arguments, lambda found: operands.check(found, recipe))
 
-    def _of_catalogue(self, part: Part, recipe: Recipe) -> Callable[..., Tensor]:
+    def _of_catalogue(self, part: Part, recipe: GemmPartRecipe) -> Callable[..., Tensor]:
         """The operator of a kernel, as generated code calls it."""
         kernel = kernel_named(part.kernel)
         formats = zip(recipe.formats, recipe.scalings, strict=True)

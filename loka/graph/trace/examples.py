@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from loka.graph.refused import Refused
-from loka.sites.meta_tensors import LARGE, without_numbers
+from loka.sites.fake_outputs import LARGE, without_numbers
 
 MOST_CALLS = 4  # calls kept of one module at one batch size: those that differ in shape or arguments
 

@@ -11,13 +11,17 @@ import inspect
 import linecache
 import os
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from types import FunctionType, ModuleType
 
 import torch
 from torch import nn
 
-from loka.graph.source import functions_of, is_block_norm, live_floats
+from loka.graph.ir import ForwardIR, RefKind, Statement
+from loka.graph.patterns.linear_chain import readers_of
+from loka.graph.patterns.region import ACTIVATIONS, ELEMENTWISE, NORMS
+from loka.graph.source import functions_of, has_hooks, is_block_norm, live_floats
 
 _LABELS = {"record_function", "range", "annotate"}  # with-blocks that only label a profile
 _DECORATORS = {"override", "staticmethod", "classmethod", "property", "cached_property", "abstractmethod", "final"}
@@ -236,3 +240,31 @@ def _is_super(node: ast.expr) -> bool:
 def _holds_float(values: list[object] | dict[object, object] | set[object]) -> bool:
     items = values.values() if isinstance(values, dict) else values
     return any(isinstance(item, float) for item in items)
+
+
+_IN_PLACE = "inplace=True"
+# Operations whose result is a new tensor, never a view of an operand, and is not written into one (`out=`).
+_MAKING = ACTIVATIONS | ELEMENTWISE | NORMS | {"linear", "matmul", "bmm", "baddbmm", "addmm", "addcmul", "cat", "stack"}
+
+
+def makes_its_result(child: nn.Module) -> bool:
+    """Whether what a child gives is a new tensor whatever it is called with."""
+    return type(child) in (nn.Linear, nn.LayerNorm, nn.RMSNorm) and not has_hooks(child)
+
+
+def out_of_place(forward: ForwardIR, made: Collection[str] = ()) -> ForwardIR:
+    """The forward with those activations out of place that alone read a tensor which a statement before made.
+
+    `made` names locals that children give, and that are new tensors.
+    """
+    readers = readers_of(forward)
+    statements: list[Statement] = []
+    making = set(made)  # targets that hold a new tensor
+    for step in forward.statements:
+        alone = [ref.text for ref in step.operands if ref.kind is RefKind.LOCAL and len(readers[ref.text]) == 1]
+        if step.op in ACTIVATIONS and _IN_PLACE in step.template and making.intersection(alone) and step.target != "_":
+            step = replace(step, template=step.template.replace(_IN_PLACE, "inplace=False"))
+        if step.op in _MAKING and _IN_PLACE not in step.template and "out=" not in step.template:
+            making.add(step.target)
+        statements.append(step)
+    return replace(forward, statements=tuple(statements))

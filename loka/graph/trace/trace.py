@@ -26,9 +26,8 @@ from loka.graph.refused import CannotTraceError, Refused
 from loka.graph.source import forward_source_hash, has_hooks, qualified
 from loka.graph.trace.examples import Examples, missing_storage
 from loka.graph.trace.fx_recording import FxRecording, Op, fx_record
-from loka.graph.trace.lint import lint
+from loka.graph.trace.lint import lint, makes_its_result, out_of_place
 from loka.graph.trace.observed_shapes import Shape, observed_shapes, with_even_statements
-from loka.graph.trace.out_of_place import makes_its_result, out_of_place
 from loka.graph.trace.printer import (
     HIDING,
     INFIX,

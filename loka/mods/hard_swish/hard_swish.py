@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from loka.mods.adaptation import Adaptation, Unchanged
-from loka.mods.mod import ModelMod
+from loka.mods.adaptation import Adaptation, ModelMod, Unchanged
 from loka.mods.structure import exchange, why_another
 
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from loka.errors import InputError
-from loka.mods.adaptation import Adaptation, Unchanged
-from loka.mods.mod import ModelMod
+from loka.mods.adaptation import Adaptation, ModelMod, Unchanged
 from loka.mods.structure import type_of
 
 

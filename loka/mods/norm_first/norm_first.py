@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from loka.mods.adaptation import Adaptation, Unchanged
-from loka.mods.mod import ModelMod
+from loka.mods.adaptation import Adaptation, ModelMod, Unchanged
 from loka.mods.mod_modules import BlockNorm
 from loka.mods.norm_changes import without_affine
 from loka.mods.structure import parent_of, type_of, why_another

@@ -10,7 +10,7 @@ from torch import nn
 from loka.mods.adaptation import RewriteResult, Unchanged
 from loka.mods.registry import interaction_planning
 from loka.mods.rewriting.interactions import FusedInteractions, Interacting
-from loka.plan.rewrite.owner_rules import check_apart, owner_problems
+from loka.plan.rewrite.owner_mods import check_apart, owner_problems
 from loka.policy.policy import ModRule
 from loka.policy.problems import PolicyError, Problem
 from loka.sites.site import Site

@@ -25,7 +25,7 @@ from loka.plan.plan import NOTHING_AROUND, SitePlan, Skipped
 from loka.plan.rewrite.float64 import REASON as FLOAT64
 from loka.plan.rewrite.float64 import float64_modules
 from loka.plan.rewrite.site_names import called_by_owner, named_as_in_model, weight_of
-from loka.plan.select.workload import Surroundings, Traced
+from loka.plan.select.workload import Surroundings, TracedNeighbours
 from loka.policy.cascade.settings import SiteSettings
 from loka.sites.site import GemmKind, Site
 
@@ -107,11 +107,11 @@ class Rewrites:
     untraced: dict[str, str] = field(default_factory=dict)  # module -> why its statements cannot be rewritten
 
     @property
-    def traced(self) -> Traced:
+    def traced(self) -> TracedNeighbours:
         """What is now known of the sites' neighbours."""
         around = {name: found for chain in self.chains for name, found in _surroundings(chain)}
         chains = tuple(tuple(stage.site for stage in chain.stages) for chain in self.chains)
-        return Traced(chains, around, frozenset(name for name in self.notes if name not in around))
+        return TracedNeighbours(chains, around, frozenset(name for name in self.notes if name not in around))
 
 
 def _surroundings(chain: LinearChain) -> list[tuple[str, Surroundings]]:

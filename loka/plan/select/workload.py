@@ -97,7 +97,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TracedNeighbours:
     """What tracing found of the sites whose neighbours were to be taken along."""
 
     chains: tuple[tuple[str, ...], ...] = ()  # the names of the sites of each

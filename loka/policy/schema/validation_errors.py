@@ -14,8 +14,7 @@ from loka.policy.problems import Problem, problem
 from loka.policy.schema import policy_schema
 from loka.policy.schema.mod_schema import ModSchemas
 from loka.policy.yaml.renamed_keys import NEW, OLD
-from loka.policy.yaml.scalars import looks_like_number
-from loka.policy.yaml.tree import FoundNode, Mapping, Node, Path, Scalar, Sequence, follow
+from loka.policy.yaml.tree import FoundNode, Mapping, Node, Path, Scalar, Sequence, follow, looks_like_number
 
 _GEMMS: dict[str | int, type[BaseModel]] = {
     "fprop": policy_schema.FpropSetting,

@@ -12,8 +12,17 @@ from typing import NoReturn, Protocol
 import yaml
 
 from loka.policy.problems import Place, Problem, problem
-from loka.policy.yaml.scalars import SCALAR_TAGS, ScalarError, resolve, resolve_tagged
-from loka.policy.yaml.tree import Entry, Mapping, Node, Scalar, Sequence
+from loka.policy.yaml.tree import (
+    SCALAR_TAGS,
+    Entry,
+    Mapping,
+    Node,
+    Scalar,
+    ScalarError,
+    Sequence,
+    resolve,
+    resolve_tagged,
+)
 
 MAX_DEPTH = 32
 MAX_NODES = 50_000  # aliases written out
