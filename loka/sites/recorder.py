@@ -72,8 +72,8 @@ FUNCTIONS = frozenset(("silu", "sigmoid", "layer_norm", "rms_norm"))  # what mod
 class Recorder(TorchFunctionMode):
     """Watches one forward of a copied model.
 
-    `names` gives the qualified name of each Parameter of the copy by id, `buffers` that of each buffer. With `ghosts`
-    linear layers and pointwise functions are not run but have their output made from its shape.
+    `names` gives the qualified name of each Parameter of the copy by id, `buffers` that of each buffer. With
+    `fake_outputs`, linear layers and pointwise functions are not run but have their output made from its shape.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from loka import dispatch
 from loka.codegen.modules.binding_text import binding_text
 from loka.graph.equivalence import source
 from loka.graph.ir import ForwardIR
-from loka.graph.loop_guards import counted
+from loka.graph.loop_guards import checked_length
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
 from loka.plan.rewrite.plan_bindings import bind
@@ -309,7 +309,7 @@ def binding_of(
     forward = trace_forward(model, "", capture_examples(model, [""], batches)[""], inline=inline)
     assert isinstance(forward, ForwardIR), forward
     (planned,) = bind((), {"": forward}, model)
-    scope = {"torch": torch, "dispatch": SimpleNamespace(counted=counted)}
+    scope = {"torch": torch, "dispatch": SimpleNamespace(checked_length=checked_length)}
     exec(source(forward), scope)  # noqa: S102 - text that LoKA made
     generated = type("Generated", (dispatch.Bound,), {"forward": scope["forward"], "__module__": __name__})
     text = "\n".join(
