@@ -246,8 +246,11 @@ def test_a_policy_makes_one_function_of_a_whole_mlp(kind, tmp_path, monkeypatch)
         f"defaults: {{{DEFAULTS[kind]}}}\n"
     )
     files = render_package(make_plan("policy.yaml"))
-    names = {"fp8": "residual_3_linears_e4m3_64x512x512x64", "plain": "linear_3_linears_64x512x512x64"}  # sums in FP8
-    assert f"kernels.layer_norm_to_{names[kind]}(" in files["modules.py"]
+    assert "kernels.mlp(" in files["modules.py"]
+    steps = "layer_norm -> linear -> block_norm -> hardswish -> linear -> block_norm -> hardswish -> linear"
+    last = " -> residual: x" if kind == "fp8" else ": x"  # sums in FP8
+    sizes = " (..., 64), weight_0 (512, 64), weight_1 (512, 512), weight_2 (64, 512) -> (..., 64)."
+    assert chains.functions(files["kernels.py"])["mlp"].startswith(steps + last + sizes)
     assert files["kernels.py"].count("(torch.autograd.Function)") == 1
     package = plans.import_package(files, tmp_path, f"gen_blocks_by_policy_{kind}")
     built = importlib.import_module(module)

@@ -181,18 +181,17 @@ def test_same_bytes_under_any_hash_seed() -> None:
 def test_reads_as_a_person_would_write_it() -> None:
     kernels = render_package(PLANS["one"])["kernels.py"]
     for text in (
-        "class LinearE4m3X48x32(torch.autograd.Function):",
+        "class LinearFunction(torch.autograd.Function):",
         "        x_fp8, x_scale, x_scale_max = fused.quantise_e4m3_48(x)",
         "        dy_fp8, dy_scale, dy_scale_max, bias_sums = fused.add_backward_e4m3_32(grad)",
         "        dbias = fused.reduce_1(bias_sums, bias.dtype)",
-        "def linear_e4m3_48x32(x: Tensor, weight: Tensor, bias: Tensor, counter_id: int) -> Tensor:",
-        "def linear_e4m3_48x32_frozen("
-        "x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, counter_id: int) -> Tensor:",
+        "def linear(x: Tensor, weight: Tensor, bias: Tensor, counter_id: int) -> Tensor:",
+        "def linear_frozen(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, counter_id: int) -> Tensor:",
     ):
         assert text in kernels
     assert kernels.count("class ") == 1
     files = render_package(PLANS["tower"])
-    assert files["modules.py"].count("kernels.layer_norm_to_residual_3_linears_e4m3_48x80x80x48(") == 1
+    assert files["modules.py"].count("kernels.body_mlp(") == 1
     assert "# from norm, mlp.0, mlp.1, mlp.2, mlp.3, mlp.4, mlp.5, mlp.6" in files["modules.py"]
     text = " ".join(files["kernels.py"].split())
     assert (
@@ -204,7 +203,7 @@ def test_reads_as_a_person_would_write_it() -> None:
 def test_cross_layers_are_one_function_that_reads_each_sum_once() -> None:
     """What lies between two layers is made by one kernel, forward and backward, and x's gradient by one in the end."""
     kernels = render_package(PLANS["crosses"])["kernels.py"]
-    (body,) = [text for text in kernels.split("\nclass ") if text.startswith("LinearToReluX7Linears")]
+    (body,) = [text for text in kernels.split("\nclass ") if text.startswith("BodyFunction")]
     forward, backward = body[: body.index("def backward")], body[body.index("def backward") :]
     assert forward.count("sum_1 = fused.add_times_residual_keep_e4m3_48(y_1, bias_1, x, x, sums_dtype)") == 1
     assert " fused.add_times_residual_e4m3_48(y_5, bias_5, x, sum_3)" in forward  # nobody reads the last sum again
@@ -218,8 +217,9 @@ def test_cross_layers_are_one_function_that_reads_each_sum_once() -> None:
 def test_other_recipes_are_written_as_before() -> None:
     files = render_package(PLANS["mixed"])["kernels.py"]
     assert "def linear_e4m3_rowwise(" in files  # the last linear
-    assert "def layer_norm_linear_layer_norm_silu_e4m3_48x80(" in files
-    assert "def linear_layer_norm_silu_80x80(" in files
+    said = " ".join(chains.functions(files).values())
+    assert "layer_norm -> linear -> layer_norm -> silu: x (..., 48), weight (80, 48) -> (..., 80). GEMMs count" in said
+    assert "linear -> layer_norm -> silu: x (..., 80), weight (80, 80) -> (..., 80)." in said
 
 
 def recipe_of(**changes: object) -> bool:

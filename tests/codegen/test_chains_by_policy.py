@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -68,11 +67,10 @@ def test_an_mlp_is_one_chain_in_fp8_and_trains(make: Make) -> None:
     for layer in range(3):
         assert found[f"layers.{layer}.fmb.0"].region == ("layer_norm", "linear", "layer_norm", "silu")
         assert (found[f"layers.{layer}.fmb.6"].region, found[f"layers.{layer}.fmb.6"].region_note) == ((), "")
-    called = set(re.findall(r"kernels\.(\w+_3_linears_\w+)\(", files["modules.py"]))
-    (name,) = {each for each in called if not each.endswith("_frozen")}
-    wrapper = files["kernels.py"].split(f"\ndef {name}(")[1]
-    function = wrapper[: wrapper.index(".apply(")].split()[-1]
-    (body,) = [text for text in files["kernels.py"].split("\nclass ") if text.startswith(f"{function}(")]
+    assert "kernels.layers_fmb(" in files["modules.py"]
+    assert "kernels.layers_fmb_frozen(" in files["modules.py"]
+    (body,) = [text for text in files["kernels.py"].split("\nclass ") if text.startswith("LayersFmbFunction(")]
+    assert "layers.0.fmb, layers.1.fmb, layers.2.fmb: layer_norm -> linear -> layer_norm -> silu ->" in body
     forward = body[body.index("def forward") : body.index("def backward")]
     assert forward.count("dispatch.scaled_mm(") == 3
     model = ranker()

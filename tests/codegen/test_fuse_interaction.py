@@ -23,8 +23,8 @@ def test_cross_layers_of_a_model_that_is_kept_are_fused_and_exact(workplace: Wor
     assert [binding.modules for binding in plan.bindings] == [("",)]
     text = files["modules.py"]
     assert "up = torch.nn.functional.linear(down, self.cross[0].up.weight)\n" in text
-    assert "add, flatten_passed = kernels.cross_itself_96_passing(up, self.cross[0].up.bias, flatten)" in text
-    assert "add_2 = kernels.cross_96(up_2, self.cross[2].up.bias, " in text
+    assert "add, flatten_passed = kernels.dcnv2_cross(up, self.cross[0].up.bias, flatten)" in text
+    assert "add_2 = kernels.dcnv2_cross_3(up_2, self.cross[2].up.bias, " in text
     assert {site.site.name: site.region for site in plan.sites}["cross.1.up"] == ("linear", "mul", "add")
     (said,) = plan.mods
     assert said.exact
@@ -45,15 +45,15 @@ def test_what_a_plan_file_has_renders_the_same(workplace: Workplace) -> None:
 
 def test_one_layer_of_those_that_match(workplace: Workplace) -> None:
     _, files, package = workplace.make("dcnv2", mods='{use: fuse_interaction, match: "cross.1"}')
-    assert files["modules.py"].count("kernels.cross_96(") == 2  # for training and frozen
-    assert "passing" not in files["modules.py"]
+    assert files["modules.py"].count("kernels.cross_1(") == 2  # for training and frozen
+    assert "_passed" not in files["modules.py"]
     equal_but_for_rounding(workplace.models.dcnv2(), package, torch.randn(9, 6, 16))
 
 
 def test_where_the_whole_cannot_be_traced_each_layer_is_fused_alone(workplace: Workplace) -> None:
     plan, files, package = workplace.make("hidden")
     assert {name for binding in plan.bindings for name in binding.modules} == {"cross.0", "cross.1", "cross.2"}
-    assert "return kernels.cross_96(up, self.up.bias, x0, x)" in files["modules.py"]
+    assert "return kernels.cross(up, self.up.bias, x0, x)" in files["modules.py"]
     equal_but_for_rounding(workplace.models.hidden(), package, torch.randn(9, 6, 16))
 
 
@@ -61,7 +61,7 @@ def test_where_the_whole_cannot_be_traced_each_layer_is_fused_alone(workplace: W
 def test_beside_linears_in_fp8(workplace: Workplace, fuse: str) -> None:
     rules = f"compute: fp8, scaling: rowwise, fuse: {fuse}"
     _, files, package = workplace.make("dcnv2", rules)
-    assert "kernels.cross_96_passing(up_1, self.cross[1].up.bias, flatten_passed, add)" in files["modules.py"]
+    assert "kernels.dcnv2_cross_2(up_1, self.cross[1].up.bias, flatten_passed, add)" in files["modules.py"]
     _, _, alone = workplace.make("dcnv2", f"{rules.replace('always', 'never')}", "")
     model, x, dy = workplace.models.dcnv2(), torch.randn(17, 6, 16), torch.randn(17, 1)
     with alone.apply(model):
@@ -81,8 +81,8 @@ def test_in_a_chain_the_chain_has_it(workplace: Workplace) -> None:
         "dcnv2", "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
     )
     assert plan.mods[0].rewritten[0].what == "a cross layer, 96 wide, in the chain of its GEMMs"
-    assert "kernels.cross" not in files["modules.py"]
-    assert "kernels.linear_to_" in files["modules.py"]
+    assert "_cross" not in files["modules.py"]
+    assert "kernels.dcnv2(" in files["modules.py"]
 
 
 def test_compiled_under_autocast_and_without_gradients(workplace: Workplace) -> None:
@@ -133,7 +133,7 @@ def test_any_shape_is_the_same_function(workplace: Workplace, shape: dict[str, o
     wukong = shape["kind"] == "wukong"
     normed = "{use: block_norm, optional: true}, " if shape["mods"] else ""
     _, files, package = workplace.make("sized", mods=f"{normed}{{use: fuse_interaction}}", inputs="sized_inputs")
-    for kind in ("fm_interaction_", "concat_norm_") if wukong else ("cross_",):
+    for kind in ("fm_interaction", "concat_norm") if wukong else ("cross",):
         assert f"kernels.{kind}" in files["modules.py"], kind
     x = workplace.models.sized_inputs(batch)[0]
     model = workplace.models.sized()
@@ -151,7 +151,7 @@ def test_pad_alignment_leaves_the_widths_of_cross_layers(workplace: Workplace, r
     )
     pad, fuse = plan.mods
     assert [each.what for each in fuse.rewritten] == ["a cross layer, 30 wide"] * 2
-    assert "kernels.cross_itself_30_passing(" in files["modules.py"]
+    assert ", flatten_passed = kernels.dcnv2_cross(" in files["modules.py"]
     padded = {each.site: each.what for each in pad.rewritten}
     left = {each.name: each.reason for each in pad.unchanged}
     for layer in range(2):

@@ -69,9 +69,8 @@ def test_kept_products_are_mixed_and_joined_and_give_what_the_model_gives(make: 
     plan, files, package = make("gen_mixed_plain", "compute: keep, fuse: always")
     sites = {site.site.name: site for site in plan.sites}
     assert sites["layers.0.rank"].region == sites["layers.1.compress"].region == ("transpose", "matmul", "matmul")
-    assert (
-        files["modules.py"].count("kernels.fm_interaction_16x24_to_4_8_passing(") == 4
-    )  # two layers, each for training and frozen
+    calls = files["modules.py"].count("kernels.layers_0_fm_interaction(")
+    assert calls == 4  # two layers, each for training and frozen
     assert "torch.cat(" not in files["modules.py"]
     torch.manual_seed(0)
     model = build()
@@ -93,7 +92,7 @@ def test_they_stand_beside_chains_in_fp8(make: Make) -> None:
     _, files, package = make(
         "gen_mixed_fp8", "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
     )
-    assert "kernels.concat_norm_2_residual_layer_norm_24(view" in "".join(files["modules.py"].split())
+    assert "kernels.layers_0_concat_norm(view" in "".join(files["modules.py"].split())
     torch.manual_seed(0)
     model = build()
     x, dy = inputs(16)[0].requires_grad_(), torch.randn(16, 1)
@@ -109,8 +108,8 @@ def test_they_stand_beside_chains_in_fp8(make: Make) -> None:
 @pytest.mark.parametrize("fuse", ["auto", "always"])
 def test_without_the_mod_they_stay_as_they_are(make: Make, fuse: str) -> None:
     _, files, _ = make("gen_unmixed", f"compute: fp8, scaling: rowwise, fuse: {fuse}", "")
-    assert "fm_interaction_" not in files["modules.py"]
-    assert "concat_norm_" not in files["modules.py"]
+    assert "fm_interaction" not in files["modules.py"]
+    assert "concat_norm" not in files["modules.py"]
 
 
 def test_a_plan_keeps_them_in_its_file(make: Make) -> None:

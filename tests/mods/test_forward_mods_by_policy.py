@@ -217,7 +217,7 @@ def test_kernels_of_chains_write_the_zeros_themselves(make: Make) -> None:
         assert f"quantise_e4m3_{sizes}" in files["fused.py"]
     assert "dx = dx[:, :479]" in files["kernels.py"]
     train = files["modules.py"].partition("Frozen(dispatch.Bound)")[0]
-    assert "kernels.linear_relu_linear_e4m3_480x96x32(\n            cat,\n            self.over.weight," in train
+    assert "kernels.bottom(\n            cat, self.over.weight," in train
     assert "pad(cat" not in files["modules.py"]
 
 

@@ -38,7 +38,9 @@ class InteractionCalls:
     def function(self, shape: Shape, layers: Layers) -> str:
         """The wrapper's name in kernels.py for one more call, after the first layers with this shape."""
         if shape not in self._found:
-            name = self._names.unique(f"{layers.name}_{_KINDS[type(shape)]}")
+            kind = _KINDS[type(shape)]
+            short = [layers.name] if kind in layers.name.split("_") else []  # cross_0, rather than cross_0_cross
+            name = self._names.first_free([*short, f"{layers.name}_{kind}"])
             self._found[shape] = (name, self._names.unique(class_of(name)))
         return self._found[shape][0]
 

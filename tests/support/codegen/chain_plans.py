@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -211,3 +212,9 @@ def gpu_operands(rows: int, width: int, seed: int = 1) -> tuple[Tensor, Tensor]:
     heavy = torch.rand(rows, 1, device="cuda", generator=generator).clamp(min=1e-3).reciprocal().clamp(max=30.0)
     dy = torch.randn(rows, width, device="cuda", generator=generator) * heavy
     return x.bfloat16(), dy.bfloat16()
+
+
+def functions(kernels: str) -> dict[str, str]:
+    """What each function of a kernels.py says that it computes: the docstrings, each on one line, by name."""
+    found = [node for node in ast.parse(kernels).body if isinstance(node, ast.FunctionDef)]
+    return {node.name: " ".join((ast.get_docstring(node) or "").split()) for node in found}
