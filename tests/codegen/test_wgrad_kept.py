@@ -80,6 +80,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[object, st
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BODIES)
 def test_gradients_against_float64(made, name: str) -> None:
     torch.manual_seed(1)
@@ -121,6 +122,7 @@ def test_a_site_whose_operands_are_in_fp8_alone_is_no_part_of_the_chain(made) ->
     assert "to_relu_7_linears" in made["crosses"][1]
 
 
+@pytest.mark.slow
 def test_compiled_and_partly_without_gradients(made) -> None:
     package, _ = made["crosses"]
     model = chains.Holder(copy.deepcopy(BODIES["crosses"]))
