@@ -8,17 +8,25 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # torchrec asks for the CUDA build of FBGEMM; its CPU build exists for this platform only.
 TORCHREC := $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),yes)
 
-.PHONY: demo test lint test-gpu test-gpu-kernels test-gpu-models test-gpu-timing bench-scale judge-samplers quality docs-api clean
+.PHONY: demo test test-cpu test-quick lint test-gpu test-gpu-kernels test-gpu-models test-gpu-timing bench-scale judge-samplers quality docs-api clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/.demo
 	$(BIN)/loka generate policies/ranker.yaml
 	$(BIN)/loka train policies/ranker.yaml
 
+# Linters run beside the tests: mypy has one core, and there are two.
+test: $(VENV)/.dev
+	$(MAKE) -j 2 lint test-cpu
+
 # One thread for each of pytest's workers: with more they wait for one another, and the tests take more than twice the time.
-test: $(VENV)/.dev lint
+test-cpu: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu"
 	$(BIN)/loka generate --check policies/ranker.yaml
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "not gpu"
+
+# Those that take less than half a second, of every room: for between two changes.
+test-quick: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not slow"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -32,3 +32,8 @@ def pytest_collection_finish() -> None:
     """What was imported and collected by now stays: a collection of garbage need not look through it each time."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """For what looks at what is left when Python ends."""
+    gc.unfreeze()

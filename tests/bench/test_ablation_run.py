@@ -58,6 +58,7 @@ def measured(units: Sequence[Unit], wanted: RunSettings, jobs: int = 1, seconds:
     return [outcome for _, outcome in found]
 
 
+@pytest.mark.slow
 def test_every_column_is_measured_with_real_numbers() -> None:
     outcomes = measured((COMPILED, OURS, FP8), RunSettings(("train", "infer"), 3, "cpu"))
     for outcome in outcomes:
@@ -114,6 +115,7 @@ def test_results_that_are_not_finite_are_no_measurement() -> None:
     assert "not finite" in outcome.failures["infer"]
 
 
+@pytest.mark.slow
 def test_side_by_side_a_process_that_dies_takes_its_unit_alone(capfd: pytest.CaptureFixture[str]) -> None:
     dying = unit(Column.COMPILED, "tests.support.models.ablation_model:dying", name="dying")
     outcomes = measured((COMPILED, dying), RunSettings(("infer",), 0, "cpu"), jobs=2)

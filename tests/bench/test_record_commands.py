@@ -73,6 +73,7 @@ def test_nothing_is_recorded_without_a_gpu(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_policy_are_those_that_its_plan_asks_for(tmp_path: Path) -> None:
     parts = parts_of((), Path("policies/ranker.yaml"))
     assert {part.work for part in parts} >= {

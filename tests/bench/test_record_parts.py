@@ -35,6 +35,7 @@ def producers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Producers:
     return Producers(operators, "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS, ids=str)
 def test_every_kind_of_part_can_be_run_and_agrees_with_its_reference(producers: Producers, part: Part) -> None:
     prepared = producers.prepare(part)
@@ -42,6 +43,7 @@ def test_every_kind_of_part_can_be_run_and_agrees_with_its_reference(producers: 
     assert prepared.check(made) == Check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [part for part in PARTS if part.work is not PartKind.COPY], ids=str)
 def test_wrong_rows_are_found(producers: Producers, part: Part) -> None:
     prepared = producers.prepare(part)

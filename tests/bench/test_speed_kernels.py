@@ -69,6 +69,7 @@ def test_the_first_value_of_fp8_rows_is_scaled() -> None:
     assert kernel_speed.first_value(("values", "dweight"), known).tolist() == rows.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - {GEMM}))
 def test_a_cell_has_the_bytes_as_its_bound_and_compares_with_the_reference(
     family: str, module: ModuleType, monkeypatch: pytest.MonkeyPatch

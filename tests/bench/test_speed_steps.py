@@ -114,6 +114,7 @@ def test_a_step_of_a_function_needs_its_model() -> None:
         step_of(lambda x: x, (torch.ones(1, requires_grad=True),), training=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", ["tf32", "bf16", "loka-bf16", "loka-fp8", "loka-fp8-fast", "loka-fp8-known"])
 def test_every_variant_computes_the_same_function(
@@ -141,6 +142,7 @@ def test_every_variant_computes_the_same_function(
     assert torch.get_float32_matmul_precision() == "highest"
 
 
+@pytest.mark.slow
 def test_planned_gemms_that_do_not_run_are_an_error(
     work: StepWork, workshop: Workshop, on_the_cpu: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:

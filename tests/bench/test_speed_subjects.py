@@ -75,6 +75,7 @@ def test_every_fp8_bound_of_the_seven_is_below_bf16s() -> None:
                     assert times[0] < times[1], (form, shape, training)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if v.generated], ids=lambda variant: variant.name)
 def test_a_package_is_generated_for_the_layer_norm_region(variant: Variant) -> None:
     with Workshop() as workshop:
@@ -132,6 +133,7 @@ def test_models_are_at_the_batch_sizes_of_the_baseline() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_models_build_and_take_their_inputs(name: str) -> None:
     with torch.device("meta"):
@@ -141,6 +143,7 @@ def test_models_build_and_take_their_inputs(name: str) -> None:
     assert model(*(value.detach().to("meta") for value in inputs)).shape == (2, 1)
 
 
+@pytest.mark.slow
 def test_a_model_of_the_zoo_is_planned_with_a_gradient_of_its_inputs() -> None:
     subject = model_speed.subject("dcnv2")
     with Workshop() as workshop:

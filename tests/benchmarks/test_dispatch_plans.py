@@ -49,6 +49,7 @@ def test_there_are_27_regions_over_the_range() -> None:
     assert max(shape.m for shape in SHAPES) == 32768
 
 
+@pytest.mark.slow
 def test_plans_follow_the_measurements(workshop: Workshop) -> None:
     plans = decisions(SHAPE, workshop, known(fp8=0.3, fast=0.8))
     assert set(plans) == {FUSED, "cublas-precise", "cublas-fast", DISPATCH}
@@ -127,6 +128,7 @@ def on_a_device(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     return ran
 
 
+@pytest.mark.slow
 def test_lines_are_written_and_read_again(tmp_path: Path, on_a_device: list[tuple[str, bool]]) -> None:
     file, variants = tmp_path / "lines.jsonl", (COMPILED, FUSED, *SINGLES, DISPATCH)
     costs = known(fp8=0.3)

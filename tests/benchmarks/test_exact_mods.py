@@ -14,6 +14,7 @@ from loka.bench.subjects.packages import Workshop
 from loka.errors import InputError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 def test_the_mod_of_a_case_finds_what_it_is_for(case: ModCase) -> None:

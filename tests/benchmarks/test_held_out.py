@@ -85,6 +85,7 @@ def test_real_errors_are_those_that_the_estimate_makes_of_whole_operands() -> No
     assert len(set(gemm_errors(a, b, RECIPES))) == 4
 
 
+@pytest.mark.slow
 def test_from_end_to_end_on_a_tiny_model_twice_with_the_same_numbers() -> None:
     judged = judge(TINY, SIZES, whole_run=True, say=lambda line: None)
     assert {row.sampler for row in judged.rows} == {

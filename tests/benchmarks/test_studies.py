@@ -40,6 +40,7 @@ def test_every_study_has_a_command_line(name: str, capsys: pytest.CaptureFixture
     assert f"python -m benchmarks.{name}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_study_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "benchmarks.crossover", "nowhere.sqlite"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)

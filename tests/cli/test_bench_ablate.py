@@ -38,6 +38,7 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_every_subset_is_measured_in_every_column(loka: Callable[..., Any], policy: Path) -> None:
     ran = loka("bench", "model", "clicks.yaml", "--ablate", "mods", "--loss-steps", "4", "--batch", "32", "--json")
     assert ran.status == 0

@@ -164,6 +164,7 @@ def test_a_policy_whose_measurements_are_not_there(shop, doctor, machine):
     assert note.startswith("policies/shop.yaml:4:15: measurements: policies/h100.sqlite: is not there; make it with")
 
 
+@pytest.mark.slow
 def test_a_target_that_this_machine_is_not(shop, doctor, machine):
     machine(replace(HOPPER, device="NVIDIA H200"))
     shop.write_policy(HEAD)
@@ -174,6 +175,7 @@ def test_a_target_that_this_machine_is_not(shop, doctor, machine):
     assert items["policy target"][0] == items["policy measurements"][0] == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sites", "status", "says"),
     [
@@ -192,6 +194,7 @@ def test_whether_the_profile_fits_the_model(sites, status, says, shop, doctor, m
     assert says in item[2]
 
 
+@pytest.mark.slow
 def test_a_profile_that_is_not_there(shop, doctor, machine):
     machine(None)
     shop.write_policy(HEAD + "profile: profiles/shop.safetensors\n")

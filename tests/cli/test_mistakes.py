@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FACTORY = '"shopmodel:build"'
 INPUTS = '"shopmodel:inputs"'
 

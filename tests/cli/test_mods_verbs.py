@@ -14,6 +14,8 @@ from loka import dispatch
 from loka.errors import InputError
 from loka.probe.profile.profile_file import load_profile
 
+pytestmark = pytest.mark.slow
+
 MODS = """\
 mods:
   - {use: no_bias, match: "layers.*", note: largest gain}

@@ -15,6 +15,8 @@ from loka.probe.profile.profile_file import save
 from loka.probe.stats.bins import MAGNITUDE_BINS
 from tests.support.plan.shop_profile import SIZES, profile_of
 
+pytestmark = pytest.mark.slow
+
 FILE = "policies/profiles/shop.safetensors"
 POLICY = """\
 version: 1

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from loka.probe.profile import profile_file
 from loka.probe.stats.site_stats import RecordedStats
 
@@ -15,6 +17,7 @@ KEPT = "policies/profiles/shop.interrupted.safetensors"
 WAIT = 100.0  # seconds
 
 
+@pytest.mark.slow
 def test_killed_while_training_keeps_what_was_saved_last(shop, loka):
     path = shop.folder / "shopmodel.py"
     text = path.read_text(encoding="utf-8")

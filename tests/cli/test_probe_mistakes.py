@@ -9,6 +9,8 @@ import pytest
 
 from loka.probe.profile import profile_file
 
+pytestmark = pytest.mark.slow
+
 SUMMARY = "policies/profiles/shop.safetensors"
 
 

@@ -12,6 +12,8 @@ from loka.probe.diagnostics.finding_evidence import estimate_of
 from loka.probe.profile import profile_file
 from loka.probe.profile.profile import Verdict
 
+pytestmark = pytest.mark.slow
+
 SUMMARY = "policies/profiles/shop.safetensors"
 NAMED = "profile: profiles/shop.safetensors\n"
 

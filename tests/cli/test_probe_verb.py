@@ -11,6 +11,8 @@ from loka.probe.profile import profile_file
 from loka.probe.profile.profile import Profile
 from loka.probe.stats.site_stats import RecordedStats
 
+pytestmark = pytest.mark.slow
+
 SUMMARY = "policies/profiles/shop.safetensors"
 FULL = "policies/profiles/shop.full.safetensors"
 

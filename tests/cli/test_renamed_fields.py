@@ -10,6 +10,7 @@ OLD = "  scaling: rowwise\n  power_of_two: true\n  turned: true\nrules:\n"
 NOTE = "note: policies/shop.yaml:12:3: turned is called requantize_transpose now; the old name still works\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

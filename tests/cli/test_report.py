@@ -31,6 +31,7 @@ def sections(page: str) -> dict[str, str]:
     return {part.split("\n", 1)[0]: part.split("\n", 1)[1] for part in parts[1:]}
 
 
+@pytest.mark.slow
 def test_a_page_has_decisions_mods_evidence_and_times(shipped: Planned) -> None:
     page = to_markdown(shipped, "policies/movietweetings_mods.yaml")
     assert page.startswith("# movietweetings_mods: what was measured and decided\n")
@@ -72,6 +73,7 @@ def test_gemms_without_evidence_fall_short(shipped: Planned) -> None:
     assert not any("without evidence" in line for line in shortfalls(plan, rows))
 
 
+@pytest.mark.slow
 def test_the_page_is_printed_or_written(shop, loka) -> None:
     printed = loka("report", shop.policy)
     assert printed.status == 0

@@ -47,6 +47,7 @@ LEAST = {"movietweetings_mods.yaml": 0.74}  # keeps the layers whose rounding mo
 USUAL = 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_shipped_policy_plans_mostly_in_fp8_without_refusals(name):
     text = (FOLDER / name).read_text(encoding="utf-8")
@@ -79,6 +80,7 @@ def test_the_papers_mods_change_all_of_wukong_but_its_last_bias():
     assert kinds <= {"unflatten", "rms_norm", "flatten", "linear", "hardswish"}
 
 
+@pytest.mark.slow
 def test_a_policy_far_from_the_checkout_plans_the_same(tmp_path, monkeypatch):
     here = planned("movietweetings.yaml")
     for name in ("movietweetings.yaml", "ranker.yaml", "profiles/movietweetings.safetensors"):

@@ -18,6 +18,7 @@ run()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["plan", "--help"], ["bench", "--help"], ["train", "--help"], ["--version"]]
 )
@@ -29,6 +30,7 @@ def test_help_imports_nothing_heavy(arguments):
     assert ran.stdout.splitlines()[-1] == "LOADED"
 
 
+@pytest.mark.slow
 def test_help_is_quick():
     seconds = []
     for _ in range(5):

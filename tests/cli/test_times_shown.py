@@ -13,6 +13,8 @@ from loka.plan.planner import examine, plan_of
 from loka.plan.serialize import from_json
 from tests.support.plan.plan_costs import SCALED_MM, Remembering
 
+pytestmark = pytest.mark.slow
+
 POLICY = """\
 version: 1
 name: shop

@@ -8,6 +8,8 @@ import pytest
 
 from loka.plan.serialize import from_json
 
+pytestmark = pytest.mark.slow
+
 
 def test_validate_says_fine(shop, loka):
     ran = loka("validate", shop.policy)

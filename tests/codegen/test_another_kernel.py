@@ -81,6 +81,7 @@ def kernels(plan: Plan, name: str) -> list[str]:
     return [gemm.kernel for gemm in site.gemms]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 def test_a_new_kernel_is_planned_generated_applied_and_verified(
     registered: ModuleType, make: Make, tmp_path: Path

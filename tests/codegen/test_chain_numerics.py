@@ -25,6 +25,8 @@ from tests.support.codegen import chain_plans as chains
 from tests.support.codegen import codegen_plans as plans
 from tests.support.models import sum_models as sums
 
+pytestmark = pytest.mark.slow
+
 Package = Callable[..., ModuleType]
 
 

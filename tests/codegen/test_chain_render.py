@@ -155,6 +155,7 @@ def test_operators_of_another_generation_do_not_import(tmp_path: Path) -> None:
         plans.import_package({**newer, "fused.py": older["fused.py"]}, tmp_path, "gen_chain_mixed_up")
 
 
+@pytest.mark.slow
 def test_same_bytes_under_any_hash_seed() -> None:
     script = (
         "import hashlib, torch; from tests.support.codegen import chain_plans as c\n"
@@ -286,6 +287,7 @@ def test_checkpointing(tower: ModuleType, reentrant: bool) -> None:
     assert all(torch.equal(parameter.grad, expected[name]) for name, parameter in model.named_parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tower", "plain"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_as_one_graph(name: str, dynamic: bool, tmp_path: Path) -> None:
@@ -309,6 +311,7 @@ def test_compiles_as_one_graph(name: str, dynamic: bool, tmp_path: Path) -> None
         torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_the_package_imports_neither_triton_nor_anything_new_on_a_cpu(packages: Path) -> None:
     script = (
         "import sys, importlib; sys.path.insert(0, sys.argv[1]); importlib.import_module('tower')\n"

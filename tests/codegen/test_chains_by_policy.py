@@ -61,6 +61,7 @@ def step(model: nn.Module) -> torch.Tensor:
     return found
 
 
+@pytest.mark.slow
 def test_an_mlp_is_one_chain_in_fp8_and_trains(make: Make) -> None:
     plan, files, package = make("gen_chained_fp8", FP8)
     found = {site.site.name: site for site in plan.sites}
@@ -82,6 +83,7 @@ def test_an_mlp_is_one_chain_in_fp8_and_trains(make: Make) -> None:
         patch.verify()
 
 
+@pytest.mark.slow
 def test_kept_gemms_get_kernels_around_them_and_nothing_else_changes(make: Make) -> None:
     plan, files, package = make("gen_chained_as_is", "compute: keep")
     assert plan.share_fp8 == 0

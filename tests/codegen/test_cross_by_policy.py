@@ -143,6 +143,7 @@ def test_what_needs_no_gradient_gets_none_and_changes_nothing_else(make: Make) -
             assert torch.equal(grad, whole[name]), name
 
 
+@pytest.mark.slow
 def test_compiled_as_one_graph_and_frozen(make: Make) -> None:
     _, _, package = make("dcnv2")
     model = model_of()

@@ -177,6 +177,7 @@ def test_a_table_by_rows_is_in_the_call() -> None:
     assert '("torch.scaled_mm", "fbgemm.rowwise", "mslk.rowwise")' in files["__init__.py"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chain", [False, True])
 def test_batches_run_on_their_kernels_in_two_compilations(package: Package, chain: bool) -> None:
     body = chains.Tower() if chain else nn.Sequential(nn.Linear(48, 32), nn.Tanh(), nn.Linear(32, 32))

@@ -66,6 +66,7 @@ def step(model: nn.Module) -> torch.Tensor:
     return found
 
 
+@pytest.mark.slow
 def test_an_mlp_is_one_chain_and_trains(make: Make) -> None:
     rules = f'{RULES}  - {{match: "layers.1.*", fprop: {{input: {{amax: 32.0}}}}, wgrad: {{input: {{amax: 32.0}}}}}}\n'
     plan, files, package = make("gen_known_ranker", KNOWN, rules)
@@ -88,6 +89,7 @@ def test_an_mlp_is_one_chain_and_trains(make: Make) -> None:
         assert torch.linalg.vector_norm(step(model) - plain) < 0.2 * torch.linalg.vector_norm(plain)
 
 
+@pytest.mark.slow
 def test_linears_that_are_not_fused_are_chains_of_their_own(make: Make) -> None:
     _, files, package = make("gen_known_alone", KNOWN, "  - {match: {max_n: 16}, compute: keep}\n")
     assert {"layers_fmb_0", "layers_0_fmb_3", "head_mlp_0"} <= set(chains.functions(files["kernels.py"]))
@@ -105,6 +107,7 @@ def test_a_known_input_beside_a_rowwise_weight_is_an_error_at_its_place(make: Ma
         make("gen_known_mixed", "compute: fp8, scaling: rowwise", RULES + rule)
 
 
+@pytest.mark.slow
 def test_transposed_is_refused_with_what_to_write_instead(make: Make) -> None:
     plan, _, _ = make("gen_known_transposed", f"{KNOWN}, requantize_transpose: true")
     site = next(site for site in plan.sites if site.site.name == "layers.0.fmb.0")

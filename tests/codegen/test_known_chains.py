@@ -127,6 +127,7 @@ def operands(body: nn.Module, *shape: int) -> tuple[Tensor, Tensor]:
     return x, torch.randn_like(body(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*BODIES, "divided", "kept"])
 def test_gradients_against_float64(package: Package, name: str) -> None:
     torch.manual_seed(1)
@@ -263,6 +264,7 @@ def test_without_a_gradient_of_the_input_or_of_a_weight(package: Package, name: 
         assert torch.equal(dx, expected["x"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_graphs_count_as_eager_does(package: Package, backend: str) -> None:
     body = BODIES["tower"]

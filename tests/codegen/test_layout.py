@@ -86,6 +86,7 @@ def test_means_the_same(text: str) -> None:
         assert ast.dump(again) == ast.dump(parse(text))
 
 
+@pytest.mark.slow
 @given(st.text())
 @settings(max_examples=300)
 def test_quoted_is_a_literal_in_ascii(text: str) -> None:

@@ -65,6 +65,7 @@ def gradients(model: nn.Module, x: Tensor, dy: Tensor) -> dict[str, Tensor]:
     return {"y": y, **dict(zip(("x", *named), torch.autograd.grad(y, [x, *named.values()], dy), strict=True))}
 
 
+@pytest.mark.slow
 def test_kept_products_are_mixed_and_joined_and_give_what_the_model_gives(make: Make) -> None:
     plan, files, package = make("gen_mixed_plain", "compute: keep, fuse: always")
     sites = {site.site.name: site for site in plan.sites}
@@ -105,6 +106,7 @@ def test_they_stand_beside_chains_in_fp8(make: Make) -> None:
         assert (found[name] - expected[name]).norm() <= 0.3 * expected[name].norm(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fuse", ["auto", "always"])
 def test_without_the_mod_they_stay_as_they_are(make: Make, fuse: str) -> None:
     _, files, _ = make("gen_unmixed", f"compute: fp8, scaling: rowwise, fuse: {fuse}", "")

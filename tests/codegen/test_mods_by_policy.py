@@ -71,6 +71,7 @@ def gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return {"y": y, **dict(zip(("x", *named), torch.autograd.grad(y, [x, *named.values()], dy), strict=True))}
 
 
+@pytest.mark.slow
 def test_the_package_adapts_the_model_that_it_was_planned_for(make: Make) -> None:
     plan, _, package = make("modded_keep", "compute: keep, fuse: always")
     assert plan.adaptations == package.ADAPTATIONS
@@ -90,6 +91,7 @@ def test_the_package_adapts_the_model_that_it_was_planned_for(make: Make) -> Non
     torch.testing.assert_close(gradients(model, x), expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_step_in_fp8_after_apply_alone(make: Make) -> None:
     defaults = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
     plan, _, package = make("modded_fp8", defaults)
@@ -126,6 +128,7 @@ def test_a_package_without_mods_says_nothing_of_them(make: Make) -> None:
     assert not hasattr(package, "adapt")
 
 
+@pytest.mark.slow
 def test_the_text_is_formatted(make: Make, tmp_path: Path) -> None:
     _, files, _ = make("modded_text", "compute: keep, fuse: always")
     folder = tmp_path / "formatted"

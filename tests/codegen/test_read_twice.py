@@ -77,6 +77,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         sys.modules.pop(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defaults", [FP8, "compute: keep, fuse: always"])
 @pytest.mark.parametrize("form", ["linear", "norm", "around", "tied"])
 def test_it_compiles_whole_and_gives_what_it_gives_in_eager(workplace: Path, form: str, defaults: str) -> None:

@@ -165,6 +165,7 @@ PATHS = st.lists(st.lists(NAMES, max_size=4).map(".".join), min_size=1, max_size
 VALUES = st.dictionaries(NAMES, st.sampled_from(["1", "x"]), max_size=12).map(lambda found: tuple(found.items()))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(PATHS, st.none() | st.integers(0, 9) | PATHS, VALUES), max_size=3), PATHS)
 def test_what_was_read_comes_back_from_the_text(records: list[tuple], called: tuple[str, ...]) -> None:
     reads = tuple(Reads(paths, "T", holds, values) for paths, holds, values in records)
@@ -269,6 +270,7 @@ def test_absolute_paths_stay_out() -> None:
     assert "ranker.yaml" in text
 
 
+@pytest.mark.slow
 def test_same_bytes_under_any_hash_seed() -> None:
     script = (
         "import hashlib; from tests.support.codegen import codegen_plans as p\n"
@@ -383,6 +385,7 @@ def test_statements_read_only_torch_and_their_operands(text: str) -> None:
         render_package(replace(plan, bindings=(tower, plan.bindings[1])))
 
 
+@pytest.mark.slow
 def test_ten_thousand_layers_in_two_seconds(tmp_path: Path) -> None:
     names = [f"layers.{i}.fc" for i in range(10_000)]
     plan = plans.linear_plan(names)

@@ -14,6 +14,8 @@ from loka.plan.serialize import from_json, to_json
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen.modded_models import Workplace, equal_but_for_rounding
 
+pytestmark = pytest.mark.slow
+
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
 HIGH, FUSED = "{use: residual_high_precision}", "{use: fuse_interaction}"

@@ -77,6 +77,7 @@ def stages_of(module: nn.Module) -> list[list[tuple[str | None, str | None]]]:
     return [[(s.after.kind if s.after else None, s.activation) for s in chain.stages] for chain in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [SwishNorm, Apart])
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("kind", NORMS)
@@ -84,6 +85,7 @@ def test_swish_norms_are_of_the_chain(kind, gate, form):
     assert stages_of(body(kind, gate, form)) == [[(kind, gate), (kind, gate), (None, None)]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [OfAnother, ReadTwice, Squared])
 def test_what_is_no_swish_norm_ends_the_chain(form):
     assert all(activation is None for chain in stages_of(body(form=form)) for _, activation in chain)
@@ -101,6 +103,7 @@ def test_what_looks_like_a_swish_norm():
 RECIPES = {"fp8": chains.CHAIN, "plain": chains.AS_IS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("kind", NORMS)

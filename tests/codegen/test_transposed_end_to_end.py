@@ -135,6 +135,7 @@ def trained(model: nn.Module, steps: int = 30) -> tuple[float, float]:
     return losses[0], sum(losses[-10:]) / 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_model_trains_as_it_does_without_and_every_gemm_runs(name: str, make: Make) -> None:
     defaults, count = POLICIES[name]

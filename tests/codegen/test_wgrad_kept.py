@@ -80,6 +80,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[object, st
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BODIES)
 def test_gradients_against_float64(made, name: str) -> None:
     torch.manual_seed(1)
@@ -122,6 +123,7 @@ def test_a_site_whose_operands_are_in_fp8_alone_is_no_part_of_the_chain(made) ->
     assert chains.functions(made["crosses"][1])["body"].count("linear") == 7
 
 
+@pytest.mark.slow
 def test_compiled_and_partly_without_gradients(made) -> None:
     package, _ = made["crosses"]
     model = chains.Holder(copy.deepcopy(BODIES["crosses"]))

@@ -122,6 +122,7 @@ def written_over(disk: Disk, state: State, files: State) -> None:
     assert check_package(files, disk.folder) == ()
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_never_a_mix_that_imports(disk: Disk) -> None:
     once = distinct(disk.cut_short(A, B))
     outcomes = [outcome(disk, state) for state in once]
@@ -130,6 +131,7 @@ def test_killed_at_any_moment_never_a_mix_that_imports(disk: Disk) -> None:
         written_over(disk, state, C)
 
 
+@pytest.mark.slow
 def test_killed_twice_in_a_row_never_a_mix_that_imports(disk: Disk) -> None:
     once = distinct(disk.cut_short(A, B))
     twice = distinct(itertools.chain.from_iterable(disk.cut_short(state, A) for state in once))
@@ -138,6 +140,7 @@ def test_killed_twice_in_a_row_never_a_mix_that_imports(disk: Disk) -> None:
         written_over(disk, state, C)
 
 
+@pytest.mark.slow
 def test_killed_in_the_first_run_it_refuses_as_soon_as_there_is_something_to_import(disk: Disk) -> None:
     states = [state for state in distinct(disk.cut_short({}, A)) if "__init__.py" in state]
     outcomes = [outcome(disk, state) for state in states]

@@ -13,6 +13,8 @@ from loka import dispatch
 from tests.support import dispatch_sample as sample
 from tests.support.models import dispatch_models as models
 
+pytestmark = pytest.mark.slow
+
 
 class Compilations:
     """A backend that counts how often it is asked to compile."""

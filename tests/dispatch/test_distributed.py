@@ -50,6 +50,7 @@ def assert_same(one, other, rtol=1e-4, atol=1e-6):
         torch.testing.assert_close(one[name], other[name], rtol=rtol, atol=atol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_gradients_agree_across_ranks_and_with_one_process(run, kind):
     first, second = run(kind)

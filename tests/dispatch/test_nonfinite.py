@@ -56,6 +56,7 @@ def test_a_bad_gradient_is_named_in_the_backward(model):
     assert "its grad_output was not finite" in str(error)
 
 
+@pytest.mark.slow
 def test_compiled_models_are_seen_too(model):
     patch = sample.apply(model)
     compiled = torch.compile(model, backend="aot_eager")

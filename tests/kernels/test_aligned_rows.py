@@ -40,6 +40,7 @@ def test_the_reference_is_the_quantiser_of_padded_rows(package: Package, spec) -
         assert not got["values"][:, spec.width :].view(torch.uint8).any()
 
 
+@pytest.mark.slow
 def test_the_kernel_reads_and_writes_what_it_should(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
     assert run_interpreted("aligned_interpreted", tmp_path) == 2 * len(ALIGNED) * len(ROWS)

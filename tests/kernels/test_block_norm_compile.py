@@ -19,6 +19,7 @@ def package(tmp_path_factory):
     return write_package(tmp_path_factory.mktemp("compiled") / "blocks_for_sm_90", SPECS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.function)
 def test_it_compiles_for_hopper(package, spec, tmp_path):
     binary = compiled(package, spec)

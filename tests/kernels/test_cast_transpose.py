@@ -79,6 +79,7 @@ def test_no_matrix_is_refused(package):
         package.run(spec, torch.ones(2, 3, 4), torch.ones(1, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", CAST_TRANSPOSES, ids=lambda spec: spec.function)
 @pytest.mark.parametrize("element", ["bf16", "fp32"])
 @pytest.mark.usefixtures("triton_cache")

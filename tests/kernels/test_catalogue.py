@@ -222,6 +222,7 @@ def test_an_unknown_target_is_refused(kernel) -> None:
         kernel.unsupported_reason(Gemm.FPROP, (recipe, recipe), Accumulation.PRECISE, True, 16, 16, 16, "tpu")
 
 
+@pytest.mark.slow
 def test_training_machines_need_torch_and_nothing_of_the_policy() -> None:
     code = (
         "import sys, loka.kernels.gemm.catalogue, loka.kernels.gemm.scaled_mm, loka.kernels.call_counters;"

@@ -55,11 +55,13 @@ def test_other_widths_are_refused(package):
         CrossBackward(20000, True, True, True)
 
 
+@pytest.mark.slow
 def test_the_kernel_reads_and_writes_what_it_should(tmp_path):
     pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
     assert run_interpreted("cross_interpreted", tmp_path) == 2 * len(SPECS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [LARGE, SPECS[0]], ids=lambda spec: spec.function)
 @pytest.mark.usefixtures("triton_cache")
 def test_it_compiles_for_hopper(package, spec):

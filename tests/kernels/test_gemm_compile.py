@@ -14,7 +14,7 @@ from loka.kernels.fused.triton_gemm.gemm_tiling import candidates, is_aligned
 from tests.support.kernels.gemm_cases import EPILOGUES, FAST, NORM, PRECISE, ROWS, blocked, write_products
 from tests.support.kernels.sm90 import compile_for_sm90, spilled
 
-pytestmark = pytest.mark.usefixtures("triton_cache")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("triton_cache")]
 
 
 TYPES = {"e4m3": "fp8e4nv", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}

@@ -6,6 +6,8 @@ import pytest
 
 from tests.support.processes.launch import run_interpreted
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
 
 

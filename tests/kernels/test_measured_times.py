@@ -213,6 +213,7 @@ def test_errors_are_those_of_the_nearest_measured_part():
 points = st.tuples(*[st.sampled_from([64, 96, 128, 256, 512, 2048])] * 3)
 
 
+@pytest.mark.slow
 @given(st.sets(points, min_size=1, max_size=12), points, st.tuples(inside, inside, inside))
 def test_the_nearest_is_the_nearest(sizes, other, asked):
     found = Measurements.of([measurement(gemm(*each), mere=index) for index, each in enumerate(sorted(sizes))], HOPPER)
@@ -249,6 +250,7 @@ def test_figures_that_make_no_sense_are_refused(change):
         Measurements.of([replace(measurement(gemm(64, 64, 64)), **change)], HOPPER)
 
 
+@pytest.mark.slow
 def test_thirty_thousand_look_ups_take_no_time_to_speak_of():
     sizes = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
     several = [each for kernel in ("torch.scaled_mm", "fbgemm.rowwise") for each in grid(sizes, kernel)]

@@ -21,6 +21,8 @@ from loka.kernels.measurements.sqlite_file import APPLICATION_ID, SCHEMA
 from tests.support.plan.measured_cases import HOPPER, LATER, gemm, grid, measurement, passes, quantise, record
 from tests.support.processes.measurement_writer import Writer
 
+pytestmark = pytest.mark.slow
+
 
 def kept(path: Path) -> set[int]:
     """The numbers of the parts that a file has."""

@@ -41,6 +41,7 @@ def compiled(package, spec):
     return compile_for_sm90(kernel, types, aligned, num_warps=warps_of(package.kernels[spec.function]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.function)
 def test_it_compiles_for_hopper_without_spills(package, spec, tmp_path):
     binary = compiled(package, spec)
@@ -54,6 +55,7 @@ def test_it_compiles_for_hopper_without_spills(package, spec, tmp_path):
 BARE = [spec for spec in SPECS if not isinstance(spec, Products) and spec.norm is None and spec.activation is None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", BARE, ids=lambda spec: spec.function)
 def test_all_programs_fit_on_a_multiprocessor_at_once(package, spec, tmp_path):
     """A program loops over rows, so one that has to wait for another to end would double the time."""

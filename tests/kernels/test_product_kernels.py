@@ -28,6 +28,8 @@ from tests.support.kernels.product_cases import (
 from tests.support.kernels.rendered_cases import Package, write_package
 from tests.support.processes.launch import run_interpreted
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 WIDTHS = (13, 48, 512)
 

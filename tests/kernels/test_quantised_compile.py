@@ -11,7 +11,7 @@ from tests.support.kernels.quantised_cases import modes, specs
 from tests.support.kernels.rendered_cases import reads_sixteen_bytes, write_package
 from tests.support.kernels.sm90 import SHARED, compile_for_sm90, spilled, warps_of
 
-pytestmark = pytest.mark.usefixtures("triton_cache")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("triton_cache")]
 
 
 ONE_FORMAT = [how for how in modes() if how.format is Format.E4M3 or how.scaling == "static"]

@@ -56,6 +56,7 @@ def test_one_name_is_one_text():
     assert len(set(names.values())) == len(names)
 
 
+@pytest.mark.slow
 def test_every_mode_is_formatted_linted_and_reads_what_it_is_passed(tmp_path):
     templates = load_templates()
     for width in (13, 24, 200, 479, 624, 1024, 2048, 8192):
@@ -96,6 +97,7 @@ def tensors_of(spec, inputs) -> list[Tensor]:
     return arguments_of(plain(spec), inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("heavy", [False, True])
 def test_every_mode_is_the_quantiser_bit_for_bit(package, width, heavy):
@@ -166,6 +168,7 @@ def test_names():
         Quantisation("maximum", power_of_two=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_mode_against_float64(package, kind, width):

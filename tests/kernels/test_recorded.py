@@ -177,6 +177,7 @@ def test_transposed_copies_are_copies(package, shape):
             assert not x.numel() or ours.data_ptr() != values.data_ptr()
 
 
+@pytest.mark.slow
 def test_in_the_interpreter(tmp_path):
     pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
     assert run_interpreted("recorded_interpreted", tmp_path) > 80  # kernels that were compared
@@ -192,6 +193,7 @@ COMPILED += [spec for width in (2048, 479) for spec in fused_cast_transposes(wid
 COMPILED += [spec for spec in fused_cast_transposes(2048)[1::2] if spec.spec.how == HOWS[0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", COMPILED, ids=lambda spec: spec.function)
 @pytest.mark.usefixtures("triton_cache")
 def test_it_compiles_for_hopper(spec, tmp_path):

@@ -13,7 +13,7 @@ from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.rendered_cases import PARTS, norm_specs, write_package
 from tests.support.kernels.sm90 import SHARED, compiled, spilled
 
-pytestmark = pytest.mark.usefixtures("triton_cache")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("triton_cache")]
 
 
 WIDEST = ("layer_norm", True, True, "silu", True)

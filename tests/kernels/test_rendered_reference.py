@@ -191,6 +191,7 @@ def test_rows_of_another_width_are_refused(package, x):
         package.run(spec, x, torch.ones(479), torch.ones(479))
 
 
+@pytest.mark.slow
 def test_operators_hold_what_the_compiler_expects(package):
     inputs = random_inputs(3, 24, torch.float32)
     checked = [spec for spec in [*FORWARDS[24], *BACKWARDS[24]] if spec.add]
@@ -263,6 +264,7 @@ def test_a_name_is_registered_once_and_runs_the_last_kernel(package):
     assert str(first._schema) == "loka_generated::registered_twice(Tensor x) -> Tensor"
 
 
+@pytest.mark.slow
 def test_a_package_runs_its_reference_without_triton_jinja_or_pydantic(package):
     folder = Path(package.fused.__file__).parent
     spec = FORWARDS[13][0]

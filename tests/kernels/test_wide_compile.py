@@ -11,7 +11,7 @@ from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.rendered_cases import PARTS, norm_specs, reads_sixteen_bytes, write_package
 from tests.support.kernels.sm90 import SHARED, compile_for_sm90, pointer_type, spilled, warps_of
 
-pytestmark = pytest.mark.usefixtures("triton_cache")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("triton_cache")]
 
 
 WIDTH = 123200

@@ -14,6 +14,7 @@ from loka.mods.batch_small.batch_small import FEW, SHARED, Batch
 from tests.support.models import forward_mods as zoo
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(18))
 def test_random_towers_are_the_same_function(seed: int) -> None:
     torch.manual_seed(seed)

@@ -21,6 +21,8 @@ from loka.plan.serialize import from_json, to_json
 from loka.policy.problems import PolicyError
 from tests.support.models import policy_models
 
+pytestmark = pytest.mark.slow
+
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
 KEEP = "compute: keep"

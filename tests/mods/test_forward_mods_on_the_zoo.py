@@ -19,6 +19,8 @@ from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.policy.problems import PolicyError
 
+pytestmark = pytest.mark.slow
+
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
 MODELS = {"ranker": zoo.ranker, "dlrm": zoo.dlrm}

@@ -33,6 +33,7 @@ def imported(program: str) -> tuple[set[str], set[str]]:
     return set(others.split()), set(own.split())
 
 
+@pytest.mark.slow
 def test_what_runs_beside_a_model_imports_torch_and_the_standard_library_only():
     others, own = imported(BESIDE_A_MODEL)
     assert others <= {"torch"}
@@ -43,6 +44,7 @@ def test_what_runs_beside_a_model_imports_torch_and_the_standard_library_only():
     assert not [name for name in own if name.endswith("_planning")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODS)
 def test_what_carries_a_mod_out_imports_torch_and_the_standard_library_only(name):
     others, own = imported(f"import loka.mods.{name}.{name};")

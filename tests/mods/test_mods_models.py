@@ -28,6 +28,8 @@ from tests.support.codegen import chain_plans as chains
 from tests.support.codegen import codegen_plans as plans
 from tests.support.models import adapted_models as models
 
+pytestmark = pytest.mark.slow
+
 PAPER = ("no_bias", "block_norm", "hard_swish")
 SIZES = WukongSizes(embeddings=8, dim=16, layers=2, rank=4, hidden=64)
 ALL = [(), *((mod,) for mod in (*PAPER, "norm_first")), PAPER[:2], PAPER[1:], PAPER, (*PAPER, "norm_first")]

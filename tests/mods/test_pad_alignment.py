@@ -13,6 +13,7 @@ from loka.mods.rewriting.rewriting_tools import Size
 from tests.support.models import forward_mods as zoo
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("to", [8, 16, 128])
 def test_random_sizes_are_the_same_function(seed: int, to: int) -> None:

@@ -136,6 +136,7 @@ def test_streams_of_the_zoo_stay_wide_through_all_layers(name: str) -> None:
     assert origins == ["to", "layer_norm", "layer_norm"] if name == "wukong" else origins == ["to", "add", "add"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 @pytest.mark.parametrize("mode", ["bfloat16", "float16", "autocast", "mixed"])
 def test_dtypes_outside_of_the_stream_are_the_models(name: str, mode: str) -> None:
@@ -227,6 +228,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(steps=STEPS, norm=st.sampled_from(["layer", "rms", "plain", "block"]))
 def test_any_forward_is_the_same_function_and_has_the_same_dtypes(steps: list[str], norm: str) -> None:

@@ -233,6 +233,7 @@ def test_input_dtype_and_strides_do_not_matter(scaling: Scaling) -> None:
         assert torch.equal(actual.scale, expected.scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("format", "scaling", "power_of_two"),
     [

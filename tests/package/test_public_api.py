@@ -61,6 +61,7 @@ def test_everything_that_is_raised_has_one_root() -> None:
     assert (loka.InputError.exit_status, loka.CheckFailedError.exit_status) == (2, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statement", "heavy"),
     [

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 TESTS = Path(__file__).parents[1]
 FILES = sorted(TESTS.rglob("*.py"))
+EDITS = {f"sys.path.{change}" for change in ("insert", "append", "extend", "remove")}
 IN_ANOTHER_PROCESS = {"support/processes/killed_writer.py"}  # imports a package as its user would
 
 
@@ -17,33 +17,39 @@ def name_of(file: Path) -> str:
     return file.relative_to(TESTS).as_posix()
 
 
-def attributes_of(file: Path) -> set[str]:
-    """Every dotted name that a file reads, such as sys.path.insert."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    return {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+def dotted(node: ast.expr) -> str:
+    """A name such as sys.path.insert; "" for any other expression."""
+    if isinstance(node, ast.Attribute):
+        before = dotted(node.value)
+        return f"{before}.{node.attr}" if before else ""
+    return node.id if isinstance(node, ast.Name) else ""
 
 
-def imports_of(file: Path) -> set[str]:
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    return {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+@cache
+def nodes_of(file: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
 
 
-@pytest.mark.parametrize("file", FILES, ids=name_of)
-def test_no_test_edits_the_path_or_imports_a_test(file: Path) -> None:
-    edits = {f"sys.path.{change}" for change in ("insert", "append", "extend", "remove")}
-    assert name_of(file) in IN_ANOTHER_PROCESS or not edits & attributes_of(file)
-    assert not [name for name in imports_of(file) if name.split(".")[-1].startswith("test_")]
+def names_in(file: Path) -> set[str]:
+    return {dotted(node) for node in nodes_of(file) if isinstance(node, ast.Attribute | ast.Name)}
+
+
+def test_no_test_edits_the_path() -> None:
+    assert {name_of(file) for file in FILES if EDITS & names_in(file)} == IN_ANOTHER_PROCESS
+
+
+def test_no_test_imports_another() -> None:
+    found = []
+    for file in FILES:
+        modules = [node.module or "" for node in nodes_of(file) if isinstance(node, ast.ImportFrom)]
+        found += [(name_of(file), module) for module in modules if module.split(".")[-1].startswith("test_")]
+    assert found == []
 
 
 def test_gpu_tests_stand_in_files_of_their_own() -> None:
     """The GPU's machine is given these files alone: it need not have what other tests import."""
-    marked = {name_of(file) for file in FILES if {"pytest.mark.gpu", "ON_GPU", "ON_HOPPER"} & names_of(file)}
+    marked = {name_of(file) for file in FILES if {"pytest.mark.gpu", "ON_GPU", "ON_HOPPER"} & names_in(file)}
     assert marked - {"support/gpu.py"} == {name_of(file) for file in FILES if file.stem.endswith("_gpu")}
-
-
-def names_of(file: Path) -> set[str]:
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    return attributes_of(file) | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def test_no_two_helpers_have_one_name() -> None:

@@ -112,6 +112,7 @@ def is_valid(site: Site, wanted: SiteSettings, kernels: tuple[str, ...]) -> bool
     return forced <= fp8 <= able
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(widths, widths, st.booleans(), seeds, recipes, st.tuples(computes, computes, computes), floors, fuses)
 def test_the_choice_is_the_fastest_of_all_combinations_unless_it_gains_too_little(

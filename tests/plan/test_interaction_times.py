@@ -39,6 +39,8 @@ from loka.plan.select.perf_model import PerfModel
 from loka.plan.serialize import from_json, to_json
 from tests.support.plan.plan_costs import HOPPER, MadeUp
 
+pytestmark = pytest.mark.slow
+
 BATCH = 4096
 FORMS: tuple[Form, ...] = (
     FmForm(64, 32, 32, passing=True),

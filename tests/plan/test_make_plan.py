@@ -278,6 +278,7 @@ def test_a_plan_comes_back_from_its_file(plan_for):
         assert plan.rule_notes == (("rule 1: layers.*", "why"),)
 
 
+@pytest.mark.slow
 def test_ten_thousand_sites_are_decided_and_written_in_a_moment(make_site, make_settings):
     from torch import nn
 

@@ -238,6 +238,7 @@ def test_words_of_what_is_left_and_gained():
     assert describe_changes(a_mod(adaptations=(sigmoid,))) == "2 Sigmoid -> Hardsigmoid"
 
 
+@pytest.mark.slow
 def test_a_mixing_layer_that_is_fused_is_not_padded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (
@@ -273,6 +274,7 @@ def test_a_gain_is_the_difference_of_what_both_plans_time(make_plan, make_site):
     assert gain_of(two, timed(two, 20.0, 10.0)) is None
 
 
+@pytest.mark.slow
 def test_gains_are_asked_for(write, monkeypatch):
     slow_norms = MadeUp(factor=lambda part: 2.0 if "layer_norm" in part.around else 1.0)
     monkeypatch.setattr(planner, "open_measurements", lambda policy: slow_norms if policy.target == "h100" else None)

@@ -33,6 +33,8 @@ from loka.policy.cascade.settings import Budget, GemmSettings
 from loka.probe.profile.profile import Estimate, Interval, Profile, SiteProfile
 from tests.support.plan.plan_costs import CHAIN, SCALED_MM, MadeUp, Remembering
 
+pytestmark = pytest.mark.slow
+
 MODEL = """
 import torch
 from torch import nn

@@ -79,6 +79,7 @@ def test_keys_are_sorted(whole_plan):
     check(json.loads(to_json(whole_plan)))
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_the_hash_seed(tmp_path, whole_plan):
     path = tmp_path / "plan.json"
     path.write_text(to_json(whole_plan))

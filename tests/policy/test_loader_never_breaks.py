@@ -75,6 +75,7 @@ def test_any_text_in_the_letters_of_yaml(tmp_path: Path, text: str) -> None:
     survives(tmp_path, text.encode("utf-8", "surrogatepass"))
 
 
+@pytest.mark.slow
 @quiet
 @given(data=st.data())
 def test_any_small_change_of_a_policy(tmp_path: Path, data: st.DataObject) -> None:
@@ -86,6 +87,7 @@ def test_any_small_change_of_a_policy(tmp_path: Path, data: st.DataObject) -> No
     survives(tmp_path, (FULL[:start] + new + FULL[end:]).encode("utf-8", "surrogatepass"))
 
 
+@pytest.mark.slow
 @quiet
 @given(policy=policies)
 def test_any_values_for_the_keys_of_the_language(tmp_path: Path, policy: dict[str, object]) -> None:

@@ -17,6 +17,8 @@ from loka.probe.learn import finish
 from loka.probe.profile import profile_file
 from tests.support.models import probe_models as models
 
+pytestmark = pytest.mark.slow
+
 ALL = 1_000_000  # rows to sample: all of them
 COUNTED = ("nonfinite", "nonfinite_calls")
 

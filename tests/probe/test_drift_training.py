@@ -17,6 +17,8 @@ from loka.probe.profile.profile import Profile
 from loka.probe.stats.operand_tracker import OperandTracker, operand_stats
 from loka.probe.stats.site_stats import OperandStats, SiteStats
 
+pytestmark = pytest.mark.slow
+
 STEPS = 60
 EVERY = 10
 BATCH = 256

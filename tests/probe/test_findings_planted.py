@@ -15,6 +15,8 @@ from loka.probe.learn import finish
 from loka.probe.probe import Probe
 from loka.probe.stats.bias_track import read_biases, track_biases
 
+pytestmark = pytest.mark.slow
+
 MODEL = """\
 import torch
 from torch import nn

@@ -40,6 +40,7 @@ def plain():
     return learned(patched=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_operands_of_patched_sites_are_those_of_the_model_rounded(plain, compiled):
     found = learned(patched=True, compiled=compiled)
@@ -59,6 +60,7 @@ def test_operands_of_patched_sites_are_those_of_the_model_rounded(plain, compile
         torch.testing.assert_close(found[name].weight.row_amax, plain[name].weight.row_amax)
 
 
+@pytest.mark.slow
 def test_what_is_learned_of_a_patched_site_went_through_e4m3(plain):
     """Rowwise scales leave at most 2 * 127 magnitudes a row: far fewer distinct values than rows x columns."""
     found = learned(patched=True)

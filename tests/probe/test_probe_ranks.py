@@ -70,6 +70,7 @@ def same_moments(a, b, rtol):
         torch.testing.assert_close(one, other, rtol=rtol, atol=rtol * float(other.abs().max()))
 
 
+@pytest.mark.slow
 def test_ranks_merge_to_what_one_rank_after_another_gives(run):
     results = run("merged")
     for index in range(len(workers.SHAPES)):

@@ -94,6 +94,7 @@ def test_checkpointing_counts_each_call_once(policy, reentrant):
     same_stats(learned(wrapped, path, batches), learned(plain, path, batches), rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_models_are_seen_and_not_compiled_again(policy, fresh_dynamo, backend):
     path, batches = policy("plain"), models.make_batches(7, 8, 12)
@@ -264,6 +265,7 @@ def test_a_model_moved_by_copy_is_another_model(policy):
     assert probe.samples == 0
 
 
+@pytest.mark.slow
 def test_importing_loka_imports_no_torch():
     code = "import loka, sys; assert 'torch' not in sys.modules; loka.Probe; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -95,6 +95,7 @@ def test_rows_are_sampled_the_same_for_input_and_gradient_and_maxima_are_of_all_
     torch.testing.assert_close(first.joint.moments.mean[12:], first.grad_output.moments.mean, rtol=1e-4, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_ranker_against_hooks():
     torch.manual_seed(0)
     model = ranker()
@@ -140,6 +141,7 @@ def test_one_parameter_at_one_line_of_two_modules(policy):
     same_moments(stats[1].input, [hidden])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_non_finite_input_is_counted_and_poisons_nothing(policy, bad):
     model, batches = models.build_plain(), models.make_batches(2, 8, 12)

@@ -47,6 +47,8 @@ from loka.probe.stats.site_stats import (
     WeightStats,
 )
 
+pytestmark = pytest.mark.slow
+
 QUANTILES = Quantiles(0.5, 1.25, 1.5, 2.0, 3.125)
 
 

@@ -170,6 +170,7 @@ def test_the_gaussian_has_the_learned_mean_and_covariance(heavy: tuple[SiteStats
     torch.testing.assert_close(torch.cov(drawn.t()), torch.cov(x.t()), rtol=0.0, atol=0.12)
 
 
+@pytest.mark.slow
 def test_the_matrix_normal_has_its_means_and_its_covariances() -> None:
     left = torch.tensor([[2.0, 0.0], [1.0, 1.0], [0.0, 0.5]], dtype=torch.float64)
     right = torch.tensor([[1.0], [-1.0], [0.5], [0.0]], dtype=torch.float64)

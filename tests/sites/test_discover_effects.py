@@ -35,6 +35,7 @@ def rows_by_hooks(model, *args):
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2, 7, 64])
 @pytest.mark.parametrize("planned", [1, 2, 6, 10, 16])
 def test_rows_are_those_of_a_real_forward_at_any_batch(planned, batch):
@@ -182,6 +183,7 @@ def test_keyword_inputs_and_containers(find):
     assert [(site.name, site.rows) for site in found.sites] == [("fc", RowCount(1))]
 
 
+@pytest.mark.slow
 def test_many_layers_are_quick_and_all_found():
     layers = [layer for _ in range(1000) for layer in (nn.Linear(64, 64), nn.ReLU())]
     found = find_sites(BuiltModel(nn.Sequential(*layers), (torch.randn(512, 64),), {}, 512))

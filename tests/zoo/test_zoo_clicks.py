@@ -88,6 +88,7 @@ def test_dense_features_have_heavy_tails() -> None:
     assert float(kurtosis.max()) > 30
 
 
+@pytest.mark.slow
 def test_a_small_model_learns_from_it() -> None:
     from loka.bench.quality.training import build, train
     from loka.bench.quality.training_job import TrainingJob
