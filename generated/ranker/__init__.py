@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "762687773638e0723c8d7229ccc4f1ade8036e619e27524210b11db2d36ca593"
+STAMP = "02b8bef7056a69a94938dee5c61a5effac0f39b41d1aa07c1277519126906a9f"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them
