@@ -72,6 +72,9 @@ def wrap_statement(line: str) -> list[str]:
     margin = line[: len(line) - len(text)]
     defines = text.startswith(("def ", "async def ", "class "))
     some = [group for group in groups if group.items(line)]
+    if text.startswith("return ") and (items := _returned(line, groups)):
+        opened = [part for item in items for part in wrap_statement(f"{margin}    {item},")]
+        return [f"{margin}return (", *opened, f"{margin})"]
     if defines:
         return _opened(line, some[0], margin, defines=True) if some else [line]
     for group in reversed(some):
@@ -110,6 +113,19 @@ def _opened(line: str, group: _Bracket, margin: str, *, defines: bool) -> list[s
     for item in items:
         lines += wrap_statement(inner + item + ("" if bare else ","))
     return [*lines, *wrap_statement(margin + after)]
+
+
+def _returned(line: str, groups: list[_Bracket]) -> list[str]:
+    """The items of a tuple that is returned without a bracket of its own; [] where one value is."""
+    start = line.index("return ") + len("return ")
+    inside = [range(group.start, group.end) for group in groups]
+    commas = [
+        token.start()
+        for token in _TOKEN.finditer(line, start)
+        if token[0] == "," and not any(token.start() in part for part in inside)
+    ]
+    bounds = [start - 1, *commas, len(line)]
+    return [line[left + 1 : right].strip() for left, right in pairwise(bounds)] if commas else []
 
 
 def _groups(line: str) -> list[_Bracket] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
 import pickle
 
 import pytest
@@ -239,7 +240,7 @@ def test_a_plain_linear_that_lost_or_got_a_bias():
 
 def test_copies_are_held_to_the_same():
     model = ranker()
-    package.apply(model)
+    importlib.import_module(package.__name__).apply(model)  # pickle finds classes where they are imported from now
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):  # noqa: S301 - what was dumped here
         train(copied)
         patch = dispatch.patch_of(copied)

@@ -135,12 +135,12 @@ def test_one_name_is_one_text() -> None:
     [
         (lambda: NormForward(8, None, False, False, 0.0, None, True, False, True, keep=True), "no other sum to keep"),
         (lambda: NormForward(8, None, False, False, 0.0, None, False, True, True, keep=True), "keep a copy"),
-        (lambda: NormBackward(8, None, False, False, 0.0, None, True, True, residual_grad_out=True), "copy of grad"),
+        (lambda: NormBackward(8, None, False, False, 0.0, None, True, True, residual_grad_out=True), "would copy grad"),
         (
             lambda: NormBackward(
                 8, None, False, False, 0.0, None, True, False, residual_grad_in=True, residual_grad_out=True
             ),
-            "no other to",
+            "has no residual_grad_out",
         ),
         (lambda: NormBackward(8, "rms_norm", True, False, 0.0, None, True, True, times=True), "needs what it took"),
         (lambda: NormBackward(8, None, False, False, 0.0, None, True, True, summed=True), "reads no sum"),

@@ -83,7 +83,7 @@ def test_a_maximum_alone_keeps_and_carries_nothing():
     how = Quantisation("maximum")
     with pytest.raises(InputError, match="keeps no sum"):
         NormForward(512, None, False, False, 0.0, None, True, True, False, keep=True, how=how)
-    with pytest.raises(InputError, match="carries no gradient"):
+    with pytest.raises(InputError, match="has no residual_grad_out"):
         NormBackward(
             512, "block_norm", False, False, 1e-5, None, True, True, summed=True, residual_grad_out=True, how=how
         )

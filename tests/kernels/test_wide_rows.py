@@ -100,11 +100,11 @@ def test_parts_of_rows_fill_the_device_and_no_more(monkeypatch):
         (lambda: NormForward(LARGEST_WIDTH + 1, *LAYER_NORM, True, True), f"rows have 1 to {LARGEST_WIDTH}"),
         (
             lambda: NormForward(LARGEST_HELD + 1, *LAYER_NORM, True, True, how=Quantisation("blockwise")),
-            "rowwise or known or maximum, not blockwise",
+            "rowwise or static or maximum, not blockwise",
         ),
         (
             lambda: NormBackward(LARGEST_HELD + 1, *LAYER_NORM, True, how=Quantisation("tensorwise")),
-            "rowwise or known or maximum, not tensorwise",
+            "rowwise or static or maximum, not tensorwise",
         ),
         (
             lambda: NormForward(2**15, "block_norm", False, False, 1e-5, None, False, True, True, block=2**15),

@@ -35,6 +35,7 @@ STATEMENTS = {
     "a generator": f"y = tuple(fused.norm_forward({joined(5)}) for number in range({NAMES[3]}))",
     "strings with brackets": f'y = norm_forward("(", "a, b", {joined(9)})',
     "a dictionary": f"y = dict(zip({joined(5)}, strict=True), **{{{joined(6, DOUBLE + '{0}' + DOUBLE + ': {0}')}}})",
+    "values that are returned": f"def f():\n    return {joined(9)}, x.to(dtype)",
     "types": f"def forward(x: Tensor) -> tuple[{joined(9)}]:\n    return x",
     "a decorator": f"@triton.jit(do_not_specialize=[{joined(8, DOUBLE + '{}' + DOUBLE)}])\ndef f():\n    return 0",
     "bare targets": f"{joined(11)} = fused.norm_forward({joined(4)})",
