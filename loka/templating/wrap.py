@@ -16,6 +16,7 @@ WIDTH = 120  # columns of a line
 _TOKEN = re.compile(r"""[rbfu]*"(?:\\.|[^"\\])*"|[rbfu]*'(?:\\.|[^'\\])*'|[\[({\])},#]|=""")
 _CALLED = re.compile(r"[\w)\]]$")
 _KEYWORD = re.compile(r"\b(?:return|in|is|not|and|or|if|else|assert|yield|del|await|for)\s*$")
+_TARGET = re.compile(r"\w+ = ")
 _TARGETS = re.compile(r"[^=()\[\]{}]+,[^=()\[\]{}]* = ")
 _BARE_TUPLE = re.compile(r"(return|del) ([^()\[\]{}]+,[^()\[\]{}]+)")
 _COMMENT = re.compile(r" *# ")
@@ -80,6 +81,11 @@ def wrap_statement(line: str) -> list[str]:
     for group in reversed(some):
         if group.start < WIDTH:
             return _opened(line, group, margin, defines=False)
+    if (target := _TARGET.match(text)) is not None:
+        inner = wrap_statement(f"{margin}    {text[target.end() :]}")
+        if max(map(len, inner)) <= WIDTH:
+            return [f"{margin}{target[0]}(", *inner, f"{margin})"]
+        return _opened(line, some[-1], margin, defines=False) if some else [line]  # brackets around it would not help
     if (targets := _TARGETS.match(text)) is not None:
         value = f"{margin}    {text[targets.end() :]}"
         if len(margin) + targets.end() + 1 <= WIDTH and len(value) <= WIDTH:
