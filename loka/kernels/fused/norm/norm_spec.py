@@ -166,7 +166,8 @@ class NormBackward:
     def function(self) -> str:
         """The host function's name."""
         sums = [name for name in ("add", "times", "summed") if getattr(self, name)]
-        residual = ["residual_in"] * self.residual_grad_in + ["residual_out"] * self.residual_grad_out
+        ends = ["in"] * self.residual_grad_in + ["out"] * self.residual_grad_out
+        residual = ["_".join(["residual", *ends])] if ends else []
         eps = _eps(self) if self.norm == "block_norm" else ""
         kind = self.how.name if self.quantise else ""
         parts = (*sums, _what(self), "backward", *residual, kind, str(self.width), eps)
