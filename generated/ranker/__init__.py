@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "02b8bef7056a69a94938dee5c61a5effac0f39b41d1aa07c1277519126906a9f"
+STAMP = "67bcf596f28aaa46f87bcb84456e06b623ac58d1fdca6ab01bcbf9b0acb8544b"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

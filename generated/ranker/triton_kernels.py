@@ -13,7 +13,7 @@ from torch import Tensor
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "02b8bef7056a69a94938dee5c61a5effac0f39b41d1aa07c1277519126906a9f"
+STAMP = "67bcf596f28aaa46f87bcb84456e06b623ac58d1fdca6ab01bcbf9b0acb8544b"
 
 
 @triton.jit

@@ -30,7 +30,7 @@ from loka.cli.verbs import (
     train,
     validate,
 )
-from loka.errors import LokaError, RenamedWarning
+from loka.errors import LokaError, RenamedWarning, UncheckedWarning
 from loka.version import __version__
 
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
@@ -46,7 +46,7 @@ class Verbs(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with _renaming_shown():
+            with _notes_shown():
                 result = super().invoke(ctx)
             sys.stdout.flush()
             return result
@@ -63,19 +63,20 @@ class Verbs(TyperGroup):
 
 
 @contextmanager
-def _renaming_shown() -> Iterator[None]:
-    """Print what is written under a name of before as a note, once in a run; other warnings are shown as ever."""
-    shown = False
+def _notes_shown() -> Iterator[None]:
+    """Print old names and files without a checksum as notes, each once in a run; other warnings are shown as ever."""
+    kinds = (RenamedWarning, UncheckedWarning)
+    shown: set[str] = set()
     with warnings.catch_warnings():
-        warnings.simplefilter("always", RenamedWarning)
+        for kind in kinds:
+            warnings.simplefilter("always", kind)
         show = warnings.showwarning
 
         def showwarning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-            nonlocal shown
-            if not issubclass(category, RenamedWarning):
+            if not issubclass(category, kinds):
                 show(message, category, *place, **more)
-            elif not shown:
-                shown = True
+            elif str(message) not in shown:
+                shown.add(str(message))
                 note(f"note: {message}")
 
         warnings.showwarning = showwarning

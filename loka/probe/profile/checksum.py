@@ -1,0 +1,46 @@
+"""The checksum of a profile file: the sha256 of all its bytes, kept in its metadata under `loka.sha256`.
+
+The file holds its own checksum, so its 64 digits count as zeros.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+KEY = "loka.sha256"
+LENGTH = 8  # bytes of the length of the header, with which a safetensors file begins
+_METADATA = b'{"__metadata__":{'
+_FIELD = f'"{KEY}":"'.encode()  # no string of the header holds it: quotes within one are escaped
+_ZEROS = b"0" * 64
+_CHUNK = 1 << 20
+
+
+def with_checksum(data: bytes) -> tuple[bytes, memoryview]:
+    """A safetensors file with its checksum, in two parts: up to the end of its header, and its tensors.
+
+    The key comes first in the metadata, which the library would write in an order of chance.
+    """
+    start = LENGTH + int.from_bytes(data[:LENGTH], "little")
+    tensors = memoryview(data)[start:]
+    header = data[LENGTH:start].rstrip(b" ").replace(_METADATA, _METADATA + _FIELD + _ZEROS + b'",', 1)
+    header = header.ljust(-(-len(header) // LENGTH) * LENGTH)  # tensors begin at a multiple of 8, as the library has it
+    whole = len(header).to_bytes(LENGTH, "little") + header
+    digest = hashlib.sha256(whole)
+    digest.update(tensors)
+    return whole.replace(_FIELD + _ZEROS, _FIELD + digest.hexdigest().encode(), 1), tensors
+
+
+def is_whole(path: Path) -> bool | None:
+    """Whether a safetensors file is as it was written; None where it has no checksum. Raises OSError."""
+    with path.open("rb") as file:
+        length = file.read(LENGTH)
+        header = file.read(int.from_bytes(length, "little"))
+        place = header.find(_FIELD) + len(_FIELD)
+        if place < len(_FIELD):
+            return None
+        end = place + len(_ZEROS)
+        digest = hashlib.sha256(length + header[:place] + _ZEROS + header[end:])
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return header[place:end] == digest.hexdigest().encode()
