@@ -18,7 +18,7 @@ from loka.errors import InputError
 from loka.kernels.measurements.lookup import Measurements, Recording, Versions
 from loka.kernels.measurements.parts import Part, PartKind, TimeSource
 from loka.kernels.measurements.sqlite_file import APPLICATION_ID, SCHEMA
-from tests.support.plan.measured_cases import HOPPER, LATER, gemm, grid, measurement, passes, quantise, record
+from tests.support.plan.measured_cases import HOPPER, LATER, edit, gemm, grid, measurement, passes, quantise, record
 from tests.support.processes.measurement_writer import Writer
 
 pytestmark = pytest.mark.slow
@@ -161,12 +161,11 @@ def test_reading_goes_on_while_others_write(tmp_path):
 
 def stamped(path: Path, versions: Versions, date: str) -> None:
     """Set back or forward when a machine's measurements were made."""
-    with sqlite3.connect(path) as connection:
-        connection.execute(
-            "UPDATE measurements SET recorded = ? WHERE versions IN (SELECT id FROM versions WHERE driver = ?)",
-            (date, versions.driver),
-        )
-    connection.close()
+    edit(
+        path,
+        "UPDATE measurements SET recorded = ? WHERE versions IN (SELECT id FROM versions WHERE driver = ?)",
+        (date, versions.driver),
+    )
 
 
 def test_the_machine_that_was_measured_last_counts_alone_and_the_other_is_named(tmp_path):
@@ -287,18 +286,12 @@ def scribbled(path: Path) -> None:
 
 def nonsense(path: Path) -> None:
     record(path, grid())
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE measurements SET us = -1.0 WHERE contraction = 64")
-    connection.commit()
-    connection.close()
+    edit(path, "UPDATE measurements SET us = -1.0 WHERE contraction = 64")
 
 
 def unknown_work(path: Path) -> None:
     record(path, grid())
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE measurements SET work = 'sort' WHERE contraction = 64")
-    connection.commit()
-    connection.close()
+    edit(path, "UPDATE measurements SET work = 'sort' WHERE contraction = 64")
 
 
 def without_a_table(path: Path) -> None:

@@ -4,8 +4,10 @@ Each measurement is a transaction of its own in a write-ahead log, so that what 
 any moment. Where the last writer leaves in order, the file is again a single one that can be copied. Several writers
 need a disk of this machine: SQLite's log does not work over a network.
 
-Schema 1: `versions` has a row for each machine and library, `finished` the time when a recording of it last came to its
-end, or NULL; `measurements` has a row for each part under each versions, the newest measurement of it.
+Schema 2: `versions` has a row for each machine and library, `finished` the time when a recording of it last came to its
+end, or NULL, and `digest` that of all its rows (`row_digests`); `measurements` has a row for each part under each
+versions, the newest measurement of it. Schema 1 had no digests: such a file is read, and gets them when it is next
+recorded into.
 """
 
 from __future__ import annotations
@@ -14,19 +16,31 @@ import contextlib
 import os
 import sqlite3
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from loka.errors import InputError
+from loka.errors import InputError, UncheckedWarning
 from loka.kernels.measurements.machine_choice import RecordedMachine, choose
 from loka.kernels.measurements.measurement import MeasuredSet, Measurement
 from loka.kernels.measurements.parts import Part, PartKind
+from loka.kernels.measurements.row_digests import (
+    FIELDS,
+    MEASUREMENTS,
+    VERSIONS,
+    check_digests,
+    fold,
+    fold_all,
+    read_table,
+)
 from loka.kernels.measurements.versions import Versions
 
 APPLICATION_ID = 0x4C6F4B41  # "LoKA": tells the file from any other SQLite file
-SCHEMA = 1
+SCHEMA = 2
+FIRST_WITH_DIGESTS = 2
 MAGIC = b"SQLite format 3\x00"
 PATIENCE = 60.0  # seconds that a writer waits for others
 _PAUSE = 0.02
@@ -37,6 +51,7 @@ CREATE TABLE versions (
     device TEXT NOT NULL, capability TEXT NOT NULL, driver TEXT NOT NULL, cuda TEXT NOT NULL, cublas TEXT NOT NULL,
     torch TEXT NOT NULL, triton TEXT NOT NULL, library TEXT NOT NULL,
     finished TEXT,
+    digest TEXT NOT NULL DEFAULT '',
     UNIQUE (device, capability, driver, cuda, cublas, torch, triton, library)
 ) STRICT;
 CREATE TABLE measurements (
@@ -53,11 +68,11 @@ INSERT INTO measurements VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET us = excluded.us, spread = excluded.spread, runs = excluded.runs, mere = excluded.mere,
     sqnr_db = excluded.sqnr_db, wrong = excluded.wrong, recorded = excluded.recorded
 """
-_HAS = """
-SELECT 1 FROM measurements WHERE versions = ? AND work = ? AND kernel = ? AND "rows" = ? AND columns = ?
+_FIND = """
+SELECT * FROM measurements WHERE versions = ? AND work = ? AND kernel = ? AND "rows" = ? AND columns = ?
     AND contraction = ? AND dtype = ? AND recipe = ? AND around = ?
 """
-_VERSIONS = "device, capability, driver, cuda, cublas, torch, triton, library"
+_FIND_VERSIONS = f"SELECT id, {FIELDS}, finished FROM versions WHERE"
 
 
 class Recording:
@@ -79,7 +94,8 @@ class Recording:
         try:
             if self._path.exists() and head_of(self._path):
                 with _reading(self._path) as connection:
-                    _identify(connection, self._path, may_be_new=True)
+                    if schema := _identify(connection, self._path, may_be_new=True):
+                        _tables(connection, schema)
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = _patiently(lambda: _prepared(self._path))
         except OSError as error:
@@ -97,7 +113,10 @@ class Recording:
                 now = _now()
                 with _transaction(connection):
                     for key in sorted(set(self._ids.values())):
+                        rows = connection.execute(f"{_FIND_VERSIONS} id = ?", (key,)).fetchall()
                         connection.execute("UPDATE versions SET finished = ? WHERE id = ?", (now, key))
+                        rows += connection.execute(f"{_FIND_VERSIONS} id = ?", (key,)).fetchall()
+                        fold(connection, key, rows)
             # A single file again; where others still write or read, the last of them does it.
             with contextlib.suppress(sqlite3.OperationalError):
                 connection.execute("PRAGMA busy_timeout = 0")
@@ -110,7 +129,7 @@ class Recording:
     def has(self, part: Part) -> bool:
         """Whether a part was measured already under the versions of its kernel, by this recording or another."""
         try:
-            found = self._open.execute(_HAS, (self._key(part.kernel), *_part_row(part))).fetchone()
+            found = self._open.execute(_FIND, (self._key(part.kernel), *_part_row(part))).fetchone()
         except sqlite3.Error as error:
             raise _broken(self._path, error) from error
         return found is not None
@@ -124,9 +143,12 @@ class Recording:
         kept = measurement.rounded()
         figures = (kept.us, kept.spread, kept.runs, kept.mere, kept.sqnr_db, kept.wrong, _now())
         try:
-            row = (self._key(kept.part.kernel), *_part_row(kept.part), *figures)
+            place = (self._key(kept.part.kernel), *_part_row(kept.part))
             with _transaction(self._open) as connection:
-                connection.execute(_ADD, row)
+                rows = connection.execute(_FIND, place).fetchall()
+                connection.execute(_ADD, (*place, *figures))
+                rows += connection.execute(_FIND, place).fetchall()
+                fold(connection, place[0], rows)
         except sqlite3.Error as error:
             raise _broken(self._path, error) from error
 
@@ -146,8 +168,12 @@ class Recording:
             row = self._versions_of(kernel).as_row()
             marks = ", ".join("?" * len(row))
             with _transaction(self._open) as connection:
-                connection.execute(f"INSERT INTO versions ({_VERSIONS}) VALUES ({marks}) ON CONFLICT DO NOTHING", row)
-                found = connection.execute(f"SELECT id FROM versions WHERE ({_VERSIONS}) = ({marks})", row).fetchone()
+                find = f"{_FIND_VERSIONS} ({FIELDS}) = ({marks})"
+                found = connection.execute(find, row).fetchone()
+                if found is None:
+                    connection.execute(f"INSERT INTO versions ({FIELDS}) VALUES ({marks})", row)
+                    found = connection.execute(find, row).fetchone()
+                    fold(connection, found[0], [found])
             self._ids[kernel] = int(found[0])
         return self._ids[kernel]
 
@@ -155,15 +181,22 @@ class Recording:
 def read_file(path: Path, target: str) -> MeasuredSet:
     """The measurements for a target in a file of `Recording`, of one machine (`measurement_choice.choose`).
 
-    Raises InputError where the file is damaged, something else, of a newer LoKA, or has nothing for the target.
+    Raises InputError where the file is damaged, something else, of a newer LoKA, or has nothing for the target. Warns
+    with UncheckedWarning of a file that is too old for digests.
     """
     with _reading(path) as connection:
-        _identify(connection, path, may_be_new=False)
-        connection.execute("BEGIN")  # one moment of a file that others may be writing to
-        rows = _rows(connection, path, target)
-        devices = [row[0] for row in connection.execute("SELECT DISTINCT device FROM versions ORDER BY device")]
+        schema = _identify(connection, path, may_be_new=False)
+        versions, measurements = _tables(connection, schema)
+        rows = _rows(path, versions, measurements, target)
+    if schema < FIRST_WITH_DIGESTS:
+        warnings.warn(
+            f"{path}: recorded by an earlier LoKA, without checksums: damage to it would not be seen; "
+            f"`loka bench kernels --record {path}` adds them",
+            UncheckedWarning,
+            stacklevel=3,
+        )
     if not rows:
-        raise InputError(f"{path}: {nothing_for(target, devices)}")
+        raise InputError(f"{path}: {nothing_for(target, sorted({version[1] for version in versions}))}")
     return choose(rows)
 
 
@@ -192,13 +225,27 @@ def nothing_for(target: str, devices: Sequence[str]) -> str:
     )
 
 
-def _rows(connection: sqlite3.Connection, path: Path, target: str) -> list[RecordedMachine]:
+def _tables(connection: sqlite3.Connection, schema: int) -> tuple[list[Any], list[Any]]:
+    """The rows of both tables, those of `versions` with their digests where they have some.
+
+    Raises ValueError where they are damaged.
+    """
+    has_digests = schema >= FIRST_WITH_DIGESTS
+    connection.execute("BEGIN")  # one moment of a file that others may be writing to
+    versions = read_table(connection, "versions", {**VERSIONS, "digest": (str,)} if has_digests else VERSIONS)
+    measurements = read_table(connection, "measurements", MEASUREMENTS)
+    if has_digests:
+        check_digests(versions, measurements)
+    return versions, measurements
+
+
+def _rows(path: Path, versions: Sequence[Any], measurements: Sequence[Any], target: str) -> list[RecordedMachine]:
     rows, machines = [], {}
-    for key, finished, *fields in connection.execute(f"SELECT id, finished, {_VERSIONS} FROM versions"):
-        versions = Versions(*fields)
-        if versions.is_of(target):
-            machines[key] = versions, finished is not None
-    for key, work, kernel, *rest in connection.execute("SELECT * FROM measurements"):
+    for key, *fields, finished in (version[: len(VERSIONS)] for version in versions):
+        machine = Versions(*fields)
+        if machine.is_of(target):
+            machines[key] = machine, finished is not None
+    for key, work, kernel, *rest in measurements:
         if key in machines:
             measurement = Measurement(Part(PartKind(work), kernel, *rest[:6]), *rest[6:12])
             try:
@@ -234,18 +281,18 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
             yield connection
     except sqlite3.Error as error:
         raise _broken(path, error) from error
-    except (ValueError, TypeError, OverflowError) as error:  # what no LoKA has written, text that is no UTF-8
+    except (ValueError, TypeError, OverflowError) as error:  # what no LoKA has written
         raise _damaged(path, error) from error
 
 
-def _identify(connection: sqlite3.Connection, path: Path, may_be_new: bool) -> None:
-    """Raises InputError unless the file is one of ours, whole, and of a schema that is known."""
+def _identify(connection: sqlite3.Connection, path: Path, may_be_new: bool) -> int:
+    """The schema, 0 of a new file. Raises InputError unless it is one of ours, whole, and its schema is known."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (schema,) = connection.execute("PRAGMA user_version").fetchone()
     (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if application == 0 and schema == 0 and objects == 0:  # a recording was killed before it wrote anything
         if may_be_new:
-            return
+            return 0
         raise InputError(
             f"{path}: no measurements are in it yet; record some with `loka bench kernels --record {path}`"
         )
@@ -256,11 +303,12 @@ def _identify(connection: sqlite3.Connection, path: Path, may_be_new: bool) -> N
             f"{path}: written by a newer LoKA (schema {schema}, this one reads {SCHEMA}); install that LoKA, or name "
             "another file"
         )
-    if schema != SCHEMA:
+    if schema < 1:
         raise InputError(f"{path}: damaged: schema {schema} never was; take it from where it was kept")
     (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if state != "ok":
         raise _damaged(path, state)
+    return int(schema)
 
 
 def _prepared(path: Path) -> sqlite3.Connection:
@@ -270,11 +318,15 @@ def _prepared(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")  # a commit is on the disk when it returns
         with _transaction(connection):
-            if connection.execute("PRAGMA user_version").fetchone() == (0,):
+            (schema,) = connection.execute("PRAGMA user_version").fetchone()
+            if schema == 0:
                 for statement in _TABLES.split(";")[:-1]:
                     connection.execute(statement)
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {SCHEMA}")
+            elif schema < FIRST_WITH_DIGESTS:
+                connection.execute("ALTER TABLE versions ADD COLUMN digest TEXT NOT NULL DEFAULT ''")
+                fold_all(connection)
+            connection.execute(f"PRAGMA user_version = {SCHEMA}")
     except BaseException:
         connection.close()
         raise
@@ -313,7 +365,7 @@ def _damaged(path: Path, what: object) -> InputError:
 
 
 def _broken(path: Path, error: sqlite3.Error) -> InputError:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF  # without one: text that is no UTF-8
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):  # the last: a table is not there
         return _damaged(path, error)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
