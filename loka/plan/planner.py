@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 from torch import nn
@@ -24,6 +23,7 @@ from loka.mods.policy_loader import load_policy
 from loka.mods.registry import interaction_planning
 from loka.plan.evidence import ProfiledSites, check_sites, open_profile, with_merged_sites
 from loka.plan.plan import NATIVE, Plan
+from loka.plan.plan_file import read_plan_file
 from loka.plan.report.mod_plans import ForwardOutcome, mod_plans
 from loka.plan.resolve import Situation, resolve
 from loka.plan.rewrite.float64 import float64_sites
@@ -36,7 +36,6 @@ from loka.plan.select.interaction_times import interaction_plans, without_fused_
 from loka.plan.select.mod_gains import with_gains
 from loka.plan.select.open_measurements import open_measurements
 from loka.plan.select.workload import TracedNeighbours
-from loka.plan.serialize import from_json
 from loka.policy.cascade.cascade import resolve_settings
 from loka.policy.cascade.settings import Assignment, SiteFacts, SiteSettings
 from loka.policy.policy import Policy
@@ -122,17 +121,12 @@ def _standing_in(known: ProfiledSites | None, examined: Examined) -> ProfiledSit
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
-    """The plan in a plan.json, or the plan of a policy. Raises InputError."""
+    """The plan in a plan.json, or the plan of a policy.
+
+    Raises InputError; also for a plan.json in a generated package that is not the one that was generated.
+    """
     name = os.fspath(path)
-    if not name.endswith(".json"):
-        return make_plan(name)
-    try:
-        text = Path(name).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name}: not a text in UTF-8; name a plan.json of `loka generate`") from error
-    except OSError as error:
-        raise InputError(f"{name}: cannot be read ({error.strerror or error}); check the path") from error
-    return from_json(text, name)
+    return read_plan_file(name) if name.endswith(".json") else make_plan(name)
 
 
 def model_sites(factory: str, inputs: str | None, batch_size: int) -> tuple[Site, ...]:

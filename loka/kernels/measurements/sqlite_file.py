@@ -143,12 +143,13 @@ class Recording:
         kept = measurement.rounded()
         figures = (kept.us, kept.spread, kept.runs, kept.mere, kept.sqnr_db, kept.wrong, _now())
         try:
-            place = (self._key(kept.part.kernel), *_part_row(kept.part))
+            key = self._key(kept.part.kernel)
+            place = (key, *_part_row(kept.part))
             with _transaction(self._open) as connection:
                 rows = connection.execute(_FIND, place).fetchall()
                 connection.execute(_ADD, (*place, *figures))
                 rows += connection.execute(_FIND, place).fetchall()
-                fold(connection, place[0], rows)
+                fold(connection, key, rows)
         except sqlite3.Error as error:
             raise _broken(self._path, error) from error
 
