@@ -83,6 +83,10 @@ def make_plan(path: str | os.PathLike[str]) -> Plan:
     Raises:
         InputError: the policy (PolicyError), a callable or the model is wrong, with `file:line:column`; its profile or
             measurements are missing or of something else; a rule asks one site for what it cannot do.
+
+    Warns:
+        RenamedWarning: of a field under a name that it no longer has.
+        UncheckedWarning: of a profile or measurements of an earlier LoKA, which carry no checksum.
     """
     return planned(path).plan
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loka.errors import InputError, UncheckedWarning
-from loka.kernels.measurements.lookup import Measurements, Recording
+from loka.kernels.measurements.lookup import Measurements, Recording, export
 from loka.kernels.measurements.row_digests import fold_all
 from loka.kernels.measurements.sqlite_file import SCHEMA
 from tests.support.flips import flipped
@@ -173,3 +173,24 @@ def test_figures_that_were_recorded_so_but_make_no_sense_are_refused_too(recordi
     edit(recording, "UPDATE measurements SET us = -1.0 WHERE contraction = 64")
     with pytest.raises(InputError, match="damaged: measurement of"):
         Measurements.open(recording, "h100")
+
+
+def test_text_that_is_no_utf_8_is_an_input_error(recording):
+    data = recording.read_bytes()
+    recording.write_bytes(data.replace(b"fbgemm.rowwise", b"fbgemm.row\xffise"))
+    with pytest.raises(InputError, match="damaged: Could not decode to UTF-8"):
+        Measurements.open(recording, "h100")
+
+
+def test_every_flipped_bit_of_a_text_is_refused_or_changes_nothing(recording, tmp_path):
+    text = tmp_path / "m.jsonl"
+    export(recording, text, "h100", "made up")
+    data, known = text.read_bytes(), contents(text)
+    refused = 0
+    for changed in flipped(data):
+        text.write_bytes(changed)
+        try:
+            assert contents(text) == known
+        except InputError:
+            refused += 1
+    assert refused > 150

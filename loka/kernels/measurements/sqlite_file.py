@@ -366,7 +366,9 @@ def _damaged(path: Path, what: object) -> InputError:
 
 
 def _broken(path: Path, error: sqlite3.Error) -> InputError:
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF  # without one: text that is no UTF-8
+    if isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode"):
+        return _damaged(path, error)  # Python's own: text that is no UTF-8
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):  # the last: a table is not there
         return _damaged(path, error)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):

@@ -23,7 +23,9 @@ def with_checksum(data: bytes) -> tuple[bytes, memoryview]:
     """
     start = LENGTH + int.from_bytes(data[:LENGTH], "little")
     tensors = memoryview(data)[start:]
-    header = data[LENGTH:start].rstrip(b" ").replace(_METADATA, _METADATA + _FIELD + _ZEROS + b'",', 1)
+    header = data[LENGTH:start].rstrip(b" ")
+    place = header.index(_METADATA) + len(_METADATA)
+    header = b"".join((header[:place], _FIELD, _ZEROS, b'",', header[place:]))
     header = header.ljust(-(-len(header) // LENGTH) * LENGTH)  # tensors begin at a multiple of 8, as the library has it
     whole = len(header).to_bytes(LENGTH, "little") + header
     digest = hashlib.sha256(whole)
