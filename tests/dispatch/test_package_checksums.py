@@ -21,6 +21,11 @@ CODE = sorted(path.name for path in RANKER.glob("*.py"))
 STAMP = json.loads((RANKER / "manifest.json").read_text())["stamp"]
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_excused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOKA_EDITED_PACKAGES", raising=False)
+
+
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     folder = tmp_path / "checked_ranker"
@@ -106,7 +111,6 @@ def test_edited_code_is_imported_only_where_the_environment_says_so(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edited(package)
-    monkeypatch.delenv("LOKA_EDITED_PACKAGES", raising=False)
     with pytest.raises(dispatch.BindError, match=r"modules\.py: run loka generate .* set LOKA_EDITED_PACKAGES=allow"):
         import_folder(package)
     monkeypatch.setenv("LOKA_EDITED_PACKAGES", "allow")
