@@ -82,6 +82,29 @@ def test_several_writers_lose_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_that_another_writer_begins_meanwhile_is_taken_as_it_was_at_one_moment(tmp_path, monkeypatch):
+    path = tmp_path / "m.sqlite"
+    empty = sqlite3.connect(path)
+    empty.execute("PRAGMA journal_mode = WAL")
+    begun, connect = [], sqlite3.connect
+
+    def begin(statement: str) -> None:
+        if "user_version" in statement and not begun:
+            begun.append(statement)
+            record(path, [measurement(gemm(64, 64, 64))])
+
+    def traced(*place: object, **options: object) -> sqlite3.Connection:
+        connection = connect(*place, **options)
+        connection.set_trace_callback(begin)
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", traced)
+    record(path, [measurement(gemm(64, 64, 128))])
+    empty.close()
+    assert begun
+    assert len(Measurements.open(path, "h100")) == 2
+
+
 def test_a_kill_in_the_middle_loses_nothing_that_was_finished(tmp_path):
     path = tmp_path / "m.sqlite"
     victim, witness = Writer(path, 0, 10_000), Writer(path, 10_000, 150)

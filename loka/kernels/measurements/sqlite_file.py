@@ -232,7 +232,6 @@ def _tables(connection: sqlite3.Connection, schema: int) -> tuple[list[Any], lis
     Raises ValueError where they are damaged.
     """
     has_digests = schema >= FIRST_WITH_DIGESTS
-    connection.execute("BEGIN")  # one moment of a file that others may be writing to
     versions = read_table(connection, "versions", {**VERSIONS, "digest": (str,)} if has_digests else VERSIONS)
     measurements = read_table(connection, "measurements", MEASUREMENTS)
     if has_digests:
@@ -288,6 +287,7 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 def _identify(connection: sqlite3.Connection, path: Path, may_be_new: bool) -> int:
     """The schema, 0 of a new file. Raises InputError unless it is one of ours, whole, and its schema is known."""
+    connection.execute("BEGIN")  # one moment, here and in what is read next, of a file that others may be writing to
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (schema,) = connection.execute("PRAGMA user_version").fetchone()
     (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
