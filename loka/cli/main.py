@@ -1,4 +1,4 @@
-"""The entry point: registers the verbs, and turns errors into messages and exit statuses."""
+"""Entry point: registers the verbs, and turns errors into messages and exit statuses."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
 class Verbs(TyperGroup):
-    """The verbs, and what becomes of their errors.
+    """The group of verbs, which handles their errors.
 
-    A LokaError is a message on stderr and its exit status. Any other exception is a fault of LoKA or of the user's own
+    A LokaError becomes a message on stderr and its exit status. Any other exception is a fault in LoKA or in the user's
     code, and keeps its traceback.
     """
 
@@ -57,14 +57,14 @@ class Verbs(TyperGroup):
             print("interrupted", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from error
         except BrokenPipeError as error:
-            # The reader has gone: what is left in the buffer has nowhere to go, and flushing it at exit would fail.
+            # The reader is gone: flushing the rest of the buffer at exit would fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from error
 
 
 @contextmanager
 def _renaming_shown() -> Iterator[None]:
-    """Print what is written under a name of before as a note, once in a run; other warnings are shown as ever."""
+    """Context that prints a RenamedWarning as a note, once in a run; other warnings are shown as usual."""
     shown = False
     with warnings.catch_warnings():
         warnings.simplefilter("always", RenamedWarning)
@@ -114,9 +114,9 @@ for verb in (init, validate, probe, plan, explain, diff, generate, train, compar
 
 
 def run() -> None:
-    """What `loka` and `python -m loka` call."""
-    # A large model is many small objects, none of them garbage: looking for some costs a sixth of `loka plan`. Verbs
-    # that train switch it on again.
+    """Entry point of `loka` and `python -m loka`."""
+    # A large model is many small objects, none of them garbage: collecting costs a sixth of `loka plan`. Verbs that
+    # train enable it again.
     gc.disable()
     try:
         app(prog_name="loka")

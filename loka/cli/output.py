@@ -1,4 +1,4 @@
-"""How verbs print: tables and lines for people, JSON for programs, files whole or not at all."""
+"""Output of verbs: tables and lines for people, JSON for programs, atomic files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ import typer
 from loka.errors import InputError
 from loka.paths import resolved_path
 
-PIPED_WIDTH = 400  # columns of a table that goes into a file or a pipe, so that nothing in it is cut
+PIPED_WIDTH = 400  # columns of a table that goes to a file or a pipe, so that nothing is cut
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 PolicyPath = Annotated[str, typer.Argument(metavar="POLICY", help="The policy, a YAML file.", show_default=False)]
 
 
 def print_json(value: Any) -> None:
-    """Dataclasses, enums, tuples and plain values as JSON on stdout, and nothing else on it."""
+    """Print dataclasses, enums, tuples and plain values as JSON on stdout; NaN and infinities become null."""
     print(json.dumps(_plain(value), indent=2, allow_nan=False))
 
 
@@ -47,7 +47,7 @@ def _plain(value: Any) -> Any:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[str] = (), tight: bool = False
 ) -> None:
-    """A table on stdout. The columns named in `numbers` are set to the right. Cells are text, never markup."""
+    """Print a table on stdout. Columns in `numbers` are right-aligned. Cells are text, never markup."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -61,18 +61,18 @@ def print_table(
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, markup=False, emoji=False)
     with console.capture() as capture:
         console.print(table)
-    # Padding to the full width, and the box's empty edges, would end up in files.
+    # Strip padding to the full width and the box's empty edges, which would end up in files.
     lines = [line.rstrip() for line in capture.get().splitlines()]
     print("\n".join(lines).strip("\n"))
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal that stdout is; None for a file or a pipe."""
+    """Width of the terminal on stdout; None for a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def print_wrapped(line: str) -> None:
-    """A line on stdout; in a terminal that is narrower, broken between words and indented by four more below."""
+    """Print a line on stdout; in a narrower terminal wrap it, continuation lines indented by four more."""
     width = terminal_width()
     if width is not None and len(line) > width:
         indent = " " * (len(line) - len(line.lstrip()) + 4)
@@ -81,19 +81,19 @@ def print_wrapped(line: str) -> None:
 
 
 def note(text: str) -> None:
-    """A line for people, on stderr: stdout is for results."""
+    """Print a line for people on stderr: stdout is for results."""
     print(text, file=sys.stderr)
 
 
 def percent(share: float) -> str:
-    """A share as a percentage with one decimal; what is there but rounds to nothing shows as `<0.1 %`."""
+    """A share as a percentage with one decimal; a positive share that rounds to 0 is `<0.1 %`."""
     return "<0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file whole or not at all, making its directory.
+    """Write a file atomically, creating its directory.
 
-    Raises InputError where the directory or file cannot be written, or where a device stands there.
+    Raises InputError if the directory or file cannot be written, or the path is a device.
     """
     try:
         place = resolved_path(path)

@@ -149,8 +149,6 @@ class Gemms:
         return self._operands
 
     def prepare(self, part: Part) -> PreparedCall:
-
-
         """Prepare a part's call.
 
         Raises InputError if the kernel does not support the part or cannot run on this machine.

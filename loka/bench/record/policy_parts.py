@@ -34,8 +34,6 @@ class RequestedParts:
 
 
 def parts_of_policy(path: str | os.PathLike[str]) -> tuple[Part, ...]:
-
-
     """The parts of every execution option of a policy's sites, at its batch size; any profile is ignored.
 
     Raises the InputErrors of planning.

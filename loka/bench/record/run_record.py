@@ -31,8 +31,6 @@ def libraries() -> dict[str, str]:
 
 
 def parts_of(works: Sequence[str], policy: Path | None = None) -> tuple[Part, ...]:
-
-
     """The parts of these kinds (none named: all) in the shipped grid, or those that a policy's sites need.
 
     Kernels whose library is not installed are left out. Raises InputError for an unknown kind, and those of planning.

@@ -66,8 +66,6 @@ def peaks_of(device: str) -> Peaks | None:
 
 
 def product_us(rows: int, columns: int, contraction: int, precision: Precision, peaks: Peaks, copies: int = 1) -> float:
-
-
     """Microseconds of `copies` products (rows x contraction) by (contraction x columns), with BF16 or float32 results.
 
     Raises KeyError if there is no peak for the precision.
@@ -84,8 +82,6 @@ def bytes_us(moved: float, peaks: Peaks) -> float:
 
 
 def chain_us(chain: RooflineChain, precision: Precision, training: bool, peaks: Peaks) -> float | None:
-
-
     """Microseconds of a chain: forward, in training also backward to its input and all weights.
 
     All linears run in `precision`. None if it has no peak.

@@ -1,4 +1,4 @@
-"""What `loka plan` says of mods: what each changed, what it left and why, and what it gains."""
+"""Lines of `loka plan` about mods: what each changed, what it left and why, and its gain."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from loka.plan.plan import Plan
 
-_SHOWN = 5  # reasons of one mod
+_SHOWN = 5  # most reasons shown for a mod
 
 
 def print_mods(plan: Plan) -> None:
-    """A line for each mod, and one for each reason why something was left as it is."""
+    """Print a line for each mod, and one for each reason why something was left unchanged."""
     from loka.cli.output import print_wrapped
     from loka.plan.report.mod_plans import describe_gain_in, describe_mod, describe_unchanged
 

@@ -1,4 +1,4 @@
-"""What a profile holds of one site, as `loka explain` prints it."""
+"""Lines of `loka explain` about a site's profile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def show_profile_view(seen: ProfileView) -> None:
-    """The operands with their distributions, the recipes with their errors, and the findings."""
+    """Print operands with their distributions, recipes with their errors, and findings."""
     print(f"evidence: {seen.profile}, {seen.samples} samples in {seen.steps} steps, made {seen.created}")
     if seen.note:
         print(f"  {seen.note}")
@@ -58,7 +58,7 @@ def _quantiles(spread: Quantiles) -> str:
 
 
 def _show_shares(seen: ProfileView) -> None:
-    """What a dynamic scale of each kind would lose: one line for an operand and kind of scale."""
+    """Print losses with dynamic scales, a line for each operand and kind of scale."""
     rows: dict[tuple[str, str], list[str]] = {}
     formats: dict[str, None] = {}
     for operand in seen.operands:
@@ -92,7 +92,7 @@ def _show_recipes(seen: ProfileView) -> None:
 
 
 def _shows(text: str) -> bool:
-    """Whether stdout can print the text."""
+    """True if stdout's encoding can print the text."""
     try:
         text.encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):

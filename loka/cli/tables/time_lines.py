@@ -1,4 +1,4 @@
-"""What measurements say of one site, as `loka explain` prints it."""
+"""Lines of `loka explain` about a site's times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def show_inside(inside: Inside) -> None:
-    """The interaction that a site is part of, and its times."""
+    """Print the interaction that a site is part of, and its times."""
     from loka.plan.report.format import format_figure
 
     computes = "computed in" if inside.takes else "read by"
@@ -32,7 +32,7 @@ def show_inside(inside: Inside) -> None:
 
 
 def show_timing(timing: ExplainedTiming) -> None:
-    """The times of one call, and a line for each execution option of the site's GEMMs."""
+    """Print the times of one call, and a line for each execution option of the site's GEMMs."""
     from loka.plan.report.format import format_figure, format_speedup, format_us
 
     chosen, as_is = timing.chosen, timing.as_is
@@ -60,7 +60,7 @@ def show_timing(timing: ExplainedTiming) -> None:
 
 
 def show_kernels(gemms: Sequence[Decision]) -> None:
-    """The product alone on every kernel, with its error where that was measured, and why the others lost."""
+    """Print the product's time on every kernel, its error if measured, and why the others were rejected."""
     from loka.plan.report.format import format_figure, format_kernel
 
     rows: list[tuple[str, ...]] = []
@@ -81,7 +81,7 @@ def show_kernels(gemms: Sequence[Decision]) -> None:
 
 
 def _error(found: Candidate | KernelTime) -> tuple[str, str]:
-    """MERE and SQNR as measured, `-` where they are not known."""
+    """MERE and SQNR as measured, `-` if unknown."""
     return (
         "-" if found.mere is None else f"{found.mere:.3g}",
         "-" if found.sqnr_db is None else f"{found.sqnr_db:.1f}",
@@ -89,7 +89,7 @@ def _error(found: Candidate | KernelTime) -> tuple[str, str]:
 
 
 def _never_timed(gemms: Sequence[Decision]) -> dict[tuple[str, str], str]:
-    """The kernels without a time and why they are not taken, with the GEMMs of which that is said."""
+    """(kernel, reason) of rejected kernels without a time -> names of the GEMMs."""
     from loka.plan.report.format import format_kernel
 
     found: dict[tuple[str, str], list[str]] = {}

@@ -1,4 +1,4 @@
-"""`loka diff`: what changed between two policies or plans."""
+"""`loka diff`: changes between two policies or plans."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def command(
 
 
 def show(change: PlanDiff) -> None:
-    """What changed, the largest first; one line where nothing did."""
+    """Print the changes, largest first; one line if there are none."""
     if change.same:
         print(f"Both decide the same: {percent(change.share_fp8[0])} of the training GEMM FLOPs in FP8.")
         _show_times(change)
@@ -69,7 +69,7 @@ def show(change: PlanDiff) -> None:
 
 
 def region_lines(regions: Sequence[RegionChange]) -> list[str]:
-    """`region of layers.*.up (3): linear; now linear -> silu`: sites that differ in numbers alone have one line."""
+    """`region of layers.*.up (3): linear; now linear -> silu`; sites that differ only in numbers share a line."""
     from loka.plan.report.plan_rows import common_pattern, pattern_of
 
     groups: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[str]] = {}
@@ -84,7 +84,7 @@ def region_lines(regions: Sequence[RegionChange]) -> list[str]:
 
 
 def _moved(mod: ModChange) -> str:
-    """What a mod changes that it did not, and the other way round, where it has both before and after."""
+    """Modules that a mod changes only after or only before, if it exists in both."""
     if "-" in (mod.before, mod.after):
         return ""
     more = [f"{word} {', '.join(names)}" for word, names in (("with", mod.added), ("without", mod.removed)) if names]
@@ -92,7 +92,7 @@ def _moved(mod: ModChange) -> str:
 
 
 def _show_times(change: PlanDiff) -> None:
-    """The measurements and the time of all sites, where either differs."""
+    """Print measurements and total times if they differ."""
     before, after = (each or "none" for each in change.measurements)
     if before != after:
         print(f"measurements: {before} -> {after}")

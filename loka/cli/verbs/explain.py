@@ -19,7 +19,7 @@ def command(
     site: Annotated[str, typer.Argument(metavar="SITE", help="A site's name, as `loka plan` prints it.")],
     as_json: Json = False,
 ) -> None:
-    """Explain one site: what it is, what runs, why, and the rule that set each field, what a profile saw."""
+    """Explain one site: what it is, what runs and why, the rule that set each field, and its profile."""
     from loka.plan.planner import planned
     from loka.plan.report.explain_site import explain
 
@@ -32,7 +32,7 @@ def command(
 
 
 def show(site: Explanation) -> None:
-    """The site, its GEMMs and its fields."""
+    """Print the site, its GEMMs and its fields."""
     print(f"{site.site}: {site.kind}, M {site.m} ({site.rows}), K {site.k}, N {site.n}")
     for label, text in _facts(site):
         print(f"  {label}: {text}")

@@ -38,6 +38,6 @@ def command(
     print(summary_line(made.plan))
     over = over_budget_message(made.plan)
     if over:
-        note(f"warning: {over}")  # what is forced is written; `loka plan` is the check
+        note(f"warning: {over}")  # the package is written anyway; `loka plan` is the check
     changes = [*(f"wrote {name}" for name in made.written), *(f"removed {name}" for name in made.removed)]
     print(f"{made.folder}: {', '.join(changes) if changes else 'nothing to change'}")

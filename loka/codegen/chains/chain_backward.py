@@ -203,7 +203,7 @@ class ChainBackward:
         return [vector for key, vector in vectors.items() if f"d{key}" in results]
 
     def _full_launch(self) -> Launch | None:
-        """Launch that reduces partial sums once they fill one: at width 3456 each takes 5 MB, so they are freed early."""
+        """Launch that reduces partial sums once they fill one, so that they are freed: at width 3456 each has 5 MB."""
         most = LARGEST_COUNT["reduce"]
         if len(self._partial) < most:
             return None

@@ -35,8 +35,6 @@ class PlannedChain:
 
 
 def planned_chains(forward: ForwardIR, index: Mapping[int, int], plans: Sequence[SitePlan]) -> dict[int, PlannedChain]:
-
-
     """The chains of GEMMs of one kind, by their first statement.
 
     Kinds: FP8 with transposed copies (`Recipe.is_chain`; wgrad may stay native if the chain has both of its operands in
@@ -70,8 +68,6 @@ def planned_chains(forward: ForwardIR, index: Mapping[int, int], plans: Sequence
 
 
 def chain_recipe(plan: SitePlan) -> SiteRecipe:
-
-
     """The recipe of a site as part of a chain.
 
     A site without dgrad that keeps wgrad has no transposed copies in its recipe; it gets the dgrad recipe of a chain,

@@ -131,8 +131,6 @@ class ChainShape:
         return self.reader(index) is not None or (stage.summed and backward and not frozen)
 
     def leaves_sum(self, index: int) -> bool:
-
-
         """True if the gradient of a stage's sum stays as its two terms, which are kept in memory anyway.
 
         They are then added where they are used, by the kernels of the arguments' gradients.
@@ -244,8 +242,6 @@ def backward_before(stage: StageShape, carried: bool = False) -> NormBackward:
 def backward_after(
     stage: StageShape, quantise: bool, carried: bool = False, carry: bool = True
 ) -> NormBackward | NormForward | None:
-
-
     """The kernel from the gradient of a stage's result to that of its product; None if they are the same.
 
     `carried`: the result has a gradient from a residual too. `carry`: the sum of both is to be written.
