@@ -51,12 +51,12 @@ class Interrupted(Exception):  # noqa: N818 - not an error: the user asked for i
 def record(
     examined: Examined, steps: int | None, every: int | None, seed: int, device: str, path: Path | None = None
 ) -> Record:
+    """Train the policy's model with a Probe.
 
+    Samples are saved to `path` in the background, every SAVE_SAMPLES samples and at the end, so that a killed run
+    leaves them, even during estimation. A run that fails or is interrupted before the first sample leaves no file.
 
-    What was sampled goes to `path`, in the background, every SAVE_SAMPLES samples and at the end: a run that is killed
-    leaves it there, also while it estimates. One that fails, or is interrupted before the first sample, leaves none.
-
-    Raises Interrupted, NonFiniteLossError, and InputError where the policy cannot train, no site can be watched, or no
+    Raises Interrupted, NonFiniteLossError, and InputError if the policy cannot train, no site can be watched, or no
     step was sampled.
     """
     from loka.bench.quality.adapted_job import adapted_job
@@ -123,8 +123,6 @@ def _remove(path: Path | None) -> None:
 
 
 def finish(examined: Examined, record: Record, draws: int | None, seed: int) -> Learned:
-
-
     """Estimate each GEMM's error under each recipe, with at most `draws` draws, and collect findings.
 
     Raises Interrupted with the recorded statistics, and InputError.

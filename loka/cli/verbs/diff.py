@@ -84,7 +84,7 @@ def region_lines(regions: Sequence[RegionChange]) -> list[str]:
 
 
 def _moved(mod: ModChange) -> str:
-    """Modules that a mod changes only after or only before, if it exists in both."""
+    """Names that a mod changes in only one of the plans, if both have the mod."""
     if "-" in (mod.before, mod.after):
         return ""
     more = [f"{word} {', '.join(names)}" for word, names in (("with", mod.added), ("without", mod.removed)) if names]

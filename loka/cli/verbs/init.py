@@ -1,4 +1,4 @@
-"""`loka init`: a first policy, drafted from the model itself."""
+"""`loka init`: a first policy, drafted from the model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def command(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
-    """Draft a first policy from the model itself."""
+    """Draft a first policy from the model."""
     from loka.errors import InputError
     from loka.plan.draft import DraftOptions, check_name, draft_policy, identifier
     from loka.plan.mod_proposals import drafted_from

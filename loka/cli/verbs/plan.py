@@ -1,4 +1,4 @@
-"""`loka plan`: what each GEMM will run in, and why."""
+"""`loka plan`: the recipe of each GEMM, and why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from loka.plan.plan import Plan
 
 NAME = "plan"
-MANY = 60  # sites; above it, those that are alike are shown as one line
+MANY = 60  # sites; with more, those that are alike share a line
 
 
 def command(
@@ -43,7 +43,7 @@ def command(
 
 
 def show(plan: Plan, all_sites: bool) -> None:
-    """The table, what could not be patched, and the summary."""
+    """Print the table, what could not be patched, mods, budgets, the summary and times."""
     from loka.plan.report.plan_rows import group_interactions, group_sites
 
     grouped = len(plan.sites) > MANY and not all_sites
@@ -67,7 +67,7 @@ def show(plan: Plan, all_sites: bool) -> None:
 
 
 def print_budgets(plan: Plan) -> None:
-    """What the figures of the table are held against, where there are any."""
+    """Print the budgets of the sites, if there is a profile or measurements."""
     from loka.plan.report.profile_view import budgets
 
     if plan.profile is None and plan.measurements is None:
@@ -78,7 +78,7 @@ def print_budgets(plan: Plan) -> None:
 
 
 def print_times(plan: Plan) -> None:
-    """What sites and interactions take, and where the times come from; a line where nothing was measured."""
+    """Print the total time of sites and interactions and its sources, or that there is none."""
     from loka.plan.report.plan_rows import format_time_sources, format_total, total_time
 
     total = total_time(plan)
@@ -90,7 +90,7 @@ def print_times(plan: Plan) -> None:
 
 
 def print_skipped(plan: Plan) -> None:
-    """A line for each module whose forward could not be rewritten."""
+    """Print a line for each module whose forward could not be rewritten."""
     for skipped in plan.skipped:
         name = f"region {skipped.owner!r}" if skipped.owner else "the model itself"
         share = f" ({percent(skipped.share)} of FLOPs)" if skipped.share else ""
@@ -99,7 +99,7 @@ def print_skipped(plan: Plan) -> None:
 
 
 def summary_line(plan: Plan) -> str:
-    """How much of the model runs in FP8."""
+    """Summary of a plan: the share of the model in FP8."""
     count = sum(site.fp8 for site in plan.sites)
     classes = "class" if len(plan.bindings) == 1 else "classes"
     return (

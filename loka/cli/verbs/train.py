@@ -1,4 +1,4 @@
-"""`loka train`: the model as it is and in FP8, side by side."""
+"""`loka train`: the model without and with FP8, side by side."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def command(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Train the model as it is and in FP8, with the generated package, and compare them; both with the mods."""
+    """Train the model without and with the generated package, and compare the two; mods apply to both."""
     gc.enable()
     from loka.bench.quality.adapted_job import adapted_job
     from loka.bench.quality.training import train_pair
@@ -56,7 +56,7 @@ def command(
 
 
 def show(pair: PairResult, plan: Plan, device: str, labels: ComparisonLabels) -> None:
-    """What ran in what, and what came of it."""
+    """Print the recipes of the sites and the results of both runs."""
     from loka.plan.report.plan_rows import group_sites
 
     rows = group_sites(plan, alike=True)

@@ -1,4 +1,4 @@
-"""`loka validate`: whether a policy is well formed, its callables exist and its patterns match."""
+"""`loka validate`: check that a policy is well formed, its callables exist and its patterns match."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def command(
         "name": loaded.name,
         "rules": len(loaded.rules) - 1,
         "sites": None,
-    }  # the first is the defaults
+    }  # the first rule is the defaults
     text = f"{policy}: fine"
     if not no_model:
         from loka.plan.evidence import over_budget_message

@@ -45,7 +45,7 @@ class Names:
         self._taken = {*RESERVED, *taken}
 
     def first_free(self, wanted: Sequence[str], also: Sequence[str] = ()) -> str:
-        """The first of these names that is free, also with each suffix of `also`; if none is, the last made `unique`."""
+        """The first of these names that is free, also with each suffix of `also`; else the last made `unique`."""
         for name in wanted[:-1]:
             if not any(name + suffix in self._taken for suffix in ("", *also)):
                 return self.unique(name, also)

@@ -1,8 +1,8 @@
 """Python in the layout of `ruff format`, so that generating code needs no formatter.
 
 Covers what generated code needs: expressions without lambdas and comprehensions, in statements of one expression. What
-does not fit on a line is broken at its outermost bracket: the arguments of a call go on one line if they fit; otherwise,
-and for tuples and lists, there is one item a line with a trailing comma, which ruff keeps.
+does not fit on a line is broken at its outermost bracket: the arguments of a call go on one line if they fit;
+otherwise, and for tuples and lists, there is one item a line with a trailing comma, which ruff keeps.
 """
 
 from __future__ import annotations
