@@ -39,8 +39,8 @@ class _Bracket:
 def wrap(text: str) -> str:
     """`text`, whole lines of Python, with each line longer than WIDTH broken.
 
-    A statement is broken at a bracket, and unchanged without one; lines of docstrings and comments on their own line are
-    filled.
+    A statement is broken at a bracket, and unchanged without one; lines of docstrings and comments on their own lines
+    are filled.
     """
     lines: list[str] = []
     in_docstring = False
