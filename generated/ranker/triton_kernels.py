@@ -13,7 +13,7 @@ from torch import Tensor
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "02b8bef7056a69a94938dee5c61a5effac0f39b41d1aa07c1277519126906a9f"
+STAMP = "f376bcd36f6d896c2e36b65770228e1a0503b09c9a922693748a136d30586fea"
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from loka.errors import InputError
 
 
 class TargetDevice(StrEnum):
-    """The targets of plans."""
+    """The device that a plan is for."""
 
     H100 = "h100"
     H200 = "h200"

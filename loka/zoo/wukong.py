@@ -57,7 +57,7 @@ class WukongLayer(nn.Module):
         self.norm = nn.LayerNorm(sizes.dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, n, d) to (B, n, d). Pairwise products x @ x^T are low-rank: x @ (x^T @ rank) is (B, n, rank)."""
+        """All pairwise products x @ x^T are taken at low rank: x @ (x^T @ rank) is (B, n, rank)."""
         products = torch.matmul(x, torch.matmul(x.transpose(1, 2), self.rank))
         interactions = self.fmb(self.fmb_norm(products.flatten(1))).view(-1, self.made, self.dim)
         compressed = torch.matmul(self.compress, x)

@@ -81,7 +81,7 @@ def _known(case: KernelCase) -> KernelCase:
         made = case.spec(width)
         return replace(made, how=KNOWN) if isinstance(made, NormForward | NormBackward) else made
 
-    title = case.title.replace("e4m3", "e4m3, known scale")
+    title = case.title.replace("e4m3", "e4m3, static scale")
     return KernelCase("known", title, spec, lambda rows, width: static_arguments(spec(width), rows, width))
 
 
@@ -130,7 +130,7 @@ CASES = (
     _known(_forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantise=True)),
     _known(_backward("SiLU, LayerNorm backward -> e4m3", "layer_norm", "silu", quantise=True)),
     _known(_backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantise=True)),
-    _whole("cast and transpose, known scale", CastTranspose(KNOWN)),
+    _whole("cast and transpose, static scale", CastTranspose(KNOWN)),
     _whole("cast and transpose a square weight, maximum found", CastTranspose(Quantisation("tensorwise")), square=True),
     _cast_transpose(_forward("BlockNorm, Hard Swish -> e4m3", "block_norm", "hardswish", quantise=True)),
     _cast_transpose(_backward("Hard Swish, BlockNorm backward -> e4m3", "block_norm", "hardswish", quantise=True)),
