@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "02b8bef7056a69a94938dee5c61a5effac0f39b41d1aa07c1277519126906a9f"
+STAMP = "e7e87ebb3dcb08d0b2ffefe04a66cec7607e1e8b9befd777f010e5604c92cac0"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them
