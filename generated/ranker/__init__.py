@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "e7e87ebb3dcb08d0b2ffefe04a66cec7607e1e8b9befd777f010e5604c92cac0"
+STAMP = "be6a5401615b9776ab3fe5bc13a6e39c1e829dd02b353f6dfdc7959726fb7c44"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

@@ -14,7 +14,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "e7e87ebb3dcb08d0b2ffefe04a66cec7607e1e8b9befd777f010e5604c92cac0"
+STAMP = "be6a5401615b9776ab3fe5bc13a6e39c1e829dd02b353f6dfdc7959726fb7c44"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

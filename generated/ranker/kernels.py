@@ -26,7 +26,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "e7e87ebb3dcb08d0b2ffefe04a66cec7607e1e8b9befd777f010e5604c92cac0"
+STAMP = "be6a5401615b9776ab3fe5bc13a6e39c1e829dd02b353f6dfdc7959726fb7c44"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "e7e87ebb3dcb08d0b2ffefe04a66cec7607e1e8b9befd777f010e5604c92cac0"
+STAMP = "be6a5401615b9776ab3fe5bc13a6e39c1e829dd02b353f6dfdc7959726fb7c44"
 
 
 class EmbedDense(dispatch.Bound):
