@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "f376bcd36f6d896c2e36b65770228e1a0503b09c9a922693748a136d30586fea"
+STAMP = "9c8c3480f8fa504a320bc3a26943f80fe882da0a32c1f73c7ce7fa394a2a16cd"
 
 
 class EmbedDense(dispatch.Bound):

@@ -8,13 +8,13 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from loka.cli.output import note
+from loka.cli.output import note, results_alone
 from loka.cli.verbs import (
     bench,
     compare,
@@ -30,9 +30,10 @@ from loka.cli.verbs import (
     train,
     validate,
 )
-from loka.errors import LokaError, RenamedWarning
+from loka.errors import InputError, LokaError, RenamedWarning
 from loka.version import __version__
 
+_JSON = "--json"
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
@@ -40,18 +41,18 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE
 class Verbs(TyperGroup):
     """The group of verbs, which handles their errors.
 
-    A LokaError becomes a message on stderr and its exit status. Any other exception is a fault in LoKA or in the user's
-    code, and keeps its traceback.
+    A LokaError becomes a message on stderr and its exit status, and so does any exception of the model's own code,
+    including `sys.exit`. Any other exception is a fault in LoKA, and keeps its traceback.
     """
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with _renaming_shown():
+            with results_alone() if _JSON in ctx.args else nullcontext(), _renaming_shown():
                 result = super().invoke(ctx)
             sys.stdout.flush()
             return result
         except LokaError as error:
-            print(error, file=sys.stderr)
+            note(str(error))
             raise typer.Exit(error.exit_status) from error
         except KeyboardInterrupt as error:
             print("interrupted", file=sys.stderr)
@@ -60,6 +61,23 @@ class Verbs(TyperGroup):
             # The reader is gone: flushing the rest of the buffer at exit would fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from error
+        except BaseException as error:
+            message = _authors_fault(error)
+            if message is None:
+                raise
+            note(message)
+            raise typer.Exit(InputError.exit_status) from error
+
+
+def _authors_fault(error: BaseException) -> str | None:
+    """Message for an exception of the model's own code; None for one of LoKA or of the command line."""
+    if "loka.sites.callables" not in sys.modules:  # no verb has called the model's code
+        return None
+    from loka.sites.callables import authors_place, describe_error
+
+    if not authors_place(error):
+        return None
+    return f"the model's code raised {describe_error(error)}; make it work without LoKA first"
 
 
 @contextmanager

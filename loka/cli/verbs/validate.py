@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, note, print_json
+from loka.cli.output import Json, PolicyPath, note, print_json, print_line
 
 NAME = "validate"
 
@@ -29,10 +29,13 @@ def command(
     }  # the first rule is the defaults
     text = f"{policy}: fine"
     if not no_model:
+        from loka.bench.quality.policy_job import job_of
         from loka.plan.evidence import over_budget_message
         from loka.plan.planner import make_plan
 
         plan = make_plan(policy)
+        if loaded.train is not None:
+            job_of(loaded, None, "cpu", tested=loaded.train.test is not None)
         sites = len(plan.sites)
         result["sites"] = sites
         text += f", {sites} sites"
@@ -42,4 +45,4 @@ def command(
     if as_json:
         print_json(result)
     else:
-        print(text)
+        print_line(text)

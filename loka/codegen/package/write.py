@@ -20,6 +20,7 @@ from pathlib import Path
 
 from loka.codegen.package.render_package import MANIFEST
 from loka.errors import InputError
+from loka.paths import open_plain
 
 JOURNAL = ".loka-journal.json"
 TEMPORARY = ".loka-tmp"
@@ -41,14 +42,19 @@ def write_package(files: Mapping[str, str], folder: Path, force: bool = False) -
     Files that LoKA did not write stay. Raises InputError if a file was edited since it was generated (unless `force`),
     if another run has locked the folder, and if writing fails.
     """
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
             return _write(files, folder, force)
     except OSError as error:
+        with contextlib.suppress(OSError):  # one that is not empty stays
+            for place in missing:
+                place.rmdir()
         where = error.filename or folder
         raise InputError(
-            f"{where}: cannot write the package: {error.strerror or error}; nothing was committed"
+            f"{where}: cannot write the package: {error.strerror or error}; nothing was committed: free space, or "
+            "choose another folder with --out"
         ) from error
 
 
@@ -64,7 +70,8 @@ def recorded_outputs(folder: Path) -> dict[str, frozenset[str]]:
 def file_hash(path: Path) -> str | None:
     """sha256 of a file; None if it does not exist."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        with open_plain(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         return None
 
@@ -114,10 +121,16 @@ def _commit(files: Mapping[str, str], folder: Path, changed: list[str], obsolete
     `changed` ends with the manifest.
     """
     temporaries: dict[str, Path] = {}
+    killed_before = (folder / JOURNAL).exists()
     try:
-        _write_journal(files, folder)
-        for name in changed:
-            temporaries[name] = _write_temporary(folder, name, files[name])
+        try:
+            _write_journal(files, folder)
+            for name in changed:
+                temporaries[name] = _write_temporary(folder, name, files[name])
+        except OSError:
+            if not killed_before:
+                (folder / JOURNAL).unlink(missing_ok=True)
+            raise
         (folder / MANIFEST).unlink(missing_ok=True)
         _sync_folder(folder)
         for name in changed[:-1]:
@@ -180,7 +193,8 @@ def _remove_cache(folder: Path) -> None:
 def _outputs(record: Path) -> dict[str, list[str]]:
     """The outputs that a manifest or journal lists, plain file names only; {} if it cannot be read."""
     try:
-        data = json.loads(record.read_text(encoding="utf-8"))
+        with open_plain(record) as file:
+            data = json.loads(file.read().decode())
     except (OSError, ValueError, RecursionError):
         return {}
     outputs = data.get("outputs") if isinstance(data, dict) else None
