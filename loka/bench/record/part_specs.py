@@ -41,12 +41,12 @@ class Around:
 
     @property
     def weight(self) -> bool:
-        """Whether the norm has one."""
+        """True if the norm usually has a weight."""
         return "weight" in traits_of(self.norm).parameters
 
     @property
     def bias(self) -> bool:
-        """Whether the norm has one."""
+        """True if the norm usually has a bias."""
         return "bias" in traits_of(self.norm).parameters
 
 
