@@ -47,8 +47,7 @@ def difference(
 def rounding_difference(
     module: nn.Module, forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]
 ) -> str | None:
-    """The first difference beyond rounding between a rewritten forward and the module's own, in words; None without
-    one.
+    """The first difference beyond rounding between a rewritten forward and the module's own, in words, or None.
 
     Compares outputs, gradients and the random state, in training and evaluation, without autocast.
     """
@@ -313,9 +312,7 @@ def _compare_named(a: Any, b: Any) -> tuple[str, str] | None:
 
 
 def _compare_values(x: object, y: object, depth: int) -> str | None:
-    """The difference between two attributes: tensors and plain data by value, containers and objects by content, the
-    rest by type.
-    """
+    """The difference between two attributes: tensors and plain data by value, objects by content, others by type."""
     if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
         return _compare_tensors(x, y, 0.0)
     if type(x) is not type(y):

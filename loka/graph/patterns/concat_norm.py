@@ -22,8 +22,7 @@ _CONCATENATIONS = ("torch.cat", "torch.concat", "torch.concatenate")
 
 
 def find_concat_norms(forward: ForwardIR, shapes: Mapping[str, Shape]) -> tuple[ConcatNorm, ...]:
-    """The concatenation norms of a forward, in the order of their norms; `shapes` are those of the targets and
-    arguments.
+    """The concatenation norms of a forward, in order of their norms; `shapes` are those of targets and arguments.
 
     A block_norm with one block, the whole row, counts as an rms_norm; its changes of view are fused too.
 
@@ -38,9 +37,7 @@ def _found(forward: ForwardIR, shapes: Mapping[str, Shape]) -> Iterator[ConcatNo
     places = {statement.target: place for place, statement in enumerate(statements)}
 
     def only_for(name: str, first: int, last: int | None = None) -> int | None:
-        """Index of the statement that sets a local which only the statements `first` to `last` read; None where there
-        is none.
-        """
+        """Index of the statement that sets a local with no readers but `first` to `last`; None where there is none."""
         around = set(range(first, (first if last is None else last) + 1))
         read = readers.get(name, set())
         return places.get(name) if read and read <= around and places.get(name, first) < first else None

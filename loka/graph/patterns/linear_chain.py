@@ -1,6 +1,4 @@
-"""Linear chains: runs of regions, each [norm] linear [* matrix] [+ matrix] [norm] [activation], that one function can
-run.
-"""
+"""Linear chains: runs of regions, each [norm] linear [* matrix] [+ matrix] [norm] [activation], run by one function."""
 
 from __future__ import annotations
 
@@ -182,9 +180,7 @@ class _Finder:
         return once and self._readers.get(target, set()) <= set(span)
 
     def _takes(self, run: NormRun, width: int) -> bool:
-        """True if a kernel supports a norm over a dimension of `width` (0: unknown), and nothing outside reads its
-        intermediates.
-        """
+        """True if a kernel supports a norm over `width` elements (0: unknown), and nothing else reads inside it."""
         places = set(range(run.first, run.last + 1))
         within = [self._statements[place].target for place in range(run.first, run.last)]
         if run.norm.kind not in self._known.norms or not places <= self._wanted:
@@ -256,9 +252,7 @@ def _follows(
 
 
 def _is_closed(statements: Sequence[Statement], readers: dict[str, set[int]], run: Sequence[LinearChain]) -> bool:
-    """True if each chain's result but the last is read only by the run's next linear and by one of its residuals at
-    most.
-    """
+    """True if every result but the last is read only by the run's next linear and at most one of its residuals."""
     ends = {statements[chain.last].target: index for index, chain in enumerate(run[:-1])}
     inside = {statements[n].target for n in range(run[0].first, run[-1].last + 1)}
     residuals = {place: ref for chain in run if (place := _residual_place(chain)) and (ref := chain.stages[0].residual)}
@@ -345,9 +339,7 @@ def _placeholder(template: str) -> int | None:
 
 
 def _is_plain_activation(statement: Statement) -> bool:
-    """True if an activation has its operand as its only argument; `inplace` is ignored, as nothing else reads the
-    operand.
-    """
+    """True if an activation takes only its operand; `inplace` is ignored, as nothing else reads the operand."""
     parsed = arguments(statement)
     if parsed is None or statement.call is not None or len(statement.operands) != 1:
         return False

@@ -30,9 +30,7 @@ class ChainNorm:
 
 
 def arguments(statement: Statement) -> tuple[str, list[ast.expr], dict[str, ast.expr]] | None:
-    """The function that a statement calls and its arguments, with operand i as the name `operand_i`; None for no such
-    call.
-    """
+    """The function that a statement calls and its arguments, with operand i as the name `operand_i`; or None."""
     names = [f"operand_{number}" for number in range(len(statement.operands))]
     try:
         node = ast.parse(statement.template.format(*names), mode="eval").body
@@ -171,9 +169,7 @@ class _Split:
 
 
 def _after_sizes(statements: Sequence[Statement], first: int, source: str, sizes: dict[str, int | None]) -> int:
-    """The first statement that reads no size of `source`; fills `sizes` (target -> dimension, None for the whole
-    shape).
-    """
+    """The first statement that reads no size of `source`; fills `sizes` (target -> dimension, None for the shape)."""
     for place in range(first, len(statements)):
         read, dimension = _size(statements[place], source, sizes)
         if not read:

@@ -274,9 +274,7 @@ def _words(error: Exception) -> str:
 
 
 def _merge(training: _Tracer, evaluation: _Tracer, modules: Iterable[nn.Module]) -> tuple[Op, ...]:
-    """The operations of both traces. Raises CannotTraceError where they differ in more than the value of
-    `self.training`.
-    """
+    """The operations of both traces. Raises CannotTraceError if more than the value of `self.training` differs."""
     ours, theirs = list(training.graph.nodes), list(evaluation.graph.nodes)
     same = dict(zip(theirs, ours, strict=False))
     ops = []

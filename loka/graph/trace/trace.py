@@ -133,9 +133,7 @@ def _check_source(module: nn.Module, expand: frozenset[str]) -> None:
 
 
 def copy_owner(module: nn.Module, expand: frozenset[str]) -> nn.Module:
-    """A deep copy that shares the stateless torch.nn children outside `expand`. Raises CannotTraceError where copying
-    fails.
-    """
+    """A deep copy that shares the stateless torch.nn children outside `expand`. Raises CannotTraceError."""
     memo: dict[int, object] = {}
     for child in _shareable(module, "", expand):
         memo[id(child)] = child

@@ -91,8 +91,7 @@ def known_to_inductor(qualified: str, fake: Callable[..., Any]) -> Callable[...,
 
 
 def programs(x: Tensor, rows: int, per_multiprocessor: int) -> int:
-    """Number of programs for the rows of x (M, ...), with at least `rows` each, and at most `per_multiprocessor` per
-    SM.
+    """Number of programs for the rows of x (M, ...): at least `rows` each, at most `per_multiprocessor` per SM.
 
     At least one, so that without rows a program still writes the (zero) sums; one on the CPU, where the reference runs.
     M may be symbolic.

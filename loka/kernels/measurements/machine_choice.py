@@ -21,8 +21,7 @@ class RecordedMachine:
 
 
 def choose(rows: Sequence[RecordedMachine]) -> MeasuredSet:
-    """The measurements of the latest complete machine in `rows` (at least one); driver and versions are part of a
-    machine.
+    """The measurements of the latest complete machine in `rows` (at least one); a machine includes driver and versions.
 
     A machine is complete if a recording was completed and it has every kind of work that any machine in `rows` has,
     except interactions, which not every model has. If no machine is complete, the one with the most measurements is

@@ -32,8 +32,7 @@ _AGAIN = "take it from where it was kept, or export it again"
 
 
 def export(sqlite: str | os.PathLike[str], text: str | os.PathLike[str], target: str, command: str) -> MeasuredSet:
-    """Write an SQLite file's measurements for a target as text, and return them; `command` is the one they were made
-    with.
+    """Write an SQLite file's measurements for a target as text, and return them; `command` made them.
 
     Raises InputError as `sqlite_file.read_file` does, if the file is such a text already, if the text cannot be
     written, or if it would replace an SQLite file.

@@ -19,8 +19,9 @@ def fm_products_forward(x: Tensor, rank: Tensor) -> Tensor:
 def fm_backward(
     dproducts: Tensor, dcompressed: Tensor, x: Tensor, rank: Tensor, compress: Tensor, passed: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of `fm_forward`: dx (B, n, d), drank (1, n * r) and dcompress (1, c * n). `passed` is added to dx,
-    which then has its dtype, else that of x; the others are float32.
+    """The gradients of `fm_forward`: dx (B, n, d), drank (1, n * r) and dcompress (1, c * n).
+
+    `passed` is added to dx, which then has its dtype, otherwise that of x; the others are float32.
     """
     dx, drank = _products_backward(dproducts, x, rank)
     dcompressed = dcompressed.float()
