@@ -1,4 +1,4 @@
-"""Patterns over fully qualified names: globs, and regular expressions behind "re:"."""
+"""Patterns over fully qualified names: globs, and regular expressions after "re:"."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ REGEX_PREFIX = "re:"
 
 
 class PatternError(ValueError):
-    """A pattern that cannot be used; the message says why and what to write."""
+    """A pattern that cannot be used; the message has the reason and advice."""
 
 
 def compile_pattern(text: str) -> re.Pattern[str]:
