@@ -1,4 +1,4 @@
-"""Finding and calling what a policy names as "package.module:name", with a person's mistakes told as such."""
+"""Finds and calls the "package.module:name" callables of a policy, with clear errors for mistakes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LIBRARY = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parent
 
 @contextmanager
 def current_directory_importable() -> Iterator[None]:
-    """Put the current directory first on sys.path for the time of the block."""
+    """Put the current directory first on sys.path inside the block."""
     here = os.getcwd()
     importlib.invalidate_caches()
     sys.path.insert(0, here)
@@ -33,7 +33,7 @@ def current_directory_importable() -> Iterator[None]:
 
 
 def is_library_file(filename: str) -> bool:
-    """Whether a file belongs to torch, to Python's own machinery, or to this room, rather than to a model's author."""
+    """True if a file belongs to torch, to Python's internals, or to this room, rather than to a model's author."""
     return filename.startswith(_LIBRARY) or filename.startswith("<")
 
 
@@ -47,7 +47,7 @@ def place_of(error: BaseException) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """`ValueError: the message, at file:line`, on one line."""
+    """Text of an error: `ValueError: the message, at file:line`, on one line."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{type(error).__name__}: {error.msg}, at {error.filename}:{error.lineno}"
     if isinstance(error, SystemExit):
@@ -60,14 +60,14 @@ def describe_error(error: BaseException) -> str:
 
 
 def find_callable(spec: str, field: str) -> tuple[Callable[..., object], ModuleType]:
-    """The callable that `spec` ("package.module:name") names, and the module that it is in.
+    """The callable that `spec` ("package.module:name") names, and its module.
 
     Args:
-        spec: as the user wrote it.
-        field: what it is for, to begin the message with ("model.factory").
+        spec: As written by the user.
+        field: The field it is for, to begin the message with ("model.factory").
 
     Raises:
-        InputError: malformed, not found, raising while it is imported, or not callable.
+        InputError: It is malformed, not found, raises on import, or is not callable.
     """
     module_name, colon, name = spec.partition(":")
     parts = [*module_name.split("."), *name.split(".")]
@@ -89,7 +89,7 @@ def find_callable(spec: str, field: str) -> tuple[Callable[..., object], ModuleT
 
 
 def call(function: Callable[..., object], args: tuple[object, ...], spec: str, field: str) -> object:
-    """`function(*args)`; whatever it raises becomes an InputError that says where. Ctrl-C passes through."""
+    """`function(*args)`; its exceptions become an InputError with the position. Ctrl-C is passed on."""
     try:
         return function(*args)
     except KeyboardInterrupt:
