@@ -86,7 +86,9 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
         return known
     try:
         return copy.deepcopy(value, memo)
-    except Exception:  # locks, process groups and files raise various errors: they are shared
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # locks, process groups and files raise various errors: they are shared
         if isinstance(value, nn.Module):
             raise
         return value

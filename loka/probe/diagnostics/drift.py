@@ -100,7 +100,7 @@ def way_back(drifts: Iterable[SiteDrift]) -> str:
 
 
 def age(profile: Profile, now: datetime | None = None) -> str:
-    """The training that the profile has seen, and its age, as text. `now` is timezone-aware; None is the current time."""
+    """The training that the profile has seen, and its age, as text. `now` is timezone-aware; None: the present."""
     seen = f"{profile.samples} samples over {profile.steps} training steps"
     try:
         created = datetime.fromisoformat(profile.created)

@@ -33,7 +33,7 @@ class Coherence:
     directions: Tensor  # (D, J) float32: from the inputs' scores to those directions, of unit variance
 
     def apply(self, scores: Tensor, inputs: int, factor: Tensor, generator: torch.Generator) -> Tensor:
-        """Scores (J + I, rows), the first `inputs` of them the inputs', with this call's common part in the gradients."""
+        """Scores (J + I, rows), the first `inputs` the inputs', with this call's common part in the gradients."""
         x, grad = scores[:inputs], scores[inputs:]
         leaders = torch.cat((torch.ones_like(x[:1]), self.directions @ x)) * self.weights[:, None]
         lean = factor[inputs:] @ torch.randn((factor.shape[1], self.weights.numel()), generator=generator)
