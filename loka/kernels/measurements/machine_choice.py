@@ -25,7 +25,7 @@ def choose(rows: Sequence[RecordedMachine]) -> MeasuredSet:
 
     A machine is complete if a recording was completed and it has every kind of work that any machine in `rows` has,
     except interactions, which not every model has. If no machine is complete, the one with the most measurements is
-    taken. For a kernel measured with several versions of its own library, the one recorded last is used. `others` names
+    taken. For a kernel measured with several versions of its library, the one recorded last is used. `others` names
     everything that is not used.
     """
     machines: dict[Versions, list[RecordedMachine]] = {}

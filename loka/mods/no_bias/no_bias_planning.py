@@ -25,7 +25,7 @@ FINAL = "a final prediction layer, which keeps its bias; 'final: drop' takes tha
 
 
 class FinalBias(StrEnum):
-    """What happens to the biases of final prediction layers."""
+    """Treatment of the biases of final prediction layers."""
 
     KEEP = "keep"
     DROP = "drop"

@@ -179,7 +179,7 @@ def format_total(total: Total) -> str:
 
 
 def format_summed(total: Total) -> str:
-    """What the total includes: `GEMMs with their norms and interactions`."""
+    """Contents of a total: `GEMMs with their norms and interactions`."""
     what = "GEMMs with their norms"
     if total.interactions:
         what += " and interactions"

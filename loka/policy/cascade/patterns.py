@@ -58,7 +58,7 @@ class _TooLongError(Exception):
 
 @contextmanager
 def _bounded(seconds: float) -> Iterator[None]:
-    """Raise _TooLongError in the block after a time. Threads other than the main one, and Windows, have no such bound."""
+    """Raise _TooLongError in the block after a time; other threads than the main one, and Windows, have no bound."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return

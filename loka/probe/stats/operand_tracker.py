@@ -42,9 +42,7 @@ from loka.probe.stats.site_stats import OperandStats
 BLOCK = 128
 E4M3_MAX = 448.0
 LANES = 256
-TOGETHER = (
-    2**20
-)  # elements of a call up to which the views are binned at once; larger ones view by view, to save memory
+TOGETHER = 2**20  # elements of a call up to which the views are binned at once; above, view by view to save memory
 PENDING = 256  # maxima of calls that are kept before they are binned
 OPERANDS = tuple(Operand)
 
