@@ -108,7 +108,7 @@ def _as_arguments(made: object, spec: str) -> tuple[tuple[Any, ...], dict[str, A
 
 
 def _check_modules(module: nn.Module, factory: str) -> None:
-    """Refuse a model whose modules and tensors cannot be listed: its class overrides `named_modules`, or it is deep."""
+    """Raise InputError for a model whose modules cannot be listed: it overrides `named_modules`, or is too deep."""
     try:
         with directory_kept():
             for listed in (module.named_modules(), module.named_parameters(), module.named_buffers()):

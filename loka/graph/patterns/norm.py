@@ -98,7 +98,7 @@ def parse_norm(statement: Statement) -> ChainNorm | None:
 
 
 def _called(function: str) -> tuple[str, TorchNorm, tuple[str, ...]] | None:
-    """The norm whose function is called so, by its name, and the names of that function's arguments."""
+    """The name and the norm of a torch function, and the names of the function's arguments."""
     for name, norm in TORCH_NORMS.items():
         spelled = {f"torch.nn.functional.{name}": norm.arguments, **norm.aliases}
         if function in spelled:
@@ -107,7 +107,7 @@ def _called(function: str) -> tuple[str, TorchNorm, tuple[str, ...]] | None:
 
 
 def _is(node: ast.expr | None, value: object, default: object) -> bool:
-    """Whether an argument has a value, written out or by default."""
+    """True if an argument has this value, explicitly or by default."""
     try:
         return (default if node is None else ast.literal_eval(node)) == value
     except ValueError:
@@ -115,7 +115,7 @@ def _is(node: ast.expr | None, value: object, default: object) -> bool:
 
 
 def _width(node: ast.expr | None) -> int | None:
-    """The only size of a `normalized_shape` that is written out."""
+    """The only size of a literal `normalized_shape`."""
     shape = literal(node)
     return int(shape[0]) if isinstance(shape, tuple | list) and len(shape) == 1 else None
 

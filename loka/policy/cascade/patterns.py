@@ -14,7 +14,7 @@ from types import FrameType
 REGEX_PREFIX = "re:"
 
 
-MATCHING_SECONDS = 1.0  # that matching one name may take; a pattern that does not backtrack needs microseconds
+MATCHING_SECONDS = 1.0  # limit for matching one name; a pattern that does not backtrack needs microseconds
 
 
 class PatternError(ValueError):
@@ -74,5 +74,5 @@ def _bounded(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
-        if left:  # someone else's timer goes on
+        if left:  # restore another timer
             signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - started), 1e-6), interval)
