@@ -1,4 +1,4 @@
-"""From the names in a policy to a model and an example of its inputs."""
+"""Builds the model that a policy names, and an example of its inputs."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def build_model(factory: str, inputs: str | None, batch_size: int, *, large: int
     Args:
         factory: "package.module:name" of a function without arguments that returns an nn.Module.
         inputs: "package.module:name" of a function of the batch size that returns the positional arguments (a tuple,
-            or one tensor) or the keyword arguments (a dict). None: the model's method `example_inputs`, or else the
+            or one tensor) or the keyword arguments (a dict). None: the model's method `example_inputs`, otherwise the
             function of that name in the factory's module.
-        batch_size: samples in a batch.
-        large: tensors of more than so many bytes are built on the meta device.
+        batch_size: Samples in a batch.
+        large: Tensors of more than this number of bytes are built on the meta device.
 
     Raises:
-        InputError: something cannot be found or called, or returns what it should not. A lazy module (nn.LazyLinear)
-            is run once on the example inputs; where that fails, it is refused.
+        InputError: Something cannot be found or called, or returns a wrong type. A model with lazy modules
+            (nn.LazyLinear) is run once on the example inputs; also if that fails.
     """
     if batch_size < 1:
         raise InputError(f"model.batch_size: {batch_size} is not a number of samples; write 1 or more")
@@ -64,7 +64,7 @@ def build_model(factory: str, inputs: str | None, batch_size: int, *, large: int
                 f"of a model; return nn.Sequential(linear), or a module that holds it"
             )
         _check_modules(module, factory)
-        if "_orig_mod" in module._modules:  # torch.compile's: names would be those of what it wraps, with a prefix
+        if "_orig_mod" in module._modules:  # torch.compile's wrapper: names would have a prefix
             raise InputError(f"model.factory: {factory}() returned a compiled model; return the model that it compiles")
         make_inputs, spec = _inputs_of(module, inputs, home, factory)
         args, kwargs = _as_arguments(call(make_inputs, (batch_size,), spec, "model.inputs"), spec)
@@ -108,7 +108,7 @@ def _as_arguments(made: object, spec: str) -> tuple[tuple[Any, ...], dict[str, A
 
 
 def _check_modules(module: nn.Module, factory: str) -> None:
-    """Refuse a model whose modules and tensors cannot be listed: its class overrides `named_modules`, or it is deep."""
+    """Raise InputError for a model whose modules cannot be listed: it overrides `named_modules`, or is too deep."""
     try:
         with directory_kept():
             for listed in (module.named_modules(), module.named_parameters(), module.named_buffers()):
@@ -150,7 +150,7 @@ def _check_numbers(inputs: object, spec: str) -> None:
 
 
 def _initialise_lazy(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], factory: str) -> None:
-    """Run a model that has lazy parameters once, in evaluation and without gradients, so that their sizes are known."""
+    """Run a model with lazy parameters once, in evaluation and without gradients, so that their sizes are known."""
     name = _first_lazy(module)
     if name is None:
         return

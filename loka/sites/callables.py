@@ -1,4 +1,4 @@
-"""Finding and calling what a policy names as "package.module:name", with a person's mistakes told as such."""
+"""Finds and calls the "package.module:name" callables of a policy, with clear errors for mistakes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _LIBRARY = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parent
 _DEPENDENCIES = frozenset(("jinja2", "numpy", "pydantic", "rich", "safetensors", "torch", "triton", "typer", "yaml"))
 _LOKA = str(Path(__file__).parents[1]) + os.sep
 _INSTALLED = tuple(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
-_LONGEST = 400  # characters of an error's own message that are repeated
+_LONGEST = 400  # characters of an error's own message
 
 
 def working_directory() -> str:
-    """The current directory. Raises InputError where it has been removed."""
+    """The current directory. Raises InputError if it has been removed."""
     try:
         return os.getcwd()
     except OSError as error:
@@ -38,9 +38,9 @@ def working_directory() -> str:
 
 @contextmanager
 def directory_kept() -> Iterator[None]:
-    """Return to the current directory at the end of a block that runs a model author's code.
+    """Restore the current directory after a block that runs a model author's code.
 
-    Raises InputError where that code removed the directory.
+    Raises InputError if that code removed the directory.
     """
     here = working_directory()
     try:
@@ -61,7 +61,7 @@ class _InstalledFirst(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /
     ) -> ModuleSpec | None:
-        """The installed package; None for any other name, and where it is not installed."""
+        """The installed package; None for other names, or if it is not installed."""
         if path is not None or fullname not in _DEPENDENCIES:
             return None
         elsewhere = [entry for entry in sys.path if entry not in ("", self._here)]
@@ -70,9 +70,9 @@ class _InstalledFirst(MetaPathFinder):
 
 @contextmanager
 def current_directory_importable() -> Iterator[None]:
-    """Put the current directory first on sys.path for the time of the block.
+    """Put the current directory first on sys.path inside the block.
 
-    Packages that LoKA and torch import themselves are not looked for in it: a `triton.py` there is not run.
+    Packages that LoKA and torch import are not searched in it: a `triton.py` there is not run.
     """
     here = working_directory()
     finder = _InstalledFirst(here)
@@ -88,7 +88,7 @@ def current_directory_importable() -> Iterator[None]:
 
 
 def is_library_file(filename: str) -> bool:
-    """Whether a file belongs to torch, to Python's own machinery, or to this room, rather than to a model's author."""
+    """True if a file belongs to torch, to Python's internals, or to this room, rather than to a model's author."""
     return filename.startswith(_LIBRARY) or filename.startswith("<")
 
 
@@ -102,7 +102,7 @@ def place_of(error: BaseException) -> str:
 
 
 def authors_place(error: BaseException) -> str:
-    """`file:line` of the model author's code that raised an error, itself or in a library; "" where LoKA's own did."""
+    """`file:line` of the model author's code that raised an error, itself or in a library; "" if LoKA's own did."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename.startswith(_LOKA):
             return ""
@@ -122,7 +122,7 @@ def message_of(error: BaseException) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """`ValueError: the message, at file:line`, on one line."""
+    """Text of an error: `ValueError: the message, at file:line`, on one line."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{type(error).__name__}: {error.msg}, at {error.filename}:{error.lineno}"
     if isinstance(error, SystemExit):
@@ -135,14 +135,14 @@ def describe_error(error: BaseException) -> str:
 
 
 def find_callable(spec: str, field: str) -> tuple[Callable[..., object], ModuleType]:
-    """The callable that `spec` ("package.module:name") names, and the module that it is in.
+    """The callable that `spec` ("package.module:name") names, and its module.
 
     Args:
-        spec: as the user wrote it.
-        field: what it is for, to begin the message with ("model.factory").
+        spec: As written by the user.
+        field: The field it is for, to begin the message with ("model.factory").
 
     Raises:
-        InputError: malformed, not found, raising while it is imported, or not callable.
+        InputError: It is malformed, not found, raises on import, or is not callable.
     """
     module_name, colon, name = spec.partition(":")
     parts = [*module_name.split("."), *name.split(".")]
@@ -164,9 +164,9 @@ def find_callable(spec: str, field: str) -> tuple[Callable[..., object], ModuleT
 
 
 def call(function: Callable[..., object], args: tuple[object, ...], spec: str, field: str) -> object:
-    """`function(*args)`; whatever it raises becomes an InputError that says where. Ctrl-C passes through.
+    """`function(*args)`; its exceptions become an InputError with the position. Ctrl-C is passed on.
 
-    The current directory is what it was before the call.
+    The current directory is restored after the call.
     """
     shown = ", ".join(repr(a) for a in args)
     try:

@@ -1,4 +1,4 @@
-"""Norms over the last dimension, or over blocks of it, as a forward's statements spell them."""
+"""Norms over the last dimension, or over blocks of it, recognised in a forward's statements."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from loka.graph.ir import Ref, RefKind, Statement
 
 @dataclass(frozen=True, slots=True)
 class TorchNorm:
-    """A norm of torch's over the last dimension, as traced statements spell it and as generated code calls it.
+    """A torch norm over the last dimension, as in traced statements and in generated code.
 
-    `arguments` are those of `torch.nn.functional.NAME`, in order. Five names mean what they mean in layer_norm: input,
-    normalized_shape, weight, bias, eps; any other has to be in `fixed`.
+    `arguments` are those of `torch.nn.functional.NAME`, in order. Five of them have the meaning of layer_norm's: input,
+    normalized_shape, weight, bias, eps; any other must be in `fixed`.
     """
 
     arguments: tuple[str, ...]
-    defaults: Mapping[str, object] = field(default_factory=dict)  # torch's; an eps without one depends on the dtype
-    fixed: Mapping[str, object] = field(default_factory=dict)  # values of arguments without which it is another norm
-    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # functions that do the same: their arguments
-    module: type[nn.Module] | None = None  # torch's; its forward is written out where kernels may take it along
+    defaults: Mapping[str, object] = field(default_factory=dict)  # torch's; without one, eps depends on the dtype
+    fixed: Mapping[str, object] = field(
+        default_factory=dict
+    )  # required values of arguments; with others it is another norm
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # equivalent functions, with their arguments
+    module: type[nn.Module] | None = None  # torch's module; its forward is inlined where kernels may fuse it
 
 
-# By the name of the function, which is that of the norm in kernels too (`loka.kernels.fused.norm.norms`).
+# By the function's name, which is also that of the norm in kernels (`loka.kernels.fused.norm.norms`).
 TORCH_NORMS: Mapping[str, TorchNorm] = MappingProxyType(
     {
         "layer_norm": TorchNorm(
@@ -47,21 +49,21 @@ TORCH_NORMS: Mapping[str, TorchNorm] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class ChainNorm:
-    """A norm over the last dimension, of `width` elements; a block_norm over each `width` neighbours in it."""
+    """A norm over the last dimension, of `width` elements; a block_norm is over blocks of `width` neighbours in it."""
 
     kind: str  # "block_norm", or one of TORCH_NORMS
-    width: int  # 0 where torch's function does not name it
+    width: int  # 0 if torch's function does not have it
     eps: float
     weight: Ref | None
     bias: Ref | None
 
 
 def arguments(statement: Statement) -> tuple[str, list[ast.expr], dict[str, ast.expr]] | None:
-    """The function that a statement calls and its arguments; operand i reads as the name `operand_i`."""
+    """The function that a statement calls and its arguments, with operand i as the name `operand_i`; or None."""
     names = [f"operand_{number}" for number in range(len(statement.operands))]
     try:
         node = ast.parse(statement.template.format(*names), mode="eval").body
-    except (SyntaxError, ValueError, IndexError, KeyError):  # a template that is no call of this form
+    except (SyntaxError, ValueError, IndexError, KeyError):  # the template is no call of this form
         return None
     if not isinstance(node, ast.Call) or any(keyword.arg is None for keyword in node.keywords):
         return None
@@ -69,7 +71,7 @@ def arguments(statement: Statement) -> tuple[str, list[ast.expr], dict[str, ast.
 
 
 def parse_norm(statement: Statement) -> ChainNorm | None:
-    """The norm that a statement is; None where it is another operation, or a norm over more than one dimension."""
+    """The norm that a statement computes; None for another operation, or a norm over more than one dimension."""
     parsed = arguments(statement)
     called = None if parsed is None or statement.call is not None else _called(parsed[0])
     if parsed is None or called is None:
@@ -96,7 +98,7 @@ def parse_norm(statement: Statement) -> ChainNorm | None:
 
 
 def _called(function: str) -> tuple[str, TorchNorm, tuple[str, ...]] | None:
-    """The norm whose function is called so, by its name, and the names of that function's arguments."""
+    """The name and the norm of a torch function, and the names of the function's arguments."""
     for name, norm in TORCH_NORMS.items():
         spelled = {f"torch.nn.functional.{name}": norm.arguments, **norm.aliases}
         if function in spelled:
@@ -105,7 +107,7 @@ def _called(function: str) -> tuple[str, TorchNorm, tuple[str, ...]] | None:
 
 
 def _is(node: ast.expr | None, value: object, default: object) -> bool:
-    """Whether an argument has a value, written out or by default."""
+    """True if an argument has this value, explicitly or by default."""
     try:
         return (default if node is None else ast.literal_eval(node)) == value
     except ValueError:
@@ -113,13 +115,13 @@ def _is(node: ast.expr | None, value: object, default: object) -> bool:
 
 
 def _width(node: ast.expr | None) -> int | None:
-    """The only size of a `normalized_shape` that is written out."""
+    """The only size of a literal `normalized_shape`."""
     shape = literal(node)
     return int(shape[0]) if isinstance(shape, tuple | list) and len(shape) == 1 else None
 
 
 def operand(statement: Statement, node: ast.expr | None) -> Ref | None:
-    """The operand that an argument is, taken as it is."""
+    """The operand that an argument is, without a change of view; None for another expression."""
     number = node.id.removeprefix("operand_") if isinstance(node, ast.Name) else ""
     if not isinstance(node, ast.Name) or node.id != f"operand_{number}" or not number.isdecimal():
         return None
@@ -127,7 +129,7 @@ def operand(statement: Statement, node: ast.expr | None) -> Ref | None:
 
 
 def _uncast(node: ast.expr | None) -> ast.expr | None:
-    """What is cast to float32, or to its own dtype where that is wider: kernels compute in float32 themselves."""
+    """The argument of a cast to float32, or to its own dtype where that is wider: kernels compute in float32 anyway."""
     match node:
         case ast.Call(func=ast.Attribute(value=ast.Name() as cast, attr="to")) if (
             ast.unparse(node) == f"{cast.id}.to(torch.promote_types({cast.id}.dtype, torch.float32))"
@@ -137,7 +139,7 @@ def _uncast(node: ast.expr | None) -> ast.expr | None:
 
 
 def literal(node: ast.expr | None) -> object:
-    """A constant argument's value; None where it is none."""
+    """The value of a constant argument; None for another expression."""
     try:
         return None if node is None else ast.literal_eval(node)
     except ValueError:
@@ -150,15 +152,15 @@ def _is_none(node: ast.expr) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NormRun:
-    """The statements that one norm is written as, and what it is of.
+    """The statements of one norm, and its input.
 
-    `divides` says whether the statements alone show that the blocks divide the last dimension; where they do not,
-    whoever knows its size has to look.
+    `divides` is true if the statements alone show that the blocks divide the last dimension; otherwise the caller has
+    to check the size.
     """
 
     first: int
     last: int
-    source: str  # what is normalised, a local but for a norm of one statement
+    source: str  # the input, a local except for a norm of one statement
     norm: ChainNorm
     divides: bool = True
 
@@ -167,12 +169,12 @@ _LONGEST_RUN = 8  # statements: shape, two sizes, view, norm, two sizes, view
 
 
 def norm_starting_at(statements: Sequence[Statement], first: int) -> NormRun | None:
-    """The norm whose first statement is `statements[first]`: one statement, or, for a block_norm, several.
+    """The norm that starts at `statements[first]`: one statement, or several for a block_norm.
 
-    A block_norm is an rms_norm without weight over blocks of the last dimension, between two changes of view: to
-    blocks by `unflatten(-1, (-1, 256))`, or by a `view` or `reshape` whose last size is written out; back by
-    `flatten(-2)` after an unflatten, by `view_as` of its input, or by a `view` to its shape or to its sizes in order.
-    The sizes may be read before either view.
+    A block_norm is an rms_norm without weight over blocks of the last dimension, between two changes of view: to blocks
+    by `unflatten(-1, (-1, 256))`, or by a `view` or `reshape` whose last size is a literal; back by `flatten(-2)` after
+    an unflatten, by `view_as` of its input, or by a `view` to its shape or to its sizes in order. The sizes may be read
+    before either view.
     """
     norm = parse_norm(statements[first])
     if norm is not None:
@@ -181,7 +183,7 @@ def norm_starting_at(statements: Sequence[Statement], first: int) -> NormRun | N
 
 
 def norm_ending_at(statements: Sequence[Statement], last: int) -> NormRun | None:
-    """The norm whose last statement is `statements[last]`."""
+    """The norm that ends at `statements[last]`."""
     for first in range(last, max(last - _LONGEST_RUN, -1), -1):
         run = norm_starting_at(statements, first)
         if run is not None and run.last == last:
@@ -213,14 +215,14 @@ def _block_norm(statements: Sequence[Statement], first: int) -> NormRun | None:
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """A change of view to blocks; `unflattened`: of the last dimension alone, so that they divide it."""
+    """A change of view to blocks; `unflattened`: it splits only the last dimension, so the blocks divide it."""
 
     block: int
     unflattened: bool
 
 
 def _after_sizes(statements: Sequence[Statement], first: int, source: str, sizes: dict[str, int | None]) -> int:
-    """The first statement that reads no size of `source`; fills `sizes`: None for the shape, or the dimension."""
+    """The first statement that reads no size of `source`; fills `sizes` (target -> dimension, None for the shape)."""
     for place in range(first, len(statements)):
         read, dimension = _size(statements[place], source, sizes)
         if not read:
@@ -230,7 +232,7 @@ def _after_sizes(statements: Sequence[Statement], first: int, source: str, sizes
 
 
 def _size(statement: Statement, source: str, sizes: dict[str, int | None]) -> tuple[bool, int | None]:
-    """Whether a statement is the shape of `source` or one of its sizes, and which."""
+    """True if a statement is the shape of `source` or one of its sizes, and the dimension (None for the shape)."""
     if len(statement.operands) != 1 or statement.call is not None or statement.operands[0].kind is not RefKind.LOCAL:
         return False, None
     read, template = statement.operands[0].text, statement.template
@@ -245,7 +247,7 @@ def _size(statement: Statement, source: str, sizes: dict[str, int | None]) -> tu
 
 
 def _split(statement: Statement, source: str) -> _Split | None:
-    """How a statement cuts `source` into blocks, if it does."""
+    """The split of `source` into blocks by a statement; None for another operation."""
     viewed = _view(statement)
     if viewed is None or viewed[1].text != source or viewed[1].kind is not RefKind.LOCAL:
         return None
@@ -261,7 +263,7 @@ def _split(statement: Statement, source: str) -> _Split | None:
 
 
 def _joins(statement: Statement, target: str, source: str, sizes: dict[str, int | None], split: _Split) -> bool:
-    """Whether a statement gives `target`, the norm's result in blocks, the shape of `source`."""
+    """True if a statement gives `target`, the norm's result in blocks, the shape of `source` again."""
     viewed = _view(statement)
     if viewed is None or viewed[1].text != target:
         return False
@@ -274,13 +276,13 @@ def _joins(statement: Statement, target: str, source: str, sizes: dict[str, int 
         return False
     if name in ("view_as", "reshape_as"):
         return names == [source]
-    # A view to the sizes 0, 1, ... has as many elements as the input only if no dimension is left out.
+    # A view to sizes 0, 1, ... has as many elements as the input only if no dimension is left out.
     whole = len(names) == 1 and sizes.get(names[0], 0) is None
     return name in ("view", "reshape") and (whole or [sizes.get(n) for n in names] == list(range(len(names))))
 
 
 def _view(statement: Statement) -> tuple[str, Ref, list[ast.expr]] | None:
-    """A method of a tensor, or torch's function of that name, without keywords: the name, the tensor, the rest."""
+    """A view method, or torch's function of that name, without keywords: its name, the tensor, the other arguments."""
     parsed = arguments(statement)
     if parsed is None or statement.call is not None or parsed[2]:
         return None

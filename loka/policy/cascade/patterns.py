@@ -1,4 +1,4 @@
-"""Patterns over fully qualified names: globs, and regular expressions behind "re:"."""
+"""Patterns over fully qualified names: globs, and regular expressions after "re:"."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from types import FrameType
 REGEX_PREFIX = "re:"
 
 
-MATCHING_SECONDS = 1.0  # that matching one name may take; a pattern that does not backtrack needs microseconds
+MATCHING_SECONDS = 1.0  # limit for matching one name; a pattern that does not backtrack needs microseconds
 
 
 class PatternError(ValueError):
-    """A pattern that cannot be used; the message says why and what to write."""
+    """A pattern that cannot be used; the message has the reason and advice."""
 
 
 def compile_pattern(text: str) -> re.Pattern[str]:
@@ -74,5 +74,5 @@ def _bounded(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
-        if left:  # someone else's timer goes on
+        if left:  # restore another timer
             signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - started), 1e-6), interval)
