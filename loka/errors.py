@@ -27,4 +27,4 @@ class RenamedWarning(FutureWarning):
 
 
 class UncheckedWarning(UserWarning):
-    """A file of an earlier LoKA carries no checksum, so that damage to it cannot be seen; it is read all the same."""
+    """A file of an earlier LoKA has no checksum, so that damage to it cannot be detected; it is read nevertheless."""

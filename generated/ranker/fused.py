@@ -14,7 +14,7 @@ from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import concat_norm_reference, fm_reference
 from loka.kernels.fused.norm import norm_reference
 
-STAMP = "67bcf596f28aaa46f87bcb84456e06b623ac58d1fdca6ab01bcbf9b0acb8544b"
+STAMP = "d632c56a7bcafa2a0934d341b23dbf79831eb309405eee67cda89a172dfa4134"
 
 
 def _add_backward_e4m3_256_reference(grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -26,7 +26,7 @@ from loka import dispatch
 
 from . import fused
 
-STAMP = "67bcf596f28aaa46f87bcb84456e06b623ac58d1fdca6ab01bcbf9b0acb8544b"
+STAMP = "d632c56a7bcafa2a0934d341b23dbf79831eb309405eee67cda89a172dfa4134"
 
 E4M3_MAX = 448.0  # largest finite value
 AMAX_FLOOR = 2.0**-100  # keeps the scale of a zero block positive

@@ -13,7 +13,7 @@ from torch import Tensor
 from loka.kernels.fused import operators
 from loka.kernels.fused.interaction import fm_reference
 
-STAMP = "67bcf596f28aaa46f87bcb84456e06b623ac58d1fdca6ab01bcbf9b0acb8544b"
+STAMP = "d632c56a7bcafa2a0934d341b23dbf79831eb309405eee67cda89a172dfa4134"
 
 
 @triton.jit

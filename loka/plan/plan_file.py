@@ -1,4 +1,4 @@
-"""A plan.json on the disk. In a generated package it is compared with the hash that the manifest beside it has."""
+"""Reading a plan.json. In a generated package it is compared with its hash in the manifest."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from loka.errors import InputError
+from loka.paths import open_plain
 from loka.plan.plan import Plan
 from loka.plan.serialize import from_json
 
@@ -14,10 +15,11 @@ MANIFEST, PACKAGE_FORMAT = "manifest.json", "loka.package"
 
 
 def read_plan_file(name: str) -> Plan:
-    """The plan in a file. Raises InputError; also where the file is not the one that its package was generated with."""
+    """The plan in a file. Raises InputError, also if a file in a generated package has changed since."""
     path = Path(name)
     try:
-        data = path.read_bytes()
+        with open_plain(path) as file:
+            data = file.read()
         recorded = _recorded_hash(path)
         if recorded is not None and hashlib.sha256(data).hexdigest() != recorded:
             raise InputError(
@@ -33,9 +35,10 @@ def read_plan_file(name: str) -> Plan:
 
 
 def _recorded_hash(path: Path) -> object:
-    """What the manifest beside a file says of it; None where there is no manifest of a package, or it says nothing."""
+    """The hash of a file in the manifest beside it; None without a manifest of a package, or if it has none."""
     try:
-        manifest = json.loads(path.with_name(MANIFEST).read_text(encoding="utf-8"))
+        with open_plain(path.with_name(MANIFEST)) as file:
+            manifest = json.loads(file.read().decode())
         return manifest["outputs"].get(path.name) if manifest["format"] == PACKAGE_FORMAT else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

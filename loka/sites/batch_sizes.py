@@ -12,11 +12,11 @@ Size = int | torch.SymInt
 
 
 class NotLinearError(ValueError):
-    """A size that is no linear function of the batch."""
+    """A size that is not a linear function of the batch."""
 
 
 def value_at(size: Size, batch: int) -> int:
-    """The size at a batch size. Installs no guard."""
+    """The size at a batch size. Installs no guards."""
     if isinstance(size, int):
         return size
     expression = _expression(size)
@@ -42,7 +42,7 @@ def rows_through(first: tuple[int, int], second: tuple[int, int]) -> RowCount:
     """The line through two points (batch, rows).
 
     Raises:
-        NotLinearError: its slope is no whole number.
+        NotLinearError: The slope is not an integer.
     """
     (batch, rows), (other, rows_there) = first, second
     slope, rest = divmod(rows_there - rows, other - batch)

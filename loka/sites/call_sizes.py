@@ -10,7 +10,7 @@ from loka.sites.site import RowCount
 
 
 class UnlikeRunsError(ValueError):
-    """Two batch sizes whose forwards call different GEMMs."""
+    """The forwards at two batch sizes call different GEMMs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ def total_flops(calls: list[MeasuredCall]) -> int:
 
 
 def measure_linear(calls: tuple[Call, ...], batch: int) -> tuple[list[MeasuredCall], tuple[str, ...]]:
-    """Read symbolic sizes. Rows that are no line in the batch are given by their slope at `batch`, with a note."""
+    """Read symbolic sizes. Rows that are not linear in the batch are given by their slope at `batch`, with a note."""
     notes: list[str] = []
     measured = []
-    values: dict[int, int] = {}  # by the identity of a size, which the calls keep alive: symbolic arithmetic is slow
+    values: dict[int, int] = {}  # by identity of a size, which the calls keep alive: symbolic arithmetic is slow
     lines: dict[int, RowCount | NotLinearError] = {}
 
     def at_batch(size: Size) -> int:
@@ -58,10 +58,10 @@ def measure_linear(calls: tuple[Call, ...], batch: int) -> tuple[list[MeasuredCa
 def measure_pair(
     first: tuple[Call, ...], second: tuple[Call, ...], one: int, two: int, batch: int
 ) -> tuple[list[MeasuredCall], tuple[str, ...]]:
-    """Draw a line through two runs, at the batch sizes `one` and `two`.
+    """Fit a line through two runs, at the batch sizes `one` and `two`.
 
     Raises:
-        UnlikeRunsError: the runs call different GEMMs.
+        UnlikeRunsError: The runs call different GEMMs.
     """
     if [_identity(call) for call in first] != [_identity(call) for call in second]:
         raise UnlikeRunsError(f"the forward calls other GEMMs at a batch of {one} than of {two}")
@@ -88,7 +88,7 @@ def measure_pair(
 
 
 def measure_single(calls: tuple[Call, ...], batch: int) -> list[MeasuredCall]:
-    """Sizes of one run at the example's batch size: rows that it divides are taken to follow it."""
+    """Sizes of one run at the example's batch size: rows divisible by it are taken as proportional to it."""
     return [
         MeasuredCall(
             call,

@@ -1,4 +1,4 @@
-"""From watched calls to sites: calls of one weight at one place are one site."""
+"""Merges recorded calls into sites: calls of one weight at one place are one site."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def to_sites(
 ) -> tuple[tuple[Site, ...], tuple[str, ...]]:
     """Group calls into sites, in the order of the calls.
 
-    `evaluation` is None where it was not run: then it calls what training calls. `order` is each module's place.
-    Returns the sites, and notes on what one site cannot say.
+    `evaluation` is None if it was not run: it is then assumed to make the calls of training. `order` is each module's
+    position. Returns the sites, and notes on details that a site cannot represent.
     """
     groups: dict[_Key, tuple[list[MeasuredCall], list[MeasuredCall]]] = {}
     for calls, which in ((training, 0), (evaluation or [], 1)):
@@ -44,7 +44,7 @@ def to_sites(
 def siblings(calls: list[MeasuredCall], order: dict[str, int]) -> tuple[tuple[str, ...], ...]:
     """Names of sites that seem to read one tensor, two or more, in the order of their calls.
 
-    Parts of one tensor (unbind, chunk) count as one here. A site that is called several times is left out.
+    Parts of one tensor (unbind, chunk) count as one tensor here. A site that is called several times is left out.
     """
     groups: dict[_Key, tuple[list[MeasuredCall], list[MeasuredCall]]] = {}
     for measured in calls:
@@ -97,7 +97,7 @@ def never_called(model: nn.Module, called: frozenset[str], sites: Iterable[Site]
 
 
 def in_model_order(sites: Iterable[Site], order: dict[str, int]) -> tuple[Site, ...]:
-    """Sites by the place of the module that they are or belong to; at one place, in the order given."""
+    """Sites by the position of their module or owner; for equal positions, in the given order."""
     after = len(order)
     return tuple(sorted(sites, key=lambda site: order.get(site.name, order.get(site.owner, after))))
 
@@ -110,7 +110,7 @@ def _key(measured: MeasuredCall) -> _Key:
 
 
 def _names(groups: dict[_Key, tuple[list[MeasuredCall], list[MeasuredCall]]], order: dict[str, int]) -> list[str]:
-    """A name for each group, none twice: the module's, the Parameter's, or the owner's with a number."""
+    """A unique name for each group: the module's, the Parameter's, or the owner's with a number."""
     firsts = [(in_training or in_evaluation)[0].call for in_training, in_evaluation in groups.values()]
     wanted = [_wanted(call) for call in firsts]
     uses = Counter(wanted)

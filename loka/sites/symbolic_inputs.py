@@ -1,4 +1,4 @@
-"""Example inputs with their batch dimension made symbolic, another size, or cut short."""
+"""Example inputs with a symbolic batch dimension, another batch size, or fewer samples."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from loka.sites.batch_sizes import Size
 
 
 class NotCuttableError(ValueError):
-    """Inputs that cannot be cut to their first samples without knowing what they mean."""
+    """Inputs that cannot be sliced to their first samples without knowledge of their meaning."""
 
 
 BatchShape = tuple[Size, ...]
 
 
 def batch_shape(tensor: Tensor, batch: int, size: Size) -> BatchShape:
-    """The shape with the batch replaced by `size`: dimension 0 where it equals the batch.
+    """The shape with the batch replaced by `size`: dimension 0, if it equals the batch.
 
-    A 1-D integer tensor one longer than the batch is taken for the offsets of bags, as nn.EmbeddingBag wants them.
+    A 1-D integer tensor one longer than the batch is taken as offsets of bags, as in nn.EmbeddingBag.
     """
     shape: BatchShape = tuple(tensor.shape)
     if shape and shape[0] == batch:
@@ -34,10 +34,10 @@ def batch_shape(tensor: Tensor, batch: int, size: Size) -> BatchShape:
 
 
 def fake_inputs(value: Any, batch: int, size: Size, make: Callable[[Tensor, BatchShape], Tensor]) -> Any:
-    """Copy a structure of inputs; `make(tensor, shape)` gives each tensor's stand-in with the batch changed to `size`.
+    """Copy a structure of inputs; `make(tensor, shape)` replaces each tensor, with the batch changed to `size`.
 
-    Tuples, lists, dictionaries, dataclasses and plain objects are followed; torchrec's KeyedJaggedTensor is built anew,
-    with `size` as its stride, so that what depends on the batch in it does so still.
+    Tuples, lists, dictionaries, dataclasses and plain objects are traversed; torchrec's KeyedJaggedTensor is rebuilt
+    with `size` as its stride, so that its sizes still depend on the batch.
     """
 
     def visit(part: Any) -> Any:
@@ -54,7 +54,7 @@ def cut_inputs(value: Any, batch: int, size: int) -> Any:
     """A copy of the inputs with the first `size` samples of each tensor; `size == batch` copies.
 
     Raises:
-        NotCuttableError: jagged inputs, or offsets, and another size than the batch; a batch smaller than `size`.
+        NotCuttableError: Jagged inputs, or offsets, with a size other than the batch; a batch smaller than `size`.
     """
     if size > batch:
         raise NotCuttableError(f"{batch} samples cannot be cut to {size}")
@@ -74,7 +74,7 @@ def cut_inputs(value: Any, batch: int, size: int) -> Any:
 
 
 def rebuild(value: Any, visit: Callable[[Any], Any]) -> Any:
-    """A shallow copy of a container or plain object with each part visited; anything else as it is."""
+    """A shallow copy of a container or plain object with each part visited; anything else unchanged."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(visit(part) for part in value))
     if type(value) in (tuple, list):
@@ -107,7 +107,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def _holds_tensors(value: Any) -> bool:
-    """Whether an object is a plain holder of tensors, directly or in a container; such an object is followed."""
+    """True if an object is a plain container of tensors, directly or nested; such objects are traversed."""
     held = getattr(value, "__dict__", None)
     if not isinstance(held, dict) or isinstance(value, type | torch.nn.Module) or callable(value):
         return False

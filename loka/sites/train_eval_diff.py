@@ -1,4 +1,4 @@
-"""What changes between training and evaluation, as far as it can be told without running."""
+"""Differences between training and evaluation, as far as they can be found without running."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TELLS = frozenset(("training", "is_grad_enabled", "is_inference_mode_enabled"))
 
 
 def depends_on_mode(modules: dict[str, nn.Module]) -> str | None:
-    """The name of the first module whose class asks for the mode, torch's own layers apart; None where none does.
+    """The name of the first module, except torch's own, whose class reads the mode; None where none does.
 
     Only the code of the modules' own classes is read: torch's own dropout and normalisation never add or drop a GEMM.
     """
@@ -35,14 +35,14 @@ def _mentions(code: CodeType) -> bool:
 def fused_in_evaluation(modules: dict[str, nn.Module]) -> tuple[str, ...]:
     """Names of the nn.TransformerEncoderLayers that run as one fused kernel in evaluation without gradients.
 
-    Their nn.Linears are then read, not called. The conditions are those of torch's forward that can be told beforehand;
-    it also wants a three-dimensional input and no autocast.
+    Their nn.Linears are then read, not called. The conditions are those of torch's forward that can be checked in
+    advance; it also requires a three-dimensional input and no autocast.
     """
     return tuple(name for name, module in modules.items() if is_fused(module))
 
 
 def is_fused(layer: nn.Module) -> bool:
-    """Whether a module is such a layer."""
+    """True if a module is such a layer."""
     original = nn.TransformerEncoderLayer.forward
     if not isinstance(layer, nn.TransformerEncoderLayer) or type(layer).forward is not original:
         return False

@@ -1,18 +1,18 @@
-"""From raw features to embeddings: what every ranker of the zoo begins with."""
+"""Embedding of raw features, the first part of every ranker of the zoo."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-INITIAL_STD = 0.1  # of the embeddings; unit variance would let unseen ids shout
+INITIAL_STD = 0.1  # of the embeddings; with unit variance, unseen ids would add too much noise
 
 
 class FeatureEmbedding(nn.Module):
     """Dense features (B, dense), float, and categorical ids (B, tables), int64 -> embeddings (B, 1 + tables, dim).
 
-    The dense features become one embedding, the first, through a small MLP; each categorical id is looked up in a
-    table of its own, of `rows[i]` rows.
+    A small MLP turns the dense features into the first embedding; each categorical id is looked up in its own table of
+    `rows[i]` rows.
     """
 
     def __init__(self, rows: tuple[int, ...], dense: int, dim: int) -> None:

@@ -46,7 +46,7 @@ def test_what_is_reported(model):
         assert (first.site, second.site) == ("0", "2")
         assert first == dispatch.Overflow("0", "input", elements=5, largest=7.25, amax=3.5)
         assert str(first) == "0: input: 5 elements saturated; the largest magnitude was 7.25, known was amax 3.5"
-        with pytest.warns(dispatch.LokaWarning, match="2 operands had more than their known scales hold"):
+        with pytest.warns(dispatch.LokaWarning, match="2 operands had more than their static scales hold"):
             patch.verify()
         patch.reset()
         assert patch.overflows() == ()

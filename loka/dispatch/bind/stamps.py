@@ -1,4 +1,4 @@
-"""A generated package is whole and as it was generated, or it does not import."""
+"""Check on import that a generated package is complete and unchanged."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from loka.dispatch.dispatch_errors import BindError
+from loka.paths import open_plain
 
 MANIFEST = "manifest.json"
-EDITED = "LOKA_EDITED_PACKAGES"  # an environment variable: "allow" imports code that was edited
+EDITED = "LOKA_EDITED_PACKAGES"  # environment variable: "allow" permits importing edited code
 
 
 def check_stamps(package: str, stamp: str, *others: str) -> None:
-    """Raise BindError unless a package's files are of one generation, and its code is as it was generated.
+    """Raise BindError unless all files of a package are of one generation and its code is unchanged since.
 
-    One generation: `others` and the `stamp` of manifest.json beside the package are all `stamp`. As it was generated:
-    each Python file has the sha256 that the manifest lists; LOKA_EDITED_PACKAGES=allow leaves this out.
+    One generation: `others` and the `stamp` of manifest.json beside the package are all `stamp`. Unchanged: each Python
+    file has the sha256 that the manifest lists; LOKA_EDITED_PACKAGES=allow skips this check.
 
     `package` is the `__name__` of the generated package, which calls this while it is imported. The manifest is
-    removed before any other file changes and written last, so a generation that was cut short leaves none.
+    removed before any other file changes and written last, so an interrupted generation leaves none.
     """
     file = getattr(sys.modules[package], "__file__", None)
     where = str(Path(file).parent) if file else package
@@ -43,9 +44,10 @@ def check_stamps(package: str, stamp: str, *others: str) -> None:
 
 
 def _manifest(path: Path) -> tuple[str, dict[str, Any]]:
-    """The stamp and the outputs in a manifest; a stamp of "" where it cannot be read."""
+    """The stamp and the outputs in a manifest; the stamp is "" if it cannot be read."""
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        with open_plain(path) as file:
+            manifest = json.loads(file.read().decode())
     except (OSError, ValueError, RecursionError):
         return "", {}
     fields = manifest if isinstance(manifest, dict) else {}
@@ -54,8 +56,9 @@ def _manifest(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _sha256(path: Path) -> str:
-    """Of a file; "" where it cannot be read."""
+    """The sha256 of a file; "" if it cannot be read."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        with open_plain(path) as file:
+            return hashlib.sha256(file.read()).hexdigest()
     except (OSError, ValueError):
         return ""

@@ -1,4 +1,4 @@
-"""A linear whose operands are padded with zeros, and its result cut: how it is written, and read again."""
+"""A linear whose operands are padded with zeros and whose result is sliced: writing and parsing."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _PAD = "torch.nn.functional.pad("
 
 
 def padded(call: SiteCall, columns: int, rows: int, n: int) -> SiteCall:
-    """The call with so many zero columns at the end of x and weight, and zero rows at the end of weight and bias.
+    """The call with `columns` zero columns appended to x and weight, and `rows` zero rows to weight and bias.
 
-    The product is cut to its first `n` columns where there are rows.
+    If `rows` is not 0, the product is sliced to its first `n` columns.
     """
     below = f", 0, {rows}" if rows else ""
     x = f"{_PAD}{call.x}, (0, {columns}))" if columns else call.x
@@ -26,15 +26,15 @@ def padded(call: SiteCall, columns: int, rows: int, n: int) -> SiteCall:
 
 @dataclass(frozen=True, slots=True)
 class Unpadded:
-    """A padded linear whose zero columns are left to the kernels that make its operands."""
+    """A padded linear whose zero columns are left to the kernels that write its operands."""
 
-    x: str  # templates, as those of a `SiteCall`
-    weight: str  # rows may still be padded
-    columns: int  # that are missing at the end of both
+    x: str  # template, as in `SiteCall`
+    weight: str  # template; its rows may still be padded
+    columns: int  # zero columns missing at the end of both
 
 
 def unpadded(call: SiteCall) -> Unpadded | None:
-    """The call without the zero columns that `padded` gave it; None where there are none."""
+    """The call without the zero columns added by `padded`; None where there are none."""
     x, _, columns = call.x.rpartition(", (0, ")
     weight, _, pads = call.weight.rpartition(", (0, ")
     if not (x.startswith(_PAD) and weight.startswith(_PAD) and columns.removesuffix("))").isdecimal()):

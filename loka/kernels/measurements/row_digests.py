@@ -1,7 +1,7 @@
-"""Digests by which a recording shows damage: a lost row, or a value that is not the one that was recorded.
+"""Digests that detect damage to a recording: a missing row, or a value that differs from the recorded one.
 
-The digest of a row of `versions` is the XOR of the hashes of that row and of each of its measurements, so that a
-transaction carries it on without reading the others. It is kept in the row itself, as text.
+The digest of a row of `versions` is the XOR of the hashes of this row and of each of its measurements, so that a
+transaction can update it without reading the other rows. It is a column of the row itself, in hexadecimal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WORDS = {int: "whole number", float: "number", str: "text"}
 
 
 def folded(digest: str, rows: Iterable[Sequence[Any]]) -> str:
-    """The digest with rows taken in; those that it held already are taken out. "" is that of no rows."""
+    """The digest after rows are added, or removed if they are already part of it. "" is the digest of no rows."""
     number = int(digest or "0", 16)
     for row in rows:
         number ^= int.from_bytes(hashlib.sha256(json.dumps(row).encode()).digest()[:16])
@@ -35,13 +35,13 @@ def folded(digest: str, rows: Iterable[Sequence[Any]]) -> str:
 
 
 def fold(connection: sqlite3.Connection, key: int, rows: Iterable[Sequence[Any]]) -> None:
-    """Carry on the digest of the versions of this number."""
+    """Update the digest of one row of `versions`, as `folded`."""
     (digest,) = connection.execute("SELECT digest FROM versions WHERE id = ?", (key,)).fetchone()
     connection.execute("UPDATE versions SET digest = ? WHERE id = ?", (folded(digest, rows), key))
 
 
 def fold_all(connection: sqlite3.Connection) -> None:
-    """Make all digests anew, of the rows as they are."""
+    """Compute all digests again from the current rows."""
     for version in list(connection.execute(f"SELECT id, {FIELDS}, finished FROM versions")):
         connection.execute("UPDATE versions SET digest = '' WHERE id = ?", version[:1])
         rows = connection.execute("SELECT * FROM measurements WHERE versions = ?", version[:1])
@@ -49,7 +49,7 @@ def fold_all(connection: sqlite3.Connection) -> None:
 
 
 def read_table(connection: sqlite3.Connection, table: str, columns: dict[str, tuple[type, ...]]) -> list[Any]:
-    """All rows of a table. Raises ValueError where it has other columns, or a value of another type than its column."""
+    """All rows of a table. Raises ValueError for other columns, and for a value of the wrong type."""
     cursor = connection.execute(f"SELECT * FROM {table}")
     names = [each[0] for each in cursor.description]
     if names != list(columns):
@@ -65,7 +65,7 @@ def read_table(connection: sqlite3.Connection, table: str, columns: dict[str, tu
 
 
 def check_digests(versions: Sequence[Sequence[Any]], measurements: Sequence[Sequence[Any]]) -> None:
-    """Raises ValueError unless the rows are those that were recorded. Each of `versions` ends with its digest."""
+    """Raises ValueError unless the rows match their digests. Each row of `versions` ends with its digest."""
     rows: dict[int, list[Sequence[Any]]] = {version[0]: [version[:-1]] for version in versions}
     for row in measurements:
         if row[0] not in rows:

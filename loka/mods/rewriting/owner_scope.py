@@ -1,4 +1,4 @@
-"""The modules whose forwards a mod rewrites as a whole, and what comes of one."""
+"""The modules whose forwards a mod rewrites as a whole, and the results."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from loka.graph.ir import ForwardIR
 class OwnerScope:
     """A module whose forward a mod is to rewrite; all names are qualified."""
 
-    mod: str  # as a policy writes it
+    mod: str  # its name in policies
     owner: str
-    writers: tuple[str, ...]  # the modules, itself among them, whose forwards may write what is rewritten
-    inline: tuple[str, ...]  # what is to be printed into its forward
+    writers: tuple[str, ...]  # the modules, including the owner, whose forwards may contain statements to rewrite
+    inline: tuple[str, ...]  # modules to inline into its forward
 
 
 @dataclass(frozen=True, slots=True)
 class RewrittenOwner:
-    """A forward that a mod has rewritten, and which statements of the forward before that it rewrote, by the local."""
+    """A forward that a mod has rewritten, and the targets of the original statements that it rewrote."""
 
     forward: ForwardIR
     targets: tuple[str, ...]
 
 
 def is_under(name: str, owner: str) -> bool:
-    """Whether a module is another one or lies in it."""
+    """True if a module is the owner or inside it."""
     return name == owner or not owner or name.startswith(f"{owner}.")
 
 
 def writer_of(forward: ForwardIR, place: int) -> str:
-    """The module whose forward the statement at a place was written in."""
+    """The module whose forward a statement comes from."""
     return ".".join(filter(None, (forward.owner, forward.statements[place].note)))

@@ -1,4 +1,4 @@
-"""The policy's entries for interactions that kernels of their own compute: where to look, and what came of each."""
+"""The policy's entries for interactions with their own kernels: where to look, and the result of each."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from loka.sites.site import Site
 
 @dataclass(frozen=True, slots=True)
 class EntryInteractions:
-    """What one entry has fused, and the modules that stay and why."""
+    """Interactions fused for one entry, and the modules that are not changed, with reasons."""
 
     rewritten: tuple[RewriteResult, ...]
     unchanged: tuple[Unchanged, ...]
 
 
 def requested_interactions(rules: Sequence[ModRule], sites: Sequence[Site], model: nn.Module) -> Interacting:
-    """Where interactions are to be fused. Raises PolicyError where two entries are for one module, naming both."""
+    """Where interactions are to be fused. Raises PolicyError if two entries match one module, naming both."""
     entries = _entries(rules)
     found = interaction_planning().interacting(sites, model, lambda name: any(rule.wants(name) for rule in entries))
     check_apart([(rule, [owner for owner in sorted(found.owners) if rule.wants(owner)]) for rule in entries])
@@ -35,9 +35,10 @@ def requested_interactions(rules: Sequence[ModRule], sites: Sequence[Site], mode
 def interaction_outcomes(
     rules: Sequence[ModRule], model: nn.Module, found: FusedInteractions
 ) -> dict[str, EntryInteractions]:
-    """What came of each entry, by its `source`.
+    """The result of each entry, by its `source`.
 
-    Raises PolicyError for entries that nothing is fused for, and for modules that they name and that stay.
+    Raises PolicyError for entries without any fused interaction, and for modules that they name and that are not
+    changed.
     """
     outcomes: dict[str, EntryInteractions] = {}
     problems: list[Problem] = []

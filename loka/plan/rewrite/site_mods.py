@@ -1,8 +1,8 @@
-"""The policy's mods that rewrite calls of sites: what each entry makes of a model, and what its sites are then.
+"""Applies the policy's mods that rewrite calls of sites: the result of each entry, and the resulting sites.
 
-They are carried out in the order of the registry, in whatever order the policy has them, so that what one makes can be
-taken by the next. An owner is traced to see what stands in it; what was found is carried out and checked at once, so
-that a change which is not the same function is never planned.
+They are applied in the order of the registry, whatever the order in the policy, so that each can work on the result of
+the previous one. An owner is traced to find changes; each change is applied and checked at once, so that a change that
+does not keep the function is never planned.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from loka.sites.site import Site
 
 @dataclass(frozen=True, slots=True)
 class RewrittenSites:
-    """What one entry of the policy's `mods` changed in forwards, and what it was asked for and leaves, and why."""
+    """Changes that one entry of the policy's `mods` made to forwards, and requested ones that it did not make."""
 
     rewritten: tuple[RewriteResult, ...] = ()
     unchanged: tuple[Unchanged, ...] = ()
-    known: tuple[str, ...] = ()  # names of all sites that it could be asked for
+    known: tuple[str, ...] = ()  # names of all sites that it could match
 
 
 @dataclass(frozen=True, slots=True)
 class ModdedSites:
-    """A model's sites and settings once mods have rewritten calls of them."""
+    """A model's sites and settings after mods have rewritten calls."""
 
     sites: tuple[Site, ...]
     settings: tuple[SiteSettings, ...]
-    trace: RewritingTracer  # of the model's owners, with all that was changed
+    trace: RewritingTracer  # traces the model's owners, with all changes
     outcomes: Mapping[str, RewrittenSites] = field(default_factory=dict)  # by the entry's `source`
 
     @property
     def changed(self) -> frozenset[str]:
-        """Names of sites that mods changed."""
+        """Names of the sites that mods changed."""
         return frozenset(each.site for outcome in self.outcomes.values() for each in outcome.rewritten)
 
 
@@ -55,10 +55,10 @@ def with_site_mods(
     tracer: Tracer,
     reserved: Reserved,
 ) -> ModdedSites:
-    """Carry out the mods of sites among some entries of `mods`; `settings[i]` belongs to `sites[i]`.
+    """Apply the mods of sites in some entries of `mods`; `settings[i]` belongs to `sites[i]`.
 
     `siblings` are names of sites that seem to read one tensor (`SiteMap.siblings`), `reserved` those that another mod
-    takes as they are written. Owners are run and traced. Raises PolicyError with all that is wrong with the entries.
+    needs unchanged. Owners are run and traced. Raises PolicyError with all problems of the entries.
     """
     order = names_of(ModKind.SITES)
     entries = [rule for rule in rules if rule.use in order]
@@ -75,8 +75,10 @@ def with_site_mods(
 
 
 def _check(rules: Sequence[ModRule], outcomes: Mapping[str, RewrittenSites]) -> None:
-    """Raise PolicyError with a site that an entry names and cannot take, a pattern that matches no site, a site that
-    two entries of one mod are for, and an entry that changes nothing. `outcomes` are by the entries' `source`.
+    """Raise PolicyError for problems of entries; `outcomes` are by the entries' `source`.
+
+    These are a named site that cannot be changed, a pattern that matches no site, a site that two entries of one mod
+    match, and an entry that changes nothing.
     """
     problems: list[Problem] = []
     earlier: list[tuple[ModRule, tuple[str, ...]]] = []

@@ -1,4 +1,4 @@
-"""What sites are called in the model and in the forward of their owner."""
+"""Names of sites in the model and in the forward of their owner."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from loka.sites.site import Site
 
 
 def weight_of(site: Site) -> str | None:
-    """The Parameter that a site multiplies by; where a mod merged several, they are called like the site."""
+    """Name of the Parameter that a site multiplies by; merged sites use the site's name."""
     return site.name if site.members else site.weight
 
 
 def called_by_owner(site: Site, owner: str) -> str:
-    """What the owner calls a site on a Parameter."""
+    """Name of a site on a Parameter relative to the owner."""
     weight = weight_of(site) or ""
     return weight.removeprefix(f"{owner}.") if owner else weight
 
 
 def named_as_in_model(parameters: Sequence[Site], owner: str, traced: ForwardIR) -> tuple[ForwardIR, tuple[Site, ...]]:
-    """An owner's forward with its sites named as in the model, and those on `parameters` without a call.
+    """An owner's forward with its sites named as in the model, and the sites of `parameters` without a call.
 
-    A Parameter that is used at several places makes several sites of one relative name: its calls are theirs in order.
+    A Parameter used in several places makes several sites with one relative name, which its calls get in order.
     """
     sharing: dict[str, list[Site]] = {}
     for site in parameters:

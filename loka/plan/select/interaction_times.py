@@ -1,4 +1,4 @@
-"""What fused interactions take, on our kernels and by torch.compile, and the sites that they take along."""
+"""Times of fused interactions with LoKA's kernels and with torch.compile, and the sites fused into them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def interaction_plans(
     costs: PartCosts | None,
     device: DeviceSpec = DEFAULT,
 ) -> tuple[InteractionPlan, ...]:
-    """The interactions that have kernels of their own, with their times where there are `costs`."""
+    """The interactions with their own kernels, with times if there are `costs`."""
     sites = {plan.site.name: plan.site for plan in plans}
     perf_model = PerfModel(costs, device) if costs is not None else None
     claimed: set[str] = set()
@@ -58,7 +58,7 @@ def interaction_plans(
 
 
 def without_fused_sites(plans: Sequence[SitePlan], interactions: Sequence[InteractionPlan]) -> tuple[SitePlan, ...]:
-    """The sites, those that interactions take along without times: they are no GEMMs of their own any more."""
+    """The plans, without times for sites fused into interactions, which are no separate GEMMs any more."""
     fused_sites = {name for each in interactions for name in each.takes}
     if not fused_sites:
         return tuple(plans)
@@ -66,30 +66,30 @@ def without_fused_sites(plans: Sequence[SitePlan], interactions: Sequence[Intera
 
 
 def interaction_by_site(plan: Plan) -> Mapping[str, InteractionPlan]:
-    """The interaction that takes a site along, by the site's name."""
+    """The interaction that a site is fused into, by the site's name."""
     return {name: each for each in plan.interactions for name in each.takes}
 
 
 def place_in_interaction(interaction: InteractionPlan) -> str:
-    """Where a site is that an interaction takes along: `in the mixing layer of layers.0`."""
+    """Text for a site fused into an interaction: `in the mixing layer of layers.0`."""
     return f"in the mixing layer of {interaction.owner or 'the model itself'}"
 
 
 def kernel_names(interaction: InteractionPlan) -> tuple[str, str]:
-    """The kernels of its forward and of its gradients, as a generated package's fused.py calls them."""
+    """Names of its forward and gradient kernels in a generated package's fused.py."""
     forward, gradients = specs_of(form_of(interaction.work, interaction.form), interaction.columns)
     return forward.function, gradients.function
 
 
 def step_times(interactions: Sequence[InteractionPlan]) -> Iterator[tuple[InteractionPlan, StepTime, StepTime]]:
-    """The interactions of which both times are known, with these."""
+    """The interactions with both times known, with these times."""
     for each in interactions:
         if each.chosen is not None and each.as_is is not None:
             yield each, each.chosen, each.as_is
 
 
 def _samples(fused: Fused, sites: Mapping[str, Site], batch_size: int) -> int:
-    """Of one call: by the rows of a site of it, where it has one. A tensor that a join reads follows the batch."""
+    """Samples of one call, from the rows of one of its sites, if any. A concatenation norm follows the batch."""
     site = sites.get(fused.sites[0]) if fused.sites else None
     if site is None or fused.form is None:
         return batch_size
@@ -98,7 +98,7 @@ def _samples(fused: Fused, sites: Mapping[str, Site], batch_size: int) -> int:
 
 
 def _multiplies(site: Site, fused: Fused, samples: int, batch_size: int) -> bool:
-    """Whether a product without a Parameter is the outer one of a mixing layer: x (B, n, d) times x^T @ rank."""
+    """True if a product without a Parameter is the outer one of an FM interaction: x (B, n, d) times x^T @ rank."""
     form = fused.form
     if site.kind is not GemmKind.BMM or site.owner != fused.owner or not isinstance(form, FmForm):
         return False
@@ -113,7 +113,7 @@ def _time(form: Form, samples: int, columns: int, kernel: str, perf_model: PerfM
     if forward is None or backward is None:
         return None
     if kernel == RENDERED and isinstance(form, CrossForm) and form.passing:
-        # Another linear and another cross layer read the sum: their gradients are added in a pass between our kernels,
-        # and by torch.compile within others (docs/results/LOG.md, "cross layers in kernels of their own").
+        # Another linear and another cross layer read the sum: their gradients are added in a pass between LoKA's
+        # kernels, and by torch.compile within others (docs/results/LOG.md, "cross layers in kernels of their own").
         backward += Latency(added_us(samples, columns, second.dtype, perf_model.device), 0.0, TimeSource.ESTIMATED)
     return Cost.of(forward, backward).rounded()

@@ -1,4 +1,4 @@
-"""Kernels that a policy names: the only candidates of their GEMMs, and an error where a rule for one site errs."""
+"""Kernels that a policy names: the only candidates for their GEMMs, and errors of rules for one site."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def candidates(requested: GemmSettings, usual: Sequence[Kernel]) -> tuple[Kernel
 
 
 def accepted_operands(kernel: Kernel, gemm: Gemm, requested: GemmSettings, sizes: Sizes, target: str) -> OperandPair:
-    """The operands in the form in which a kernel takes them, if it does in any; sizes are M, K and N.
+    """The operands in the form that a kernel supports, if any; sizes are M, K and N.
 
-    Operands that are both transposed have one scale each, which is there once and for each row: a kernel that takes no
-    tensorwise scales takes them rowwise.
+    Two transposed operands have one scale each, which can be passed as a tensorwise or a rowwise scale: a kernel
+    without support for tensorwise scales takes them rowwise.
     """
 
     def able(operands: OperandPair) -> bool:
@@ -39,7 +39,7 @@ def accepted_operands(kernel: Kernel, gemm: Gemm, requested: GemmSettings, sizes
 
 
 def overridden_operands(site: Site, gemm: Gemm, requested: GemmSettings, batch_size: int, target: str) -> OperandPair:
-    """`accepted_operands` of the kernel that the policy names; those of the policy where it names none."""
+    """`accepted_operands` of the kernel that the policy names; without one, the policy's operands."""
     if requested.kernel == ANY_KERNEL:
         return requested.operands
     sizes = (site.rows.at(batch_size), site.k, site.n)
@@ -47,7 +47,7 @@ def overridden_operands(site: Site, gemm: Gemm, requested: GemmSettings, batch_s
 
 
 def unknown_kernels(wanted: SiteSettings, files: Mapping[str, str]) -> list[str]:
-    """A message for each kernel that a rule names and that there is not."""
+    """A message for each kernel name in a rule that does not exist."""
     problems = []
     for gemm, requested in wanted.gemms.items():
         if requested.kernel == ANY_KERNEL:
@@ -68,7 +68,7 @@ def impossible_overrides(
     batch_size: int,
     target: str,
 ) -> dict[Gemm, str]:
-    """A message for each GEMM that stays as it is because the kernel that a rule for this one site names refuses it."""
+    """A message for each GEMM that is kept because the kernel named by a rule for this one site rejects it."""
     problems = {}
     for plan in gemms:
         requested, by = wanted.gemms[plan.gemm], _assigned(wanted, plan.gemm)

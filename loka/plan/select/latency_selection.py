@@ -1,7 +1,6 @@
-"""Decisions by time: what may run in FP8 is decided before; here measurements say what of it does, and on which kernel.
+"""Selection by latency: among the GEMMs that may run in FP8, measurements decide which do, and on which kernel.
 
-A site that lacks a measurement, of the recipe that it may run in or of the model's own GEMMs, stays decided as it is
-without any.
+A site without measurements, of its recipe or of its native GEMMs, keeps the decision made without them.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from loka.plan.select.enumerate import ExecutionOption, SiteOptions
 from loka.plan.select.select import Selection, SelectionProblem
 from loka.policy.cascade.settings import SiteSettings
 
-SAFE = "safe by evidence"  # how the reason of a GEMM that `auto` runs in FP8 begins
+SAFE = "safe by evidence"  # start of the reason of a GEMM that `auto` runs in FP8
 
 
 @dataclass(frozen=True, slots=True)
 class LatencySelection:
-    """A site's decision by time, as `SitePlan` holds it."""
+    """A site's decision by latency, with the fields of `SitePlan`."""
 
     gemms: tuple[GemmPlan, ...]
     timing: SiteTiming
@@ -33,9 +32,10 @@ class LatencySelection:
 def problem_of(
     site_options: SiteOptions | None, gemms: Sequence[GemmPlan], wanted: SiteSettings
 ) -> SelectionProblem | None:
-    """What is left to be decided of a site by time; None where its measurements do not suffice.
+    """The selection problem of a site; None where its measurements do not suffice.
 
-    `gemms` are decided by policy and evidence: those in FP8 may be sent back, if the policy does not force them.
+    `gemms` are decided by policy and evidence: those in FP8 may return to the native kernel, unless the policy forces
+    them.
     """
     may = frozenset(plan.gemm for plan in gemms if plan.fp8)
     if site_options is None or site_options.option(may) is None:
@@ -45,7 +45,7 @@ def problem_of(
 
 
 def revise(problem: SelectionProblem, gemms: Sequence[GemmPlan], chosen: Selection) -> LatencySelection:
-    """The decisions with the kernels and reasons of the option that was chosen."""
+    """The decisions with the kernels and reasons of the chosen option."""
     site_options, option, cost = problem.site_options, chosen.option, chosen.cost
     native = site_options.native.cost(False).rounded()
     timing = SiteTiming(cost.rounded(), native, kept=option.fp8 != problem.may)
@@ -80,12 +80,12 @@ def revise(problem: SelectionProblem, gemms: Sequence[GemmPlan], chosen: Selecti
 
 
 def _timed(site_options: SiteOptions, gemm: Gemm) -> frozenset[str]:
-    """The kernels that were measured for a GEMM."""
+    """The kernels measured for a GEMM."""
     return frozenset(each.kernel for each in site_options.times(gemm))
 
 
 def _once(rejected: Iterable[Rejected]) -> tuple[Rejected, ...]:
-    """Each kernel with the first reason that is given for it."""
+    """Each kernel with its first reason."""
     first: dict[str, Rejected] = {}
     for each in rejected:
         first.setdefault(each.kernel, each)
@@ -93,7 +93,7 @@ def _once(rejected: Iterable[Rejected]) -> tuple[Rejected, ...]:
 
 
 def _kept(plan: GemmPlan, problem: SelectionProblem, chosen: Selection) -> GemmPlan:
-    """A GEMM that may run in FP8, and does not for its time."""
+    """A GEMM that may run in FP8, but is kept because of its time."""
     reason = f"kept: {_why_native(plan.gemm, problem, chosen)}"
     able = [
         Rejected(format_kernel(each.kernel, each.accumulation), reason)
@@ -107,7 +107,7 @@ def _kept(plan: GemmPlan, problem: SelectionProblem, chosen: Selection) -> GemmP
 
 
 def _why_native(gemm: Gemm, problem: SelectionProblem, chosen: Selection) -> str:
-    """Why a GEMM is not in FP8: against the fastest option in which it is; where none is, in which any GEMM is."""
+    """Why a GEMM is not in FP8: compared with the fastest option that has it in FP8; if there is none, any GEMM."""
     least = problem.least
     others = [
         option for option in problem.allowed if (option is not least if chosen.option is least else gemm in option.fp8)
@@ -124,7 +124,7 @@ def _why_native(gemm: Gemm, problem: SelectionProblem, chosen: Selection) -> str
 
 
 def _outcome(option: ExecutionOption, problem: SelectionProblem, chosen: Selection) -> str:
-    """Why an option is the chosen one, or is not."""
+    """Why an option was chosen or not."""
     if option is chosen.option:
         return "chosen"
     if not problem.must <= option.fp8:

@@ -1,4 +1,4 @@
-"""The measurements that a plan is decided by: the policy's own, else those that ship for its target."""
+"""Opens the measurements that decide a plan: the policy's own, otherwise those that ship for its target."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from loka.policy.policy import Policy
 
 
 def open_measurements(policy: Policy) -> Measurements | None:
-    """Those of the file that a policy names; where it names none, the set that ships for its target, or None.
+    """The measurements in the file that a policy names; without one, the set that ships for its target, or None.
 
-    Raises InputError with the place of the field where the file is missing, damaged, something else, of a newer LoKA,
-    or was not measured on the policy's target, and where the target is the reference path.
+    Raises InputError, with the position of the field, where the file is missing, damaged, something else, of a newer
+    LoKA, or was not measured on the policy's target, and where the target is the reference path.
     """
     path = policy.measurements_file
     if path is None:
@@ -32,7 +32,7 @@ def open_measurements(policy: Policy) -> Measurements | None:
 
 
 def portable_name(policy: Policy, named: str, path: Path) -> str:
-    """A file as a plan names it: from the policy's directory; one that is named absolutely by its last part."""
+    """A file's name in a plan: relative to the policy's directory; for an absolute path, its last component."""
     if PurePath(named).is_absolute():
         return path.name
     return PurePath(os.path.relpath(path, policy.path.parent)).as_posix()

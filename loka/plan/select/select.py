@@ -1,17 +1,16 @@
-"""Which execution option each site of a chain gets: the least time in all, subject to the budgets.
+"""Selects an execution option for each site of a chain: the least total time, subject to the budgets.
 
-The sites of a chain decide together, since the kernel between two linears can write FP8 for the second only where both
-are in the chain: a site that leaves it makes the next one quantise for itself. The sum of the times is minimised by
-dynamic programming over the chain, one state for "this site is in it" and one for "it is not".
+The sites of a chain are decided together, since the kernel between two linears can write FP8 for the second only if
+both are in the chain: if a site leaves it, the next one has to quantise its own input. The sum of the times is
+minimised by dynamic programming over the chain, one state for "this site is in it" and one for "it is not".
 
-`min_speedup` is a handicap. An option that runs more in FP8 than the policy forces counts with its time multiplied by
-the site's `min_speedup`, so that it wins only where (time of the least FP8) / (its own time) reaches that. In a chain
-this holds for each run of neighbours in FP8 as a whole, and so one site may lose a little where its neighbour gains
-more.
+`min_speedup` is a handicap. The time of an option with more FP8 than the policy forces is multiplied by the site's
+`min_speedup`, so that it wins only if (time of the least FP8) / (its own time) reaches that. In a chain this holds for
+each run of neighbours in FP8 as a whole, so one site may lose a little if its neighbour gains more.
 
-Of options that cannot be told apart from the fastest (`Latency.ties_with`), the first in order is chosen: by the place
-of fprop's kernel in the catalogue, then dgrad's, then wgrad's, the model's own last. So the choice is the same wherever
-it is made, and does not move with the noise of a measurement.
+Among options that tie with the fastest (`Latency.ties_with`), the first in order is chosen: by the position of fprop's
+kernel in the catalogue, then dgrad's, then wgrad's, native ones last. So the choice is reproducible, and does not
+depend on the noise of a measurement.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from loka.plan.select.enumerate import Cost, ExecutionOption, Order, SiteOptions
 
 @dataclass(frozen=True, slots=True)
 class SelectionProblem:
-    """A site and what may be chosen for it: every GEMM of `must` runs in FP8, and none outside of `may`."""
+    """A site and its possible options: every GEMM of `must` runs in FP8, and none outside `may`."""
 
     site_options: SiteOptions
     must: frozenset[Gemm]
@@ -34,12 +33,12 @@ class SelectionProblem:
 
     @property
     def allowed(self) -> tuple[ExecutionOption, ...]:
-        """The options within the policy and the budget of errors."""
+        """The options within the policy and the error budget."""
         return tuple(option for option in self.site_options.options if self.must <= option.fp8 <= self.may)
 
     @property
     def least(self) -> ExecutionOption:
-        """The one with the least in FP8: what is forced, and what that is transposed from. Others must be faster."""
+        """The option with the least FP8: forced GEMMs and the sources of their operands. Others must be faster."""
         return min(self.allowed, key=lambda option: (len(option.fp8), option.order))
 
 
@@ -52,7 +51,7 @@ class Selection:
 
     @property
     def cost(self) -> Cost:
-        """What it takes."""
+        """Its cost."""
         return self.option.cost(self.joined)
 
 
@@ -60,19 +59,19 @@ class Selection:
 class _Path:
     """The best options up to some site."""
 
-    us: float  # with handicaps
+    us: float  # including handicaps
     picks: tuple[Selection, ...] = ()
 
     @property
     def key(self) -> tuple[float, tuple[Order, ...]]:
-        """Less time first; of equal ones the first in order, which runs more in FP8."""
+        """Less time first; for equal times the first in order, which has more FP8."""
         return self.us, tuple(pick.option.order for pick in self.picks)
 
 
 def select(chain: Sequence[SelectionProblem]) -> tuple[Selection, ...]:
-    """The options of the sites of a chain; a site that is in none is a chain of its own.
+    """The options selected for the sites of a chain; a site without neighbours is a chain of one.
 
-    Each problem's `allowed` has to hold the option that runs all of `may` in FP8.
+    Each problem's `allowed` must contain the option that runs all of `may` in FP8.
     """
     paths = {False: _Path(0.0)}
     for problem in chain:
@@ -89,9 +88,9 @@ def select(chain: Sequence[SelectionProblem]) -> tuple[Selection, ...]:
 
 
 def _options(problem: SelectionProblem, joined: bool, alone: bool) -> list[tuple[ExecutionOption, float]]:
-    """What a site chooses from, each with its handicap: the best option in the chain, the best outside, the least FP8.
+    """The options of a site, each with its handicap: the best in the chain, the best outside, the least FP8.
 
-    The noise is looked at here: the sums of whole chains are compared as they are.
+    Noise is considered only here: the sums of whole chains are compared directly.
     """
     least = problem.least
     others = [option for option in problem.allowed if option is not least]
@@ -100,7 +99,7 @@ def _options(problem: SelectionProblem, joined: bool, alone: bool) -> list[tuple
 
 
 def _best(options: Sequence[ExecutionOption], joined: bool) -> ExecutionOption:
-    """The fastest; of those that tie with it, the first in order."""
+    """The fastest; among ties with it, the first in order."""
     fastest = min((option.cost(joined).total for option in options), key=lambda latency: latency.us)
     return min(
         (option for option in options if option.cost(joined).total.ties_with(fastest)), key=lambda option: option.order

@@ -1,4 +1,4 @@
-"""Whether a GEMM can have transposed operands: what they are made from must be there, in the right form."""
+"""Checks that a GEMM's transposed operands have their source, in the right form."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from loka.plan.report.format import format_recipe
 
 
 def unsupported_transpose(gemm: Gemm, operands: OperandPair, decided: Mapping[Gemm, GemmPlan]) -> str | None:
-    """Why an operand of a GEMM cannot be transposed from another GEMM's, or None where each can, or none is to be.
+    """Reason why an operand of a GEMM cannot be transposed from another GEMM's; None where all can.
 
-    `decided` holds the site's GEMMs before this one. A site whose input needs no gradient has no dgrad: there wgrad
-    quantises the output gradient along its rows by itself, and transposes it.
+    `decided` has the site's GEMMs before this one. A site whose input needs no gradient has no dgrad: its wgrad
+    quantises the output gradient along its rows itself, and transposes it.
     """
-    # From the last: wgrad's input, whose source no other refusal can have touched, names the cause.
+    # From the last: wgrad's input, whose source is not affected by other refusals, gives the cause.
     for operand, recipe in reversed(tuple(zip(OPERANDS[gemm], operands, strict=True))):
         if not recipe.transposed:
             continue

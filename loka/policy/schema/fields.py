@@ -1,4 +1,4 @@
-"""What the models of the schema have in common: their base, documented fields, sizes and patterns."""
+"""Shared parts of the schema's models: their base, documented fields, sizes and patterns."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ LARGEST = 2**31 - 1
 
 
 class SchemaModel(BaseModel):
-    """A mapping whose keys are all known."""
+    """Base of all models: unknown keys are errors."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 def doc(title: str, description: str, **more: Any) -> Any:
-    """A field that may be left out."""
+    """An optional field."""
     return Field(default=None, title=title, description=description, **more)
 
 
 def match_tag(value: object) -> str | None:
-    """Which form of a match a value has; None for none of them."""
+    """Tag of a match's form; None for a value of no such form."""
     # Angle brackets: a tag appears in pydantic's error locations, where it must not look like a key.
     if isinstance(value, str):
         return "<pattern>"

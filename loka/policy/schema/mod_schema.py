@@ -1,6 +1,6 @@
-"""The schema of `mods`: what every mod takes, and one model for each, told apart by `use`.
+"""The schema of `mods`: common fields, and one model for each mod, discriminated by `use`.
 
-The models come from above, from whoever knows which mods there are (`loka.mods.registry`): this room knows none.
+The models are passed in by the caller (`loka.mods.registry`), as this room does not know the mods.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAMES_DOC = (
 
 
 class ModFields(SchemaModel):
-    """What every mod takes beside its own parameters. A mod's own model adds `use`, a literal, and these parameters."""
+    """Common fields of all mods. A mod's own model adds `use`, a literal, and its own parameters."""
 
     match: Names | None = doc("Match", f"What the mod is for: {_NAMES_DOC} Left out: all that it can take.")
     except_: Names | None = Field(
@@ -32,24 +32,22 @@ class ModFields(SchemaModel):
     note: str | None = doc("Note", "Why the mod is there; shown by loka explain.")
 
 
-ModSchemas = Mapping[
-    str, type[ModFields]
-]  # by the name that a policy calls the mod, in the order in which they are told
+ModSchemas = Mapping[str, type[ModFields]]  # by the mod's name in policies, in the order of messages
 
 
 def power_of_two(least: int, largest: int, default: int, title: str, description: str) -> Any:
-    """A field for a power of two from `least` to `largest`; its type says both too, for the error messages."""
+    """A field for a power of two from `least` to `largest`; its type also has both, for error messages."""
     sizes = [size for size in checks.POWERS_OF_TWO if least <= size <= largest]
     return Field(default=default, title=title, description=description, json_schema_extra={"enum": sizes})
 
 
 def own_parameters(model: type[ModFields]) -> tuple[str, ...]:
-    """The names of a mod's own parameters, in the order in which its model has them."""
+    """The names of a mod's own parameters, in the order of its model."""
     return tuple(name for name in model.model_fields if name not in ModFields.model_fields and name != "use")
 
 
 def any_mod(mods: ModSchemas) -> Any:
-    """The type of one entry of `mods`: the model that its `use` names. There are two mods at least."""
+    """The type of one entry of `mods`: the model selected by its `use`. There must be at least two mods."""
 
     def tag(value: object) -> str | None:
         use = value.get("use") if isinstance(value, dict) else None

@@ -1,7 +1,7 @@
-"""YAML text to a tree with places: one document, text keys, no tags beyond the core schema, bounded depth and size.
+"""Composes YAML text to a tree with positions: one document, text keys, core schema tags, bounded depth and size.
 
-PyYAML parses; its events are composed here, because its own composer recurses, forgets which tags were written, and
-reads words as YAML 1.1 does.
+PyYAML parses; its events are composed here, because its own composer recurses, does not keep explicit tags, and
+resolves words as in YAML 1.1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from loka.policy.yaml.tree import (
 )
 
 MAX_DEPTH = 32
-MAX_NODES = 50_000  # aliases written out
+MAX_NODES = 50_000  # with aliases expanded
 
 _CONTAINER_TAGS = {
     yaml.MappingStartEvent: ("tag:yaml.org,2002:map", "!"),
@@ -45,19 +45,19 @@ _ADVICE = (
 
 
 class _Mark(Protocol):
-    """PyYAML's position, counted from 0."""
+    """PyYAML's position, 0-based."""
 
     line: int
     column: int
 
 
 class _StopError(Exception):
-    """The rest of the document cannot be read; the problem is on the list."""
+    """The rest of the document cannot be read; the problem is reported."""
 
 
 @dataclass(slots=True)
 class _Frame:
-    """A list or mapping that is still open."""
+    """An open list or mapping."""
 
     place: Place
     mapping: bool
@@ -67,12 +67,12 @@ class _Frame:
     items: list[Node] = field(default_factory=list)
     entries: dict[str, Entry] = field(default_factory=dict)
     at_key: bool = True
-    key: str | None = None  # None where the key was refused: its value is dropped
+    key: str | None = None  # None if the key was rejected: its value is dropped
     key_place: Place | None = None
 
 
 def compose(text: str, file: str) -> tuple[Mapping | None, list[Problem]]:
-    """The document as a tree, and what is wrong with it; no tree where it cannot be read to its end."""
+    """The document as a tree, and its problems; no tree if it cannot be read to its end."""
     composer = _Composer(file)
     try:
         return composer.run(text), composer.problems
@@ -118,7 +118,7 @@ class _Composer:
         except yaml.YAMLError as error:
             self._stop(Place(self.file, 1, 1), f"not valid YAML: {error}; correct it")
         except (ValueError, OverflowError):
-            # PyYAML does not check the number in \U escapes and %YAML before it converts it.
+            # PyYAML converts the number in \U escapes and %YAML without checking it.
             mark = loader.get_mark() if loader else None
             self._stop(self._at(mark), "an escape or version number that is out of range; correct it")
         finally:
@@ -202,7 +202,7 @@ class _Composer:
             frame.at_key = True
 
     def _key(self, frame: _Frame, node: Node) -> str | None:
-        """The text of a key; None, with the problem on the list, where it cannot be one."""
+        """The text of a key; None, with a problem reported, for a value that cannot be a key."""
         if not isinstance(node, Scalar) or not isinstance(node.value, str):
             what = f"{node.text or 'nothing'} is" if isinstance(node, Scalar) else "a list or mapping is"
             self.problems.append(problem(node.place, f"{what} no key; a key is a word followed by ':'"))
@@ -250,14 +250,14 @@ def _foreign_tag(tag: str) -> str:
 
 
 def _mark(error: yaml.MarkedYAMLError) -> _Mark | None:
-    """Where to look: at the quote that was opened or the value that begins with *; else at what was met."""
+    """Position of an error: the opening quote or the value that begins with *; otherwise where the parser stopped."""
     if "end of stream" in (error.problem or "") or error.context == "while scanning an alias":
         return error.context_mark or error.problem_mark
     return error.problem_mark or error.context_mark
 
 
 def _syntax(error: yaml.MarkedYAMLError) -> str:
-    """PyYAML's message in terms of what to do."""
+    """Advice for PyYAML's message."""
     message = error.problem or error.context or "unreadable"
     if error.context == "while scanning an alias":
         return "a value that begins with * must be in quotes; add them"

@@ -17,14 +17,14 @@ MAX_CHAIN = 16  # files
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """What was read: the merged tree, the files, and the problems so far."""
+    """Result of reading: the merged tree, the files, and the problems so far."""
 
-    tree: Mapping | None  # None where a file could not be read to its end
+    tree: Mapping | None  # None if a file could not be read to its end
     files: tuple[tuple[str, str], ...]  # (relative to the policy's directory, sha256)
-    named: tuple[str, ...]  # as messages name them
+    named: tuple[str, ...]  # as named in messages
     problems: tuple[Problem, ...]
-    complete: bool  # whether every base was read; if not, what is missing may stand there
-    renamed: tuple[RenamedKey, ...] = ()  # keys under names that they no longer have
+    complete: bool  # True if every base was read; otherwise missing fields may be in a base
+    renamed: tuple[RenamedKey, ...] = ()  # keys under old names
 
 
 def read_documents(path: str) -> Documents:
@@ -34,7 +34,7 @@ def read_documents(path: str) -> Documents:
 
 
 def _read(directory: str, relative: str, named_at: Place | None, seen: tuple[str, ...]) -> Documents:
-    """One file and what it extends; `relative` is a path from the policy's directory, `named_at` where it is named."""
+    """One file and its bases; `relative` is relative to the policy's directory, `named_at` the position of its name."""
     path = os.path.join(directory, relative)
     named = path if named_at is None else _shown(path)
     try:
@@ -63,7 +63,7 @@ def _read(directory: str, relative: str, named_at: Place | None, seen: tuple[str
             found = _over(tree, _read(directory, base, target.place, seen), files, names, problems)
             return replace(found, renamed=current.renamed + found.renamed)
     problems.append(problem(target.place, refusal or ""))
-    # The value is reported: validation must not complain of it again.
+    # The value is reported: validation must not report it again.
     entries = {**tree.entries, "extends": replace(entry, node=replace(target, reported=True))}
     return Documents(replace(tree, entries=entries), files, names, tuple(problems), False, current.renamed)
 
@@ -71,14 +71,14 @@ def _read(directory: str, relative: str, named_at: Place | None, seen: tuple[str
 def _over(
     tree: Mapping, base: Documents, files: tuple[tuple[str, str], ...], names: tuple[str, ...], problems: list[Problem]
 ) -> Documents:
-    """A file's own tree over what its base gave."""
+    """A file's own tree merged over its base."""
     merged = tree if base.tree is None else merge_documents(base.tree, tree)
     found = (*problems, *base.problems)
     return Documents(merged, files + base.files, names + base.named, found, base.complete, base.renamed)
 
 
 def _refusal(target: object) -> str | None:
-    """Why a value of `extends` names no file; None where it does."""
+    """Reason why a value of `extends` names no file; None where it does."""
     if not isinstance(target, Scalar) or not isinstance(target.value, str) or not target.value.strip():
         return "extends: give the path of one policy, relative to this file"
     if os.path.isabs(target.value) or "\\" in target.value:
@@ -94,6 +94,6 @@ def _blame(found: Problem, named_at: Place | None) -> Problem:
 
 
 def _shown(path: str) -> str:
-    """The path without `x/..`, where that leads to the same file."""
+    """The path without `x/..`, if that leads to the same file."""
     short = os.path.normpath(path)
     return short if os.path.realpath(short) == os.path.realpath(path) else path

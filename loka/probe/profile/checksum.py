@@ -1,6 +1,6 @@
-"""The checksum of a profile file: the sha256 of all its bytes, kept in its metadata under `loka.sha256`.
+"""Checksum of a profile file: the sha256 of all its bytes, in its metadata under `loka.sha256`.
 
-The file holds its own checksum, so its 64 digits count as zeros.
+The 64 digits of the checksum itself are hashed as zeros.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from pathlib import Path
 KEY = "loka.sha256"
 LENGTH = 8  # bytes of the length of the header, with which a safetensors file begins
 _METADATA = b'{"__metadata__":{'
-_FIELD = f'"{KEY}":"'.encode()  # no string of the header holds it: quotes within one are escaped
+_FIELD = f'"{KEY}":"'.encode()  # never part of a string in the header: quotes are escaped there
 _ZEROS = b"0" * 64
 _CHUNK = 1 << 20
 
 
 def with_checksum(data: bytes) -> tuple[bytes, memoryview]:
-    """A safetensors file with its checksum, in two parts: up to the end of its header, and its tensors.
+    """Adds the checksum to a safetensors file. Returns the file in two parts: length and header, and tensors.
 
-    The key comes first in the metadata, which the library would write in an order of chance.
+    The key is the first one of the metadata; the library itself would write keys in random order.
     """
     start = LENGTH + int.from_bytes(data[:LENGTH], "little")
     tensors = memoryview(data)[start:]
     header = data[LENGTH:start].rstrip(b" ")
     place = header.index(_METADATA) + len(_METADATA)
     header = b"".join((header[:place], _FIELD, _ZEROS, b'",', header[place:]))
-    header = header.ljust(-(-len(header) // LENGTH) * LENGTH)  # tensors begin at a multiple of 8, as the library has it
+    header = header.ljust(-(-len(header) // LENGTH) * LENGTH)  # tensors start at a multiple of 8, as in the library
     whole = len(header).to_bytes(LENGTH, "little") + header
     digest = hashlib.sha256(whole)
     digest.update(tensors)
@@ -34,7 +34,7 @@ def with_checksum(data: bytes) -> tuple[bytes, memoryview]:
 
 
 def is_whole(path: Path) -> bool | None:
-    """Whether a safetensors file is as it was written; None where it has no checksum. Raises OSError."""
+    """True if the checksum of a safetensors file is correct, None if it has none. Raises OSError."""
     with path.open("rb") as file:
         length = file.read(LENGTH)
         header = file.read(int.from_bytes(length, "little"))

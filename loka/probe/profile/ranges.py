@@ -1,4 +1,4 @@
-"""The ranges of a profile's numbers: what no Probe can have written is refused, on saving as on loading."""
+"""Valid ranges of a profile's numbers: values that a Probe cannot produce are refused, on saving and on loading."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _SHARES = ("zeros", "underflow", "subnormal")
 
 
 class DamagedError(InputError):
-    """A number out of its range, or something that contradicts the rest."""
+    """A number is out of its range, or a field contradicts others."""
 
 
 def check_profile(profile: Profile) -> None:
-    """Raise DamagedError at the first number out of its range, and at a site's name that is used twice.
+    """Raise DamagedError at the first number out of its range, and for duplicate names of sites.
 
-    NaN is never allowed, infinity in intervals alone.
+    NaN is never allowed, and infinity only in intervals.
     """
     names: set[str] = set()
     for site in profile.sites:
@@ -34,13 +34,13 @@ def check_profile(profile: Profile) -> None:
 
 
 def check_weights(weights: Iterable[tuple[str, object]]) -> None:
-    """Raise DamagedError at the first number out of its range. `weights`: names of sites, and numbers of each."""
+    """Raise DamagedError at the first number out of its range. `weights` has pairs: a site's name and its numbers."""
     for site, numbers in weights:
         _check_figures(site, _floats(numbers, "weight"))
 
 
 def _is_good(operand: OperandSummary) -> bool:
-    """Whether all numbers are within their ranges, without their names: a profile of many sites has millions."""
+    """True if all numbers are in range. They are listed explicitly: a profile of many sites has millions."""
     figures = [operand.amax, operand.usual_amax, operand.rms, operand.covariance_error]
     for spread in (operand.row_spread, operand.block_spread):
         if spread is not None:
@@ -52,7 +52,7 @@ def _is_good(operand: OperandSummary) -> bool:
 
 
 def _check_figures(site: str, floats: Iterable[tuple[str, float]]) -> None:
-    """Of statistics: finite, 0 or more, and at most 1 where it is a share."""
+    """Statistics are finite and 0 or more; shares are at most 1."""
     for path, value in floats:
         _check(site, path, value, math.isfinite, "but must be finite")
         _check(site, path, value, lambda value: value >= 0.0, "but must be 0 or more")
@@ -61,7 +61,7 @@ def _check_figures(site: str, floats: Iterable[tuple[str, float]]) -> None:
 
 
 def _check_estimate(site: str, estimate: Estimate) -> None:
-    """A MERE is 0 or more; an infinite one has an SQNR of -inf: results that were not finite have both."""
+    """MERE is 0 or more. An infinite MERE comes with an SQNR of -inf: a result that is not finite has both."""
     mere, sqnr = estimate.mere, estimate.sqnr_db
     name = f"the {estimate.gemm} estimate"
     if any(map(math.isnan, (mere.mean, mere.low, mere.high, sqnr.mean, sqnr.low, sqnr.high))):
@@ -87,7 +87,7 @@ def _check(site: str, path: str, value: float, good: Callable[[float], bool], wo
 
 
 def _floats(value: object, path: str) -> Iterator[tuple[str, float]]:
-    """Every float within a dataclass or tuple, with its place."""
+    """All floats in a dataclass or tuple, with their paths."""
     if isinstance(value, float):
         yield path, value
     elif is_dataclass(value):
