@@ -22,19 +22,24 @@ from loka.mods.modded_model import Adapted, built_model
 from loka.mods.policy_loader import load_policy
 from loka.mods.registry import interaction_planning
 from loka.paths import open_plain
-from loka.plan.evidence import ProfiledSites, check_sites, open_profile, with_merged_sites
+from loka.plan.evidence import ProfiledSites, check_sites, open_measurements, open_profile, with_merged_sites
 from loka.plan.plan import NATIVE, Plan
 from loka.plan.report.mod_plans import ForwardOutcome, mod_plans
 from loka.plan.resolve import Situation, resolve
-from loka.plan.rewrite.float64 import float64_sites
-from loka.plan.rewrite.interaction_mods import interaction_outcomes, requested_interactions
 from loka.plan.rewrite.owner_mods import OwnerTracer, owner_outcomes, requested_owners
 from loka.plan.rewrite.plan_bindings import bind
-from loka.plan.rewrite.rewrites import RewriteRequest, Rewrites, rewrite, rewrite_request_of, scopes_of, with_regions
-from loka.plan.rewrite.site_mods import with_site_mods
-from loka.plan.select.interaction_times import interaction_plans, without_fused_sites
+from loka.plan.rewrite.rewrites import (
+    RewriteRequest,
+    Rewrites,
+    float64_sites,
+    rewrite,
+    rewrite_request_of,
+    scopes_of,
+    with_regions,
+)
+from loka.plan.rewrite.site_mods import interaction_outcomes, requested_interactions, with_site_mods
+from loka.plan.select.latency_selection import interaction_plans, without_fused_sites
 from loka.plan.select.mod_gains import with_gains
-from loka.plan.select.open_measurements import open_measurements
 from loka.plan.select.workload import TracedNeighbours
 from loka.plan.serialize import from_json
 from loka.policy.cascade.cascade import resolve_settings

@@ -7,7 +7,7 @@ import torch
 
 from loka.errors import InputError
 from loka.plan.plan import Plan
-from loka.plan.rewrite.float64 import REASON
+from loka.plan.rewrite.rewrites import REASON
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen.modded_models import Workplace
 
