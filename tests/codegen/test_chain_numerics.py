@@ -72,10 +72,12 @@ def stacks() -> dict[str, nn.Module]:
 
 
 STACKS = stacks()
-FP8 = {name: chains.chain_plan(body) for name, body in STACKS.items()}
-ROWWISE = {name: chains.chain_plan(STACKS[name], chains.ROWWISE_CHAIN) for name in ("layer_norm_silu", "one")}
+FP8 = chains.Plans(lambda name: chains.chain_plan(STACKS[name]), STACKS)
+ROWWISE = chains.Plans(lambda name: chains.chain_plan(STACKS[name], chains.ROWWISE_CHAIN), ("layer_norm_silu", "one"))
 WITHOUT_KERNELS = {"linears", "crosses_apart", "broadcast"}  # where the GEMMs stay in the model's dtype
-PLAIN = {name: chains.chain_plan(body, chains.AS_IS) for name, body in STACKS.items() if name not in WITHOUT_KERNELS}
+PLAIN = chains.Plans(
+    lambda name: chains.chain_plan(STACKS[name], chains.AS_IS), [name for name in STACKS if name not in WITHOUT_KERNELS]
+)
 
 
 def trained(package: ModuleType, body: nn.Module, x: Tensor, dy: Tensor) -> dict[str, Tensor]:
@@ -98,7 +100,7 @@ def test_fp8_chains_against_float64_with_simulated_quantisation(package: Package
     x, dy = operands(body, 5, 33, 48)
     expected = chains.gradients(chains.Holder(chains.simulated(body)), x.double(), dy.double())
     plain = chains.gradients(chains.Holder(body), x, dy)
-    for plan in (FP8[name], ROWWISE.get(name, FP8[name])):
+    for plan in (FP8[name], ROWWISE[name] if name in ROWWISE else FP8[name]):
         found = trained(package(plan), body, x, dy)
         assert found.keys() == expected.keys()
         for key, value in found.items():
@@ -209,10 +211,14 @@ def test_inputs_that_are_not_contiguous(package: Package) -> None:
         assert chains.error(broadcast[key], ones[key]) < 1e-3
 
 
-@pytest.mark.parametrize("plan", [FP8["layer_norm_silu"], PLAIN["layer_norm_silu"], FP8["linears"]])
-def test_frozen_parameters_and_inputs_without_gradients(package: Package, plan: object) -> None:
-    made = package(plan)
-    body = STACKS["linears" if plan is FP8["linears"] else "layer_norm_silu"]
+@pytest.mark.parametrize(
+    ("made_by", "name"),
+    [(FP8, "layer_norm_silu"), (PLAIN, "layer_norm_silu"), (FP8, "linears")],
+    ids=["fp8", "plain", "linears"],
+)
+def test_frozen_parameters_and_inputs_without_gradients(package: Package, made_by: chains.Plans, name: str) -> None:
+    made = package(made_by[name])
+    body = STACKS[name]
     x, dy = operands(body, 8, 48)
     names = [name for name, _ in body.named_parameters()]
     whole = trained(made, body, x, dy)
@@ -261,9 +267,9 @@ def test_plain_linears_are_chains_of_one(package: Package) -> None:
     torch.testing.assert_close(model.a.bias.grad.double(), expected["body.bias"], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("plan", [FP8["layer_norm_silu"], PLAIN["layer_norm_silu"]])
-def test_autocast_bfloat16_and_mixed_parameters(package: Package, plan: object) -> None:
-    made = package(plan)
+@pytest.mark.parametrize("made_by", [FP8, PLAIN], ids=["fp8", "plain"])
+def test_autocast_bfloat16_and_mixed_parameters(package: Package, made_by: chains.Plans) -> None:
+    made = package(made_by["layer_norm_silu"])
     model = chains.Holder(copy.deepcopy(STACKS["layer_norm_silu"]))
     x = torch.randn(64, 48, requires_grad=True)
     expected = chains.gradients(model, x, torch.ones(64, 48))

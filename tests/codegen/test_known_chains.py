@@ -69,10 +69,13 @@ def kept(name: str) -> dict[str, object]:
     return chains.known_chain(X, DY, wgrad="down" not in name)
 
 
-PLANS = {name: chains.chain_plan(body, chains.known_chain(X, DY)) for name, body in BODIES.items()}
-DIVIDED = chains.chain_plan(BODIES["tower"], chains.known_chain(X, DY, power_of_two=False))
-KEPT = chains.chain_plan(BODIES["crosses"], kept)
-SMALL = chains.chain_plan(BODIES["tower"], chains.known_chain(1.0, 1.0))
+PLANS = chains.Plans(lambda name: chains.chain_plan(BODIES[name], chains.known_chain(X, DY)), BODIES)
+RECIPES = {
+    "divided": ("tower", chains.known_chain(X, DY, power_of_two=False)),
+    "kept": ("crosses", kept),
+    "small": ("tower", chains.known_chain(1.0, 1.0)),
+}
+OTHERS = chains.Plans(lambda name: chains.chain_plan(BODIES[RECIPES[name][0]], RECIPES[name][1]), RECIPES)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +135,7 @@ def operands(body: nn.Module, *shape: int) -> tuple[Tensor, Tensor]:
 def test_gradients_against_float64(package: Package, name: str) -> None:
     torch.manual_seed(1)
     body = BODIES[{"divided": "tower", "kept": "crosses"}.get(name, name)]
-    made = package({"divided": DIVIDED, "kept": KEPT}.get(name) or PLANS[name])
+    made = package(OTHERS[name] if name in OTHERS else PLANS[name])
     x, dy = operands(body, 5, 33, 48)
     reference = simulated(body, power_of_two=name != "divided", kept="down" if name == "kept" else "-")
     expected = chains.gradients(chains.Holder(reference), x.double(), dy.double())
@@ -270,7 +273,7 @@ def test_compiled_graphs_count_as_eager_does(package: Package, backend: str) -> 
     body = BODIES["tower"]
     model = chains.Holder(copy.deepcopy(body))
     try:
-        with package(SMALL).apply(model) as patch:
+        with package(OTHERS["small"]).apply(model) as patch:
             compiled = torch.compile(model, fullgraph=True, backend=backend, dynamic=True)
             for rows in (33, 17):
                 x, dy = operands(body, rows, 48)
@@ -306,7 +309,7 @@ def test_a_forward_that_runs_again_counts_again(package: Package) -> None:
     body = BODIES["tower"]
     model = chains.Holder(copy.deepcopy(body))
     x, dy = operands(body, 33, 48)
-    with package(SMALL).apply(model) as patch:
+    with package(OTHERS["small"]).apply(model) as patch:
         expected, once = chains.gradients(model, x, dy), patch.overflows()
         patch.reset()
         found = chains.gradients(Checkpointed(model), x, dy)
@@ -321,7 +324,7 @@ def test_buffers_are_no_part_of_the_model(package: Package, tmp_path: Path) -> N
     model = chains.Holder(copy.deepcopy(body))
     plain = chains.Holder(copy.deepcopy(body))
     x, dy = operands(body, 9, 48)
-    patch = package(SMALL).apply(model)
+    patch = package(OTHERS["small"]).apply(model)
     chains.gradients(model, x, dy)
     before = patch.overflows()
     assert before
@@ -351,7 +354,7 @@ def test_buffers_are_no_part_of_the_model(package: Package, tmp_path: Path) -> N
 def test_moved_and_cast_models_keep_scales_in_float32(package: Package, mode: str) -> None:
     model = chains.Holder(copy.deepcopy(BODIES["tower"]))
     x, _ = operands(model, 9, 48)
-    with package(SMALL).apply(model, mode=mode) as patch, torch.no_grad():
+    with package(OTHERS["small"]).apply(model, mode=mode) as patch, torch.no_grad():
         model(x)
         before = patch.overflows()
         assert before
@@ -371,7 +374,7 @@ def test_moved_and_cast_models_keep_scales_in_float32(package: Package, mode: st
 
 def test_ruff_has_nothing_to_say(tmp_path: Path) -> None:
     linear = plans.make_plan([plans.site_plan("a", **chains.known_chain(X, DY))], [plans.linear_binding(["a"])])
-    for name, plan in {**PLANS, "divided": DIVIDED, "kept": KEPT, "linear": linear}.items():
+    for name, plan in {**PLANS, "divided": OTHERS["divided"], "kept": OTHERS["kept"], "linear": linear}.items():
         for file, text in render_package(plan).items():
             if file.endswith(".py"):
                 target = tmp_path / name / file
