@@ -1,7 +1,7 @@
 """What the FP8 GEMM behind `torch.nn.functional.scaled_mm` takes on a device, by the limits that its spec has.
 
 Those of Hopper (`loka.devices.hopper`) were measured on an H100 with torch 2.11 and CUDA 13.0 (docs/results/LOG.md,
-tests/kernels/test_scaled_mm_gpu.py). The checks are torch's own (aten/src/ATen/native/cuda/ScaledBlas.cpp) or
+tests/kernels/gemm/test_scaled_mm_gpu.py). The checks are torch's own (aten/src/ATen/native/cuda/ScaledBlas.cpp) or
 cuBLASLt's, where it finds no algorithm:
 
 - the pairs of scalings in `pairs`, no others; a transposed operand (`requantize_transpose`) has one scale for all its

@@ -18,7 +18,7 @@ from loka.codegen import check_package, render_package, write_package
 from loka.codegen.package import write
 from tests.support.codegen import codegen_plans as plans
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 State = dict[str, str]
 
 

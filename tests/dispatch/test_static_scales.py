@@ -1,4 +1,4 @@
-"""Known scales of bound modules: their buffers, what is reported, and what wrappers make of them."""
+"""Static scales of bound modules: their buffers, what is reported, and what wrappers make of them."""
 
 from __future__ import annotations
 

@@ -380,7 +380,7 @@ def test_ruff_has_nothing_to_say(tmp_path: Path) -> None:
                 target = tmp_path / name / file
                 target.parent.mkdir(exist_ok=True)
                 target.write_text(text)
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     config = ["--config", str(root / "pyproject.toml"), "--no-cache", str(tmp_path)]
     for command in (["format", "--check", "--diff"], ["check"]):
         done = subprocess.run([sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True)

@@ -23,7 +23,7 @@ from loka.plan.planner import make_plan
 from loka.plan.serialize import from_json, to_json
 from tests.support.codegen import codegen_plans as plans
 
-PAGE = Path(__file__).parents[2] / "docs" / "kernels.md"
+PAGE = Path(__file__).parents[3] / "docs" / "kernels.md"
 MODEL = """
 import torch
 from torch import nn

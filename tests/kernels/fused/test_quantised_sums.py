@@ -19,7 +19,7 @@ from tests.support.kernels.product_cases import arguments, exact, inputs_of
 from tests.support.kernels.quantised_cases import modes
 from tests.support.kernels.rendered_cases import write_package
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # norm, weight, bias, activation, add, times, residual
 PARTS = [
     (None, False, False, None, True, True, True),

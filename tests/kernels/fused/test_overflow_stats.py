@@ -35,7 +35,7 @@ from tests.support.kernels.recorded_cases import (
 from tests.support.kernels.rendered_cases import arguments_of, random_inputs, write_package
 from tests.support.processes.launch import run_interpreted
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WIDTHS = (13, 512)
 
 

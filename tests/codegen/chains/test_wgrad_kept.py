@@ -148,7 +148,7 @@ def test_ruff_has_nothing_to_say(tmp_path: Path) -> None:
     for name, body in BODIES.items():
         files = render_package(chains.chain_plan(body, recipe))
         (tmp_path / f"{name}.py").write_text(files["kernels.py"].replace("from . import fused", "import fused"))
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     for command in (["format", "--check", "--diff"], ["check", "--ignore", "I001"]):
         config = ["--config", str(root / "pyproject.toml"), "--no-cache", str(tmp_path)]
         done = subprocess.run([sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True)

@@ -270,7 +270,7 @@ def test_ruff_has_nothing_to_say(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         for file, text in render_package(plan).items():
             (tmp_path / name / file).write_text(text)
-    config = ["--config", str(Path(__file__).parents[2] / "pyproject.toml"), str(tmp_path)]
+    config = ["--config", str(Path(__file__).parents[3] / "pyproject.toml"), str(tmp_path)]
     for command in (["check"], ["format", "--check", "--diff"]):
         done = subprocess.run([sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -21,7 +21,7 @@ from loka.numerics.enums import Scaling
 from loka.templating.templates import load_templates
 from tests.support.kernels.gemm_cases import EPILOGUES, FAST, NORM, PRECISE, blocked
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 SHAPES = [(512, 512), (479, 512), (512, 479), (24, 13), (1, 13), (256, 3456)]
 SPECS = [
     *[

@@ -23,7 +23,7 @@ from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.quantised_cases import CAST_TRANSPOSES, modes
 from tests.support.kernels.rendered_cases import write_package
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from tests.support.kernels.aligned_cases import ALIGNED, ROWS
 from tests.support.kernels.rendered_cases import Package, write_package
 from tests.support.processes.launch import run_interpreted
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module")

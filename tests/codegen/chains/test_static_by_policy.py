@@ -1,4 +1,4 @@
-"""Known scales that a policy asks for, from the file to training; and what cannot be."""
+"""Static scales that a policy asks for, from the file to training; and what cannot be."""
 
 from __future__ import annotations
 

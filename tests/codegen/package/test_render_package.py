@@ -28,7 +28,7 @@ from loka.plan.plan import BindingKind, Plan, PlannedBinding
 from loka.templating.wrap import WIDTH
 from tests.support.codegen import codegen_plans as plans
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RUFF = shutil.which("ruff") or str(Path(sys.executable).with_name("ruff"))
 LONG = (
     "a_module_whose_author_liked_very_long_names_and_gave_it_one_that_fills_more_than_a_line_of_code_all_by_itself_0123"

@@ -136,7 +136,7 @@ def test_the_text_is_formatted(make: Make, tmp_path: Path) -> None:
     for name, text in files.items():
         if name.endswith(".py"):
             (folder / name).write_text(text)
-    config = str(Path(__file__).parents[2] / "pyproject.toml")
+    config = str(Path(__file__).parents[3] / "pyproject.toml")
     for command in (["check", "--ignore", "I001"], ["format", "--check"]):
         done = subprocess.run(
             [sys.executable, "-m", "ruff", *command, "--config", config, str(folder)], capture_output=True, text=True

@@ -30,7 +30,7 @@ from tests.support.processes.launch import run_interpreted
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 WIDTHS = (13, 48, 512)
 
 

@@ -30,7 +30,7 @@ from tests.support.codegen import chain_plans as chains
 from tests.support.codegen import codegen_plans as plans
 from tests.support.models import sum_models as sums
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RUFF = shutil.which("ruff") or str(Path(sys.executable).with_name("ruff"))
 LONG = "a_layer_whose_author_liked_long_names_and_gave_it_one_of_half_a_line"
 

@@ -23,7 +23,7 @@ from tests.support.kernels.recorded_cases import recorded
 from tests.support.kernels.rendered_cases import BLOCK_PARTS, PARTS, norm_specs
 from tests.support.processes.launch import run_interpreted
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 LAYER_NORM = ("layer_norm", True, True, 1e-5, None, False)
 
 

@@ -24,7 +24,7 @@ from tests.support.kernels.drawn_inputs import KINDS, check_mode, drawn_inputs, 
 from tests.support.kernels.quantised_cases import modes, plain, specs, table
 from tests.support.kernels.rendered_cases import arguments_of, random_inputs, write_package
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 REFUSALS = ("does not quantise", "copy its input", "neither weight nor bias", "saves no statistics")
 WIDTHS = (13, 479, 512)
 SCALINGS = {"rowwise": Scaling.ROWWISE, "blockwise": Scaling.BLOCKWISE_1X128, "tensorwise": Scaling.TENSORWISE}

@@ -20,7 +20,7 @@ from loka.kernels.fused.rendering import render, render_files
 from loka.templating.templates import load_templates
 from tests.support.kernels.rendered_cases import BLOCK_PARTS, PARTS, norm_specs
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COUNTED = [*map(RequantizeTranspose, (1, 2, 3)), *map(Reduce, range(1, 7))]
 EVERY = [spec for width in (13, 479, 2048, 8256) for spec in norm_specs(width, PARTS)]
 EVERY += [spec for width in (256, 768) for spec in norm_specs(width, BLOCK_PARTS)]
