@@ -41,7 +41,9 @@ def training_of(policy: Policy) -> Iterator[None]:
         yield
     except LokaError:
         raise
-    except Exception as error:  # the user's code can raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's code can raise anything
         place = place_of(error)
         if not place or place.startswith((_LOKA, os.path.abspath("generated") + os.sep)):
             raise

@@ -8,13 +8,13 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from loka.cli.output import note
+from loka.cli.output import note, results_alone
 from loka.cli.verbs import (
     bench,
     compare,
@@ -30,9 +30,10 @@ from loka.cli.verbs import (
     train,
     validate,
 )
-from loka.errors import LokaError, RenamedWarning
+from loka.errors import InputError, LokaError, RenamedWarning
 from loka.version import __version__
 
+_JSON = "--json"
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
@@ -40,13 +41,13 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE
 class Verbs(TyperGroup):
     """The verbs, and what becomes of their errors.
 
-    A LokaError is a message on stderr and its exit status. Any other exception is a fault of LoKA or of the user's own
-    code, and keeps its traceback.
+    A LokaError is a message on stderr and its exit status, and so is what the model's own code raises, `sys.exit` among
+    it. Any other exception is a fault of LoKA, and keeps its traceback.
     """
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with _renaming_shown():
+            with results_alone() if _JSON in ctx.args else nullcontext(), _renaming_shown():
                 result = super().invoke(ctx)
             sys.stdout.flush()
             return result
@@ -60,6 +61,23 @@ class Verbs(TyperGroup):
             # The reader has gone: what is left in the buffer has nowhere to go, and flushing it at exit would fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from error
+        except BaseException as error:
+            message = _authors_fault(error)
+            if message is None:
+                raise
+            print(message, file=sys.stderr)
+            raise typer.Exit(InputError.exit_status) from error
+
+
+def _authors_fault(error: BaseException) -> str | None:
+    """What to say of an exception of the model's own code; None for one of LoKA's or of the command line's."""
+    if "loka.sites.callables" not in sys.modules:  # no verb has called any
+        return None
+    from loka.sites.callables import authors_place, describe_error
+
+    if not authors_place(error):
+        return None
+    return f"the model's code raised {describe_error(error)}; make it work without LoKA first"
 
 
 @contextmanager

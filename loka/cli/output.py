@@ -9,16 +9,20 @@ import shutil
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
 from loka.errors import InputError
 from loka.paths import resolved_path
 
+_STDOUT, _STDERR = 1, 2
+_results: ContextVar[TextIO | None] = ContextVar("_results", default=None)  # where print_json prints; None: sys.stdout
 PIPED_WIDTH = 400  # columns of a table that goes into a file or a pipe, so that nothing in it is cut
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -27,7 +31,40 @@ PolicyPath = Annotated[str, typer.Argument(metavar="POLICY", help="The policy, a
 
 def print_json(value: Any) -> None:
     """Dataclasses, enums, tuples and plain values as JSON on stdout, and nothing else on it."""
-    print(json.dumps(_plain(value), indent=2, allow_nan=False))
+    print(json.dumps(_plain(value), indent=2, allow_nan=False), file=_results.get(), flush=True)
+
+
+@contextmanager
+def results_alone() -> Iterator[None]:
+    """Keep stdout for `print_json`: all else that is printed in the block, by a model's own code too, goes to stderr.
+
+    That holds for Python's `sys.stdout` and for what libraries and child processes write to the file descriptor.
+    """
+    stdout, descriptor = sys.stdout, os.dup(_STDOUT)
+    same = _is_descriptor(stdout, _STDOUT)  # a test's own stream is not the process's
+    try:
+        stdout.flush()
+        os.dup2(_STDERR, _STDOUT)
+        results = os.fdopen(os.dup(descriptor), "w", encoding="utf-8") if same else stdout
+        token = _results.set(results)
+        sys.stdout = sys.stderr
+        try:
+            yield
+        finally:
+            _results.reset(token)
+            sys.stdout = stdout
+            if same:
+                results.close()
+    finally:
+        os.dup2(descriptor, _STDOUT)
+        os.close(descriptor)
+
+
+def _is_descriptor(stream: TextIO, number: int) -> bool:
+    try:
+        return stream.fileno() == number
+    except (OSError, ValueError):
+        return False
 
 
 def _plain(value: Any) -> Any:

@@ -22,6 +22,7 @@ from loka.graph.ir import ForwardIR, Statement
 from loka.graph.loop_guards import checked_length
 from loka.graph.refused import CannotTraceError
 from loka.graph.trace.examples import ExampleCall, Examples, copy_tree
+from loka.sites.callables import message_of
 
 _INTERNAL = frozenset(vars(nn.Module()))
 _ROUNDING = 1e-4  # of the largest value, for a GEMM summed in another order; more for Parameters in bfloat16
@@ -157,8 +158,10 @@ def _run(module: nn.Module, call: ExampleCall, autocast: bool) -> _Outcome:
             state = torch.get_rng_state(), random.getstate()
             outputs = tuple(_leaves(output))
             gradients = _gradients(outputs, [tensor for _, tensor in named])
-    except Exception as error:  # noqa: BLE001 - the user's forward can raise anything; both sides must raise the same
-        return _Outcome(error=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a forward can raise anything; both sides must raise the same
+        return _Outcome(error=f"{type(error).__name__}: {message_of(error)}")
     names = [name for name, _ in named]
     return _Outcome(outputs, tuple(_leaves((args, kwargs))), tuple(zip(names, gradients, strict=True)), state)
 

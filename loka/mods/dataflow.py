@@ -102,11 +102,13 @@ def _watched(built: BuiltModel, evaluate: bool) -> Watched:
         lambda: watch_real(built, min(_FEW, built.batch_size), evaluate),
         lambda: watch_real(built, built.batch_size, evaluate),
     )
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
     for attempt in attempts:
         try:
             return attempt()
-        except Exception as error:  # noqa: BLE001 - a user's forward can raise anything; the next attempt may work
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a forward can raise anything; the next attempt may work
             errors.append(error)
     raise InputError(
         f"model: the forward of {type(built.module).__name__} raised {describe_error(errors[-1])}; make "

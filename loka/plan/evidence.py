@@ -14,6 +14,7 @@ from loka.mods.adaptation import Adaptation
 from loka.mods.fingerprint import mismatch_reason, mod_fingerprints
 from loka.numerics.enums import OPERANDS, Gemm, Operand, Scaling
 from loka.numerics.recipe import OperandPair
+from loka.paths import open_plain, shown
 from loka.plan.plan import Evidence, Plan
 from loka.plan.report.format import format_near_budget, format_operands, format_over_budget
 from loka.plan.select.open_measurements import portable_name
@@ -60,20 +61,22 @@ def open_profile(policy: Policy) -> ProfiledSites | None:
     if path is None:
         return None
     place = policy.where("profile")
-    if not path.exists():
-        raise InputError(
-            f"{place}: profile: {path} is not there: run loka probe {policy.path}, or leave the field out until then"
-        )
     from loka.probe.profile.profile_file import load_profile  # torch reads the file
 
     try:
-        profile = load_profile(path)
-        with path.open("rb") as file:
+        with open_plain(path) as file:
+            profile = load_profile(path)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{place}: profile: {path} is not there: run loka probe {policy.path}, or leave the field out until then"
+        ) from error
     except InputError as error:
         raise InputError(f"{place}: profile: {error}") from error
     except OSError as error:
-        raise InputError(f"{place}: profile: {path}: cannot be read: {error.strerror or error}") from error
+        raise InputError(
+            f"{place}: profile: {shown(path)}: cannot be read: {error.strerror or error}; check the path"
+        ) from error
     if profile.model != policy.model.factory:
         raise InputError(
             f"{place}: profile: {path} was learned of {profile.model}, and this policy is for {policy.model.factory}: "

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 from torch import nn
@@ -22,6 +21,7 @@ from loka.mods.fingerprint import mod_fingerprints
 from loka.mods.modded_model import Adapted, built_model
 from loka.mods.policy_loader import load_policy
 from loka.mods.registry import interaction_planning
+from loka.paths import open_plain
 from loka.plan.evidence import ProfiledSites, check_sites, open_profile, with_merged_sites
 from loka.plan.plan import NATIVE, Plan
 from loka.plan.report.mod_plans import ForwardOutcome, mod_plans
@@ -41,7 +41,7 @@ from loka.policy.cascade.cascade import resolve_settings
 from loka.policy.cascade.settings import Assignment, SiteFacts, SiteSettings
 from loka.policy.policy import Policy
 from loka.sites.build_model import BuiltModel, build_model
-from loka.sites.callables import call, current_directory_importable, find_callable
+from loka.sites.callables import call, current_directory_importable, directory_kept, find_callable
 from loka.sites.discover import find_sites
 from loka.sites.site import Site
 from loka.version import __version__
@@ -93,7 +93,7 @@ def planned(path: str | os.PathLike[str], gains: bool = False) -> Planned:
 
     With `gains` each mod says what it gains by the measurements; that takes one more plan for each of them.
     """
-    with deferred_gc():  # ten thousand sites make a million objects and no garbage worth looking for
+    with deferred_gc(), directory_kept():  # ten thousand sites make a million objects and no garbage worth looking for
         policy = load_policy(os.fspath(path))
         known = open_profile(policy)
         measurements = open_measurements(policy)
@@ -127,7 +127,8 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     if not name.endswith(".json"):
         return make_plan(name)
     try:
-        text = Path(name).read_text(encoding="utf-8")
+        with open_plain(name) as file:
+            text = file.read().decode()
     except UnicodeDecodeError as error:
         raise InputError(f"{name}: not a text in UTF-8; name a plan.json of `loka generate`") from error
     except OSError as error:
@@ -137,7 +138,7 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
 
 def model_sites(factory: str, inputs: str | None, batch_size: int) -> tuple[Site, ...]:
     """The sites of a model that no policy describes yet. Raises InputError as `build_model` and `find_sites` do."""
-    with deferred_gc(), current_directory_importable():
+    with deferred_gc(), directory_kept(), current_directory_importable():
         return find_sites(build_model(factory, inputs, batch_size)).sites
 
 

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from loka.policy.cascade.patterns import compile_pattern
+from loka.policy.cascade.patterns import REGEX_PREFIX, PatternError, compile_pattern, matches_whole
 from loka.policy.cascade.settings import Assignment, SiteFacts
-from loka.policy.problems import Place
+from loka.policy.problems import Place, PolicyError, problem
 from loka.policy.yaml.tree import Mapping, follow
 
 OPERAND_FIELDS = ("format", "scaling", "range", "amax", "power_of_two")  # the leaves of one operand
@@ -53,8 +53,13 @@ class Pattern:
         return cls(text, place, compile_pattern(text))
 
     def matches(self, name: str) -> bool:
-        """Whether a fully qualified name is meant; case matters."""
-        return self.compiled.fullmatch(name) is not None
+        """Whether a fully qualified name is meant; case matters. Raises PolicyError where matching takes too long."""
+        if not self.text.startswith(REGEX_PREFIX):
+            return self.compiled.fullmatch(name) is not None  # a glob does not backtrack
+        try:
+            return matches_whole(self.compiled, name)
+        except PatternError as error:
+            raise PolicyError([problem(self.place, str(error))]) from None
 
 
 @dataclass(frozen=True, slots=True)

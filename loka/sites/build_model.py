@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -13,7 +14,13 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
 from loka.errors import InputError
-from loka.sites.callables import call, current_directory_importable, describe_error, find_callable
+from loka.sites.callables import (
+    call,
+    current_directory_importable,
+    describe_error,
+    directory_kept,
+    find_callable,
+)
 from loka.sites.fake_outputs import LARGE, LargeToMeta, without_numbers
 
 
@@ -51,6 +58,12 @@ def build_model(factory: str, inputs: str | None, batch_size: int, *, large: int
         if not isinstance(module, nn.Module):
             found = _kind_of(module)
             raise InputError(f"model.factory: {factory}() returned {found}, not an nn.Module; return the model from it")
+        if isinstance(module, nn.Linear):
+            raise InputError(
+                f"model.factory: {factory}() returned a bare {type(module).__name__}, and LoKA replaces modules inside "
+                f"of a model; return nn.Sequential(linear), or a module that holds it"
+            )
+        _check_modules(module, factory)
         if "_orig_mod" in module._modules:  # torch.compile's: names would be those of what it wraps, with a prefix
             raise InputError(f"model.factory: {factory}() returned a compiled model; return the model that it compiles")
         make_inputs, spec = _inputs_of(module, inputs, home, factory)
@@ -94,8 +107,40 @@ def _as_arguments(made: object, spec: str) -> tuple[tuple[Any, ...], dict[str, A
     )
 
 
+def _check_modules(module: nn.Module, factory: str) -> None:
+    """Refuse a model whose modules and tensors cannot be listed: its class overrides `named_modules`, or it is deep."""
+    try:
+        with directory_kept():
+            for listed in (module.named_modules(), module.named_parameters(), module.named_buffers()):
+                dict(listed)
+    except RecursionError as error:
+        raise InputError(
+            f"model.factory: the modules of {factory}() are nested too deeply to be listed (Python's limit is "
+            f"{sys.getrecursionlimit()} calls); hold them in one nn.ModuleList or nn.Sequential"
+        ) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise InputError(
+            f"model.factory: listing the modules and parameters of {factory}() raised {describe_error(error)}; make "
+            f"named_modules(), named_parameters() and named_buffers() work first"
+        ) from error
+
+
 def _check_numbers(inputs: object, spec: str) -> None:
-    for leaf in tree_leaves(inputs):
+    try:
+        leaves = tree_leaves(inputs)
+    except RecursionError as error:
+        raise InputError(
+            f"model.inputs: what {spec} returned is nested too deeply to be read (Python's limit is "
+            f"{sys.getrecursionlimit()} calls); return tensors in a tuple, a list or a dict"
+        ) from error
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and leaf.is_nested:
+            raise InputError(
+                f"model.inputs: {spec} returned a nested tensor, which has no sizes; return its values and offsets as "
+                "two tensors"
+            )
         found = without_numbers(leaf) if isinstance(leaf, Tensor) else None
         if found is not None:
             raise InputError(
@@ -116,7 +161,7 @@ def _initialise_lazy(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
             module(*args, **kwargs)
     except KeyboardInterrupt:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise InputError(
             f"model.factory: {factory}() has the lazy parameter {name!r}, and running it once on the example inputs "
             f"raised {describe_error(error)}; run the model once in the factory, or give the sizes"

@@ -6,9 +6,12 @@ import difflib
 import importlib
 import os
 import sys
+import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
@@ -19,15 +22,67 @@ from loka.errors import InputError
 _LIBRARY = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parent) + os.sep)
 
 
+_DEPENDENCIES = frozenset(("jinja2", "numpy", "pydantic", "rich", "safetensors", "torch", "triton", "typer", "yaml"))
+_LOKA = str(Path(__file__).parents[1]) + os.sep
+_INSTALLED = tuple(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+_LONGEST = 400  # characters of an error's own message that are repeated
+
+
+def working_directory() -> str:
+    """The current directory. Raises InputError where it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise InputError("the current directory has been removed; change to one that exists") from error
+
+
 @contextmanager
-def current_directory_importable() -> Iterator[None]:
-    """Put the current directory first on sys.path for the time of the block."""
-    here = os.getcwd()
-    importlib.invalidate_caches()
-    sys.path.insert(0, here)
+def directory_kept() -> Iterator[None]:
+    """Return to the current directory at the end of a block that runs a model author's code.
+
+    Raises InputError where that code removed the directory.
+    """
+    here = working_directory()
     try:
         yield
     finally:
+        try:
+            os.chdir(here)
+        except OSError as error:
+            raise InputError(f"the model's code removed the current directory, {here}; leave it in place") from error
+
+
+class _InstalledFirst(MetaPathFinder):
+    """Finds LoKA's own dependencies as if the current directory were not on sys.path."""
+
+    def __init__(self, here: str) -> None:
+        self._here = here
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /
+    ) -> ModuleSpec | None:
+        """The installed package; None for any other name, and where it is not installed."""
+        if path is not None or fullname not in _DEPENDENCIES:
+            return None
+        elsewhere = [entry for entry in sys.path if entry not in ("", self._here)]
+        return PathFinder.find_spec(fullname, elsewhere, target)
+
+
+@contextmanager
+def current_directory_importable() -> Iterator[None]:
+    """Put the current directory first on sys.path for the time of the block.
+
+    Packages that LoKA and torch import themselves are not looked for in it: a `triton.py` there is not run.
+    """
+    here = working_directory()
+    finder = _InstalledFirst(here)
+    importlib.invalidate_caches()
+    sys.path.insert(0, here)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
         if here in sys.path:
             sys.path.remove(here)
 
@@ -46,6 +101,26 @@ def place_of(error: BaseException) -> str:
     return place
 
 
+def authors_place(error: BaseException) -> str:
+    """`file:line` of the model author's code that raised an error, itself or in a library; "" where LoKA's own did."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename.startswith(_LOKA):
+            return ""
+        if not frame.filename.startswith((*_LIBRARY, *_INSTALLED, "<")):
+            return f"{frame.filename}:{frame.lineno}"
+    return ""
+
+
+def message_of(error: BaseException) -> str:
+    """The first line of an error's message, bounded; its class may be the model author's, and raise from `__str__`."""
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # noqa: BLE001 - the author's __str__ can raise anything
+        return "its message cannot be read"
+    first = lines[0] if lines else ""
+    return first if len(first) <= _LONGEST else f"{first[:_LONGEST]}..."
+
+
 def describe_error(error: BaseException) -> str:
     """`ValueError: the message, at file:line`, on one line."""
     if isinstance(error, SyntaxError) and error.filename:
@@ -53,8 +128,8 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         text = f"SystemExit({error.code!r})"
     else:
-        lines = str(error).strip().splitlines()
-        text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+        message = message_of(error)
+        text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     place = place_of(error)
     return f"{text}, at {place}" if place else text
 
@@ -89,15 +164,22 @@ def find_callable(spec: str, field: str) -> tuple[Callable[..., object], ModuleT
 
 
 def call(function: Callable[..., object], args: tuple[object, ...], spec: str, field: str) -> object:
-    """`function(*args)`; whatever it raises becomes an InputError that says where. Ctrl-C passes through."""
+    """`function(*args)`; whatever it raises becomes an InputError that says where. Ctrl-C passes through.
+
+    The current directory is what it was before the call.
+    """
+    shown = ", ".join(repr(a) for a in args)
     try:
-        return function(*args)
+        with directory_kept():
+            return function(*args)
     except KeyboardInterrupt:
         raise
-    except (Exception, SystemExit) as error:
-        shown = ", ".join(repr(a) for a in args)
-        what = describe_error(error)
-        raise InputError(f"{field}: {spec}({shown}) raised {what}; make this call work first") from error
+    except InputError as error:
+        raise InputError(f"{field}: {spec}({shown}): {error}") from error
+    except BaseException as error:
+        raise InputError(
+            f"{field}: {spec}({shown}) raised {describe_error(error)}; make this call work first"
+        ) from error
 
 
 def _import(module_name: str, spec: str, field: str) -> ModuleType:
@@ -116,7 +198,7 @@ def _import(module_name: str, spec: str, field: str) -> ModuleType:
         raise InputError(
             f"{field}: importing {module_name} raised {what}; install {missing!r} or correct the import"
         ) from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise InputError(
             f"{field}: importing {module_name} raised {describe_error(error)}; make 'import {module_name}' work first"
         ) from error

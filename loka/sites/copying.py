@@ -85,7 +85,9 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
         return known
     try:
         return copy.deepcopy(value, memo)
-    except Exception:  # locks, process groups and files refuse in ways of their own: they are shared
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # locks, process groups and files refuse in ways of their own: they are shared
         if isinstance(value, nn.Module):
             raise
         return value

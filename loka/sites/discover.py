@@ -85,6 +85,12 @@ def _find_sites(built: BuiltModel) -> SiteMap:
     sites, merge_notes = to_sites(found.training, found.evaluation, order, built.batch_size)
     sites, fused_notes = _without_fused(sites, fused_in_evaluation(modules))
     sites = in_model_order((*sites, *never_called(built.module, found.watched.called, sites)), order)
+    empty = next((site for site in sites if not site.k or not site.n), None)
+    if empty is not None:
+        raise InputError(
+            f"model: the weight of {empty.name!r} has {empty.k} inputs and {empty.n} outputs: there is nothing to "
+            f"multiply; give both a size, or take it out of the model"
+        )
     notes.extend((*found.notes, *merge_notes, *fused_notes, *_other_notes(found, built.batch_size)))
     return SiteMap(
         sites=sites,
@@ -105,21 +111,23 @@ def _find(built: BuiltModel, evaluate: bool) -> _Found:
         (True, lambda: _pair(built, 2, 3, watch_real, evaluate, numbers)),
         (True, lambda: _single(built, watch_real, evaluate, numbers)),
     ]
-    first: Exception | None = None
-    last: Exception | None = None
+    first: BaseException | None = None
+    last: BaseException | None = None
     for real, attempt in attempts:
         if isinstance(first, _NEEDS_NUMBERS) and not real:
             continue
         try:
             return attempt()
-        except Exception as error:  # noqa: BLE001 - a user's forward can raise anything; the next attempt may work
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a forward can raise anything; the next attempt may work
             if first is None or (isinstance(error, _NEEDS_NUMBERS) and not isinstance(first, _NEEDS_NUMBERS)):
                 first = error
             last = error
     raise _refusal(built, first, last) from (last or first)
 
 
-def _refusal(built: BuiltModel, first: Exception | None, last: Exception | None) -> InputError:
+def _refusal(built: BuiltModel, first: BaseException | None, last: BaseException | None) -> InputError:
     kind = type(built.module).__name__
     if isinstance(first, _NEEDS_NUMBERS):
         where = f" at {place}" if (place := place_of(first)) else ""

@@ -29,10 +29,13 @@ def command(
     }  # the first is the defaults
     text = f"{policy}: fine"
     if not no_model:
+        from loka.bench.quality.policy_job import job_of
         from loka.plan.evidence import over_budget_message
         from loka.plan.planner import make_plan
 
         plan = make_plan(policy)
+        if loaded.train is not None:
+            job_of(loaded, None, "cpu", tested=loaded.train.test is not None)
         sites = len(plan.sites)
         result["sites"] = sites
         text += f", {sites} sites"

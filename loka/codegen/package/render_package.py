@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import keyword
 import re
 from collections.abc import Collection
 from pathlib import PurePath, PurePosixPath
@@ -17,7 +18,7 @@ from loka.codegen.modules.module_classes import BoundView, ModuleWriter
 from loka.codegen.modules.region_functions import Regions
 from loka.codegen.modules.signature import outside_names
 from loka.codegen.text.comments import shown
-from loka.codegen.text.identifiers import RESERVED, Names
+from loka.codegen.text.identifiers import Names
 from loka.codegen.text.layout import quoted
 from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEVICES
@@ -40,7 +41,7 @@ def render_package(plan: Plan, plan_json: str | None = None) -> dict[str, str]:
     `plan_json` is the text of plan.json where it is at hand; else the plan is serialised here. Raises InputError where
     the plan's name cannot be a package's, LokaError where a plan contradicts itself.
     """
-    if not plan.name.isidentifier() or not plan.name.isascii() or plan.name in RESERVED - {"self", "apply"}:
+    if not plan.name.isidentifier() or not plan.name.isascii() or keyword.iskeyword(plan.name):
         raise InputError(
             f"a package cannot be called {plan.name!r}: give the policy a name that is a Python identifier"
         )

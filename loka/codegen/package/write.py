@@ -20,6 +20,7 @@ from pathlib import Path
 
 from loka.codegen.package.render_package import MANIFEST
 from loka.errors import InputError
+from loka.paths import open_plain
 
 JOURNAL = ".loka-journal.json"
 TEMPORARY = ".loka-tmp"
@@ -64,7 +65,8 @@ def recorded_outputs(folder: Path) -> dict[str, frozenset[str]]:
 def file_hash(path: Path) -> str | None:
     """sha256 of a file, None where there is none."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        with open_plain(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         return None
 
@@ -180,7 +182,8 @@ def _remove_cache(folder: Path) -> None:
 def _outputs(record: Path) -> dict[str, list[str]]:
     """The outputs that a manifest or journal lists: plain file names only; {} where it cannot be read."""
     try:
-        data = json.loads(record.read_text(encoding="utf-8"))
+        with open_plain(record) as file:
+            data = json.loads(file.read().decode())
     except (OSError, ValueError, RecursionError):
         return {}
     outputs = data.get("outputs") if isinstance(data, dict) else None

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from loka.dispatch.dispatch_errors import BindError
+from loka.paths import open_plain
 
 MANIFEST = "manifest.json"
 
@@ -31,7 +32,8 @@ def check_stamps(package: str, stamp: str, *others: str) -> None:
 def _manifest_stamp(path: Path) -> str:
     """The stamp in a manifest; "" where it cannot be read."""
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        with open_plain(path) as file:
+            manifest = json.loads(file.read().decode())
     except (OSError, ValueError):
         return ""
     stamp = manifest.get("stamp") if isinstance(manifest, dict) else None

@@ -21,6 +21,7 @@ from loka.graph.trace.examples import ExampleCall
 from loka.graph.trace.lint import place_in, training_reads
 from loka.graph.trace.loop_lengths import LoopError, length_of
 from loka.graph.trace.printer import TrainingFlag, is_identifier
+from loka.sites.callables import message_of
 
 _BY_TORCH: dict[object, Callable[..., Any]] = {math.sqrt: torch.sym_sqrt}  # of a size, a number that may be symbolic
 _SIZES = {"shape", "size", "dim", "ndim", "numel", "nelement"}
@@ -68,7 +69,9 @@ def _trace(module: nn.Module, expand: frozenset[str], calls: Sequence[ExampleCal
         except LoopError as loop:
             try:
                 lengths[loop.place] = length_of(module, loop, calls)
-            except Exception:  # noqa: BLE001  (user code on part of its way: the loop is refused then, with its place)
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # noqa: BLE001  (user code on part of its way: the loop is refused then, with its place)
                 lengths[loop.place] = None
         else:
             return tracer
@@ -151,9 +154,9 @@ class _Tracer(fx.Tracer):
         try:
             with self.reads.kept():
                 self.graph = self.trace(module)
-        except (CannotTraceError, LoopError):
+        except (CannotTraceError, LoopError, KeyboardInterrupt):
             raise
-        except Exception as error:  # user code meets proxies: anything can be raised
+        except BaseException as error:  # user code meets proxies: anything can be raised
             where = self._place(traceback.extract_tb(error.__traceback__))
             raise CannotTraceError(f"{_words(error)} {where}".strip()) from error
         finally:
@@ -263,8 +266,8 @@ def _kind(node: fx.Node) -> str:
     return "a tensor's value"
 
 
-def _words(error: Exception) -> str:
-    text = str(error).split("\n")[0]
+def _words(error: BaseException) -> str:
+    text = message_of(error)
     if isinstance(error, TypeError) and "item assignment" in text:
         return "assignment into a tensor"
     if isinstance(error, RuntimeError) and "'len' is not supported" in text:

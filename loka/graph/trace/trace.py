@@ -42,6 +42,7 @@ from loka.graph.trace.printer import (
     variable,
 )
 from loka.graph.trace.site_calls import Weights, find_weights, site_call
+from loka.sites.callables import message_of
 
 _PURE_METHODS = {"size", "dim", "numel"}
 _WRAPPERS = {"FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel", "OptimizedModule", "ScriptModule"}
@@ -139,8 +140,10 @@ def copy_owner(module: nn.Module, expand: frozenset[str]) -> nn.Module:
         memo.update((id(parameter), parameter) for parameter in child.parameters())
     try:
         copied: nn.Module = copy.deepcopy(module, memo)
-    except Exception as error:  # __deepcopy__ and pickling hooks of the user's classes can raise anything
-        raise CannotTraceError(f"the module cannot be copied ({type(error).__name__}: {error})") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # __deepcopy__ and pickling hooks of the user's classes can raise anything
+        raise CannotTraceError(f"the module cannot be copied ({type(error).__name__}: {message_of(error)})") from error
     return copied
 
 

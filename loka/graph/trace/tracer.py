@@ -40,7 +40,9 @@ class Tracer:
             self._examples |= capture_examples(self.model, new, batches)
         except InputError as error:
             self._examples |= {owner: Refused(owner, f"its inputs cannot be captured: {error}") for owner in new}
-        except Exception as error:  # noqa: BLE001 - the user's forward can raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a forward can raise anything
             reason = f"running the model on {' and '.join(map(str, BATCHES))} samples raised {describe_error(error)}"
             self._examples |= {owner: Refused(owner, reason) for owner in new}
 

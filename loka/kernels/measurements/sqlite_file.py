@@ -24,6 +24,7 @@ from loka.kernels.measurements.machine_choice import RecordedMachine, choose
 from loka.kernels.measurements.measurement import MeasuredSet, Measurement
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.kernels.measurements.versions import Versions
+from loka.paths import open_plain, shown
 
 APPLICATION_ID = 0x4C6F4B41  # "LoKA": tells the file from any other SQLite file
 SCHEMA = 1
@@ -170,14 +171,14 @@ def read_file(path: Path, target: str) -> MeasuredSet:
 def head_of(path: Path) -> bytes:
     """The bytes by which an SQLite file is known, b"" of an empty file. Raises InputError where there are others."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             head = file.read(len(MAGIC))
     except FileNotFoundError as error:
         raise InputError(
             f"{path}: is not there; make it with `loka bench kernels --record {path}`, or check the path"
         ) from error
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}; check the path") from error
+        raise InputError(f"{shown(path)}: cannot be read: {error.strerror or error}; check the path") from error
     if head not in (b"", MAGIC):
         raise InputError(f"{path}: no file of measurements; name one of `loka bench kernels --record`")
     return head

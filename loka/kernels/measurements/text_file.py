@@ -22,7 +22,7 @@ from loka.kernels.measurements.measurement import MeasuredSet, Measurement, Part
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.kernels.measurements.sqlite_file import MAGIC, head_of, nothing_for, read_file
 from loka.kernels.measurements.versions import Versions
-from loka.paths import resolved_path
+from loka.paths import open_plain, resolved_path
 
 FORMAT = "loka.measurements"
 VERSION = 2
@@ -81,7 +81,7 @@ def lines_of(measured: MeasuredSet) -> Iterator[str]:
 
 def is_text(path: Path) -> bool:
     """Whether a file begins as these do. Raises OSError where it cannot be read."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         return file.read(len(_START)) == _START.encode()
 
 
@@ -91,7 +91,8 @@ def read_text(path: Path, target: str, advice: str = _AGAIN) -> MeasuredSet:
     `advice` is what to do about one that is damaged.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with open_plain(path) as file:
+            text = file.read().decode()
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}; {advice}") from error
     except UnicodeDecodeError as error:

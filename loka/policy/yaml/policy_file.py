@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import stat
 from dataclasses import dataclass
 
+from loka.paths import open_plain
 from loka.policy.problems import Place, PolicyError, problem
 
 MAX_BYTES = 1_000_000
@@ -64,9 +63,7 @@ def line_and_column(before: str) -> tuple[int, int]:
 
 def _read(path: str, file: str) -> bytes:
     try:
-        with open(path, "rb", opener=_open) as stream:
-            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                raise _refuse(file, 0, 0, "not a regular file; give the path of a policy")
+        with open_plain(path) as stream:
             data = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise _refuse(file, 0, 0, "no such file; check the path") from None
@@ -79,11 +76,6 @@ def _read(path: str, file: str) -> bytes:
     if len(data) > MAX_BYTES:
         raise _refuse(file, 0, 0, f"over {MAX_BYTES} bytes; a policy is a short text: use broader rules")
     return data
-
-
-def _open(path: str, flags: int) -> int:
-    # Without O_NONBLOCK, opening a FIFO would wait for its writer.
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _refuse(file: str, line: int, column: int, message: str) -> PolicyError:
