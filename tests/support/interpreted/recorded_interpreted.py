@@ -1,4 +1,4 @@
-"""Run by test_overflow_stats.py in a process of its own, with TRITON_INTERPRET=1: records, and the tiles of transpositions.
+"""Run by test_overflow_stats.py on its own, with TRITON_INTERPRET=1: what is recorded, and the tiles of transpositions.
 
 The interpreter rounds to FP8 wrongly, so values are compared where they are FP8 already.
 """
