@@ -108,6 +108,7 @@ def test_frozen_weights_go_with_their_site(model):
     patch.refresh()
 
 
+@pytest.mark.slow
 def test_a_compiled_model_follows(model):
     plain = copy.deepcopy(model)
     patch = sample.apply(model)

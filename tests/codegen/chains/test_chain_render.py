@@ -100,6 +100,7 @@ def tower(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     return plans.import_package(files, tmp_path_factory.mktemp("tower"), "gen_tower")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["format", "--check", "--diff"], ["check"]])
 def test_ruff_has_nothing_to_say(packages: Path, command: list[str]) -> None:
     config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache"]

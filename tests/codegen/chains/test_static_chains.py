@@ -372,6 +372,7 @@ def test_moved_and_cast_models_keep_scales_in_float32(package: Package, mode: st
             assert patch.overflows() == ()
 
 
+@pytest.mark.slow
 def test_ruff_has_nothing_to_say(tmp_path: Path) -> None:
     linear = plans.make_plan([plans.site_plan("a", **chains.known_chain(X, DY))], [plans.linear_binding(["a"])])
     for name, plan in {**PLANS, "divided": OTHERS["divided"], "kept": OTHERS["kept"], "linear": linear}.items():

@@ -88,6 +88,7 @@ def test_in_a_chain_the_chain_has_it(workplace: Workplace) -> None:
     assert "kernels.dcnv2(" in files["modules.py"]
 
 
+@pytest.mark.slow
 def test_compiled_under_autocast_and_without_gradients(workplace: Workplace) -> None:
     _, _, package = workplace.make("dcnv2")
     model = workplace.models.dcnv2()
@@ -127,6 +128,7 @@ SHAPES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::loka.dispatch.NewModelWarning")
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shape=SHAPES, batch=st.integers(1, 9))

@@ -89,6 +89,7 @@ def test_kept_products_are_mixed_and_joined_and_give_what_the_model_gives(make: 
         assert (patched.eval()(x) - expected["y"]).norm() <= 1e-4 * expected["y"].norm()
 
 
+@pytest.mark.slow
 def test_they_stand_beside_chains_in_fp8(make: Make) -> None:
     _, files, package = make(
         "gen_mixed_fp8", "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
@@ -114,6 +115,7 @@ def test_without_the_mod_they_stay_as_they_are(make: Make, fuse: str) -> None:
     assert "concat_norm" not in files["modules.py"]
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_them_in_its_file(make: Make) -> None:
     plan, files, _ = make("gen_mixed_again", "compute: keep, fuse: always")
     again = from_json(to_json(plan))

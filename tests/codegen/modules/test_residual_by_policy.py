@@ -76,6 +76,7 @@ def test_the_sums_of_a_model_in_bfloat16_are_nearer_to_float64(workplace: Workpl
     assert errors[1] < 0.6 * errors[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dcn", "wukong"])
 @pytest.mark.parametrize("mods", [HIGH, f"{HIGH}, {FUSED}"])
 @pytest.mark.parametrize("mode", ["bfloat16", "autocast", "compiled"])
@@ -103,6 +104,7 @@ def test_dtypes_and_gradients_are_the_models(workplace: Workplace, name: str, mo
         assert chains.error(value, expected[key]) < (1e-4 if mode == "compiled" else 0.2), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dcn", "wukong"])
 @pytest.mark.parametrize("mods", [HIGH, f"{HIGH}, {FUSED}"])
 def test_beside_chains_in_fp8_sums_are_float32(workplace: Workplace, name: str, mods: str) -> None:

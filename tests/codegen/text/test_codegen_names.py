@@ -47,6 +47,7 @@ def test_unique_keeps_the_frozen_sibling_free() -> None:
     assert names.unique("Tower", ("Frozen",)) == "TowerX2"
 
 
+@pytest.mark.slow
 @given(st.text(), st.text(), st.text())
 def test_made_names_are_plain_identifiers(module: str, kind: str, hint: str) -> None:
     for made in (Names().unique(class_name((module,), kind, hint)), Names().unique(variable_name(module, "value"))):

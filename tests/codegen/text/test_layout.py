@@ -95,6 +95,7 @@ def test_quoted_is_a_literal_in_ascii(text: str) -> None:
     assert "\n" not in quoted(text)
 
 
+@pytest.mark.slow
 @given(st.recursive(st.integers() | st.text() | st.none(), lambda inner: st.lists(inner, max_size=4).map(tuple)))
 @settings(max_examples=200)
 def test_literal_reads_back(value: object) -> None:

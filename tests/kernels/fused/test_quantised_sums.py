@@ -66,6 +66,7 @@ def test_every_mode_against_float64(package, width):
                 torch.testing.assert_close(got[name].double(), known[name], rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_rendered_as_ruff_formats_it(tmp_path):
     templates = load_templates()
     for width in (13, 512, 16384):

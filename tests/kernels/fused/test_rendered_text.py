@@ -31,6 +31,7 @@ def templates():
     return load_templates()
 
 
+@pytest.mark.slow
 def test_every_variant_is_formatted_and_linted_as_rendered(tmp_path, templates):
     for width in (13, 24, 512, 2048, 4096, 8192, 8256):
         parts = PARTS if width % 256 else PARTS + BLOCK_PARTS
@@ -57,6 +58,7 @@ def all_norm_specs(width: int) -> list[NormForward | NormBackward]:
     return specs
 
 
+@pytest.mark.slow
 def test_one_name_is_one_text_and_one_text_one_name(templates):
     texts: dict[str, str] = {}
     functions: dict[str, str] = {}

@@ -166,6 +166,7 @@ def gradients(function, x: Tensor, weight: Tensor, counter_id: int) -> tuple[Ten
     return out.detach(), x.grad, weight.grad
 
 
+@pytest.mark.slow
 def test_forward_and_backward_count_in_eager_and_compiled_for_any_batch(numbers: int) -> None:
     compiled = torch.compile(step, fullgraph=True, dynamic=True)
     generator = torch.Generator().manual_seed(4)
@@ -180,6 +181,7 @@ def test_forward_and_backward_count_in_eager_and_compiled_for_any_batch(numbers:
             torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_two_sites_with_numbers_of_their_own_are_both_counted_when_compiled_together(numbers: int) -> None:
     """Equal calls that differ in nothing but the number must not be merged into one."""
     compiled = torch.compile(lambda x, w: product(x, w, numbers) + product(x, w, numbers + 1), fullgraph=True)

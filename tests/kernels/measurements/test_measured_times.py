@@ -45,6 +45,7 @@ def test_what_was_measured_is_answered_exactly(each):
     assert found.spread == math.hypot(0.01, DRIFT)
 
 
+@pytest.mark.slow
 @given(inside, inside, inside)
 def test_a_product_between_neighbours_takes_no_less_and_no_more_than_they(rows, columns, contraction):
     found = MEASURED.time(gemm(rows, columns, contraction))

@@ -101,6 +101,7 @@ def test_every_field_that_differs_has_a_line():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_measurements_need_neither_pydantic_nor_yaml():
     code = (
         "import sys; sys.modules.update(pydantic=None, yaml=None, jinja2=None); import loka.kernels.measurements.lookup"

@@ -199,6 +199,7 @@ def outliers(octaves, width=1024):
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("octaves", "fires"), [(2.2, True), (1.8, False)])
 def test_an_activation_amplifies_outliers(octaves, fires):
     found = findings(outliers(octaves), where=site(1024, N, fed_by=("silu", "layer_norm")))

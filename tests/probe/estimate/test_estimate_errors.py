@@ -161,6 +161,7 @@ def test_what_was_not_seen_has_no_estimate(heavy: SiteStats) -> None:
     assert estimate_site(nothing, list(Gemm), recipes, Budget(), 64, 0) == ()
 
 
+@pytest.mark.slow
 def test_a_usual_site_takes_less_than_a_few_seconds() -> None:
     x, grad = torch.randn(4096, 256, generator=seeded()), torch.randn(4096, 256, generator=seeded(1))
     stats = site(x, grad, torch.randn(256, 256, generator=seeded(2)) / 16)

@@ -72,6 +72,7 @@ def reference(rows: Tensor, operand: Operand) -> tuple[Tensor, Tensor]:
     return values, relative
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     height=st.integers(1, 5),

@@ -36,6 +36,7 @@ def test_each_gradient_has_the_dtype_of_what_it_is_for(package):
     assert [result.dtype for result in got.values()] == [torch.bfloat16, torch.float16, torch.float32]
 
 
+@pytest.mark.slow
 def test_shapes_for_the_compiler_are_those_of_the_reference(package):
     for spec in SPECS:
         inputs = inputs_of(spec, 5, torch.bfloat16)

@@ -127,6 +127,7 @@ def test_concat_norms_without_a_kernel_are_refused(fields, said):
         ConcatNormForward(*fields)
 
 
+@pytest.mark.slow
 def test_kernels_read_and_write_what_they_should(tmp_path):
     pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
     assert run_interpreted("interaction_interpreted", tmp_path) == sum(

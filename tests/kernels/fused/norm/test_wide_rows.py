@@ -32,11 +32,13 @@ def all_specs(width: int) -> list[NormForward | NormBackward]:
     return [*norms, *forwards(width), *backwards(width), *recorded(width)]
 
 
+@pytest.mark.slow
 def test_kernels_read_and_write_what_they_should(tmp_path):
     pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
     assert run_interpreted("wide_interpreted", tmp_path) > 150  # results of norms that were compared
 
 
+@pytest.mark.slow
 def test_every_variant_is_formatted_and_linted_as_rendered(tmp_path):
     templates = load_templates()
     for width in (16389, 24576, 123200):
@@ -50,6 +52,7 @@ def test_every_variant_is_formatted_and_linted_as_rendered(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [16389, 24576])
 def test_nothing_is_passed_or_made_that_is_not_read(width):
     templates = load_templates()

@@ -85,6 +85,7 @@ def test_shapes_for_the_compiler(package, spec):
             assert fake[name].stride() == result.stride()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_graph_without_breaks(package, dynamic):
     for spec in (EPILOGUED[0], GROUPED[0]):
