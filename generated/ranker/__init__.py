@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "02b8bef7056a69a94938dee5c61a5effac0f39b41d1aa07c1277519126906a9f"
+STAMP = "be6a5401615b9776ab3fe5bc13a6e39c1e829dd02b353f6dfdc7959726fb7c44"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - a generation that was cut short may lack them

@@ -20,6 +20,7 @@ from loka.plan.report.plan_rows import (
     total_time,
 )
 from loka.plan.report.profile_view import budgets
+from loka.policy.problems import printable
 from loka.probe.profile.profile import Finding
 
 SMALL = 0.001  # share of the model's FLOPs below which it falls short of nothing that a site stays as it is
@@ -98,8 +99,8 @@ def _mods(plan: Plan) -> str:
     lines = []
     for mod in plan.mods:
         gain = describe_gain_in(plan, mod)
-        lines.append(f"- {describe_mod(mod)}{f'; {gain}' if gain else ''}")
-        lines += [f"  - left {line}" for line in describe_unchanged(mod.unchanged)]
+        lines.append(printable(f"- {describe_mod(mod)}{f'; {gain}' if gain else ''}"))
+        lines += [printable(f"  - left {line}") for line in describe_unchanged(mod.unchanged)]
     return "\n".join(lines)
 
 
@@ -152,7 +153,7 @@ def _times(rows: Sequence[PlanRow]) -> Table:
 
 
 def _listed(lines: Sequence[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
+    return "\n".join(f"- {printable(line)}" for line in lines)
 
 
 def _percent(share: float) -> str:

@@ -15,6 +15,7 @@ from loka.bench.machine import Environment
 from loka.bench.speed.timing import Timing
 from loka.errors import InputError
 from loka.paths import resolved_path
+from loka.policy.problems import printable
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]  # columns and rows
 NOTHING = "-"
@@ -177,10 +178,10 @@ def percent(share: float | None) -> str:
 
 
 def markdown_table(table: Table) -> str:
-    """A table of Markdown; a bar in a cell is escaped."""
+    """A table of Markdown. A bar in a cell is escaped, and so is what cannot be shown."""
     columns, rows = table
     lines = [columns, tuple("---" for _ in columns), *rows]
-    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(printable(text).replace("|", "\\|") for text in line) + " |" for line in lines)
 
 
 def to_markdown(report: Report) -> str:

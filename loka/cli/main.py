@@ -52,7 +52,7 @@ class Verbs(TyperGroup):
             sys.stdout.flush()
             return result
         except LokaError as error:
-            print(error, file=sys.stderr)
+            note(str(error))
             raise typer.Exit(error.exit_status) from error
         except KeyboardInterrupt as error:
             print("interrupted", file=sys.stderr)
@@ -65,7 +65,7 @@ class Verbs(TyperGroup):
             message = _authors_fault(error)
             if message is None:
                 raise
-            print(message, file=sys.stderr)
+            note(message)
             raise typer.Exit(InputError.exit_status) from error
 
 

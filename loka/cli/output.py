@@ -20,6 +20,7 @@ import typer
 
 from loka.errors import InputError
 from loka.paths import resolved_path
+from loka.policy.problems import printable
 
 _STDOUT, _STDERR = 1, 2
 _results: ContextVar[TextIO | None] = ContextVar("_results", default=None)  # where print_json prints; None: sys.stdout
@@ -94,13 +95,18 @@ def print_table(
     for column in columns:
         table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, markup=False, emoji=False)
     with console.capture() as capture:
         console.print(table)
     # Padding to the full width, and the box's empty edges, would end up in files.
     lines = [line.rstrip() for line in capture.get().splitlines()]
     print("\n".join(lines).strip("\n"))
+
+
+def print_line(text: str) -> None:
+    """A line on stdout. A model's names are in it: what a terminal cannot show, a line break too, is escaped."""
+    print(printable(text))
 
 
 def terminal_width() -> int | None:
@@ -110,6 +116,7 @@ def terminal_width() -> int | None:
 
 def print_wrapped(line: str) -> None:
     """A line on stdout; in a terminal that is narrower, broken between words and indented by four more below."""
+    line = printable(line)
     width = terminal_width()
     if width is not None and len(line) > width:
         indent = " " * (len(line) - len(line.lstrip()) + 4)
@@ -118,8 +125,9 @@ def print_wrapped(line: str) -> None:
 
 
 def note(text: str) -> None:
-    """A line for people, on stderr: stdout is for results."""
-    print(text, file=sys.stderr)
+    """Lines for people, on stderr: stdout is for results. What a terminal cannot show is escaped."""
+    for line in text.split("\n"):
+        print(printable(line), file=sys.stderr)
 
 
 def percent(share: float) -> str:
@@ -145,7 +153,9 @@ def write_file(path: Path, text: str) -> None:
             os.unlink(temporary)
             raise
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+        raise InputError(
+            f"{path}: cannot be written ({error.strerror}); free space, or choose another place"
+        ) from error
 
 
 def _umask() -> int:

@@ -87,17 +87,16 @@ def test_a_factory_that_removes_the_current_directory_is_told(shop, loka):
     gone.mkdir()
     with open("shopmodel.py", "a", encoding="utf-8") as file:
         file.write(f"import os\ndef build():\n    os.rmdir({str(gone)!r})\n    return Shop()\n")
-    os.environ["PYTHONPATH"], before = str(shop.folder), os.environ.get("PYTHONPATH", "")
-    sys.path.insert(0, str(shop.folder))
-    os.chdir(gone)
-    try:
-        ran = loka("plan", str(shop.folder / shop.policy))
-    finally:
-        os.environ["PYTHONPATH"] = before
-        sys.path.remove(str(shop.folder))
-        os.chdir(shop.folder)
-    assert ran.status == 2
-    assert "removed the current directory" in ran.err
+    ran = subprocess.run(
+        [sys.executable, "-m", "loka", "plan", str(shop.folder / shop.policy)],
+        capture_output=True,
+        text=True,
+        cwd=gone,
+        env=os.environ | {"PYTHONPATH": str(shop.folder)},
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "removed the current directory" in ran.stderr
 
 
 @pytest.mark.parametrize("name", ["fused", "print"])

@@ -9,8 +9,8 @@
 | backward | norm, activation | a dtype, or as of quantise but tensorwise | one, and one that adds up sums |
 | copy | | the dtype of `part.dtype`: transposed, contiguous; another dtype: converted | torch's |
 
-The sums are those for the norm's weight and bias. A layer_norm has a weight and a bias, an rms_norm a weight, a
-block_norm of 256 neither.
+The sums are those for the norm's weight and bias, where it usually has these (`norms.NORMS`): a layer_norm has a weight
+and a bias, an rms_norm a weight, a block_norm of 256 neither.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 from loka.errors import InputError
 from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
-from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NORMS, SAVING, NormBackward, NormForward, Spec
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NormBackward, NormForward, Spec
+from loka.kernels.fused.norm.norms import NORMS, traits_of
 from loka.kernels.fused.quantisation import ROWWISE, Quantisation
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.numerics.enums import Format, Scaling
@@ -41,12 +42,12 @@ class Around:
     @property
     def weight(self) -> bool:
         """Whether the norm has one."""
-        return self.norm in SAVING
+        return "weight" in traits_of(self.norm).parameters
 
     @property
     def bias(self) -> bool:
         """Whether the norm has one."""
-        return self.norm == "layer_norm"
+        return "bias" in traits_of(self.norm).parameters
 
 
 def parse_around(text: str) -> Around:

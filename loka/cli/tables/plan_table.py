@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from loka.cli.output import percent, print_table, terminal_width
+from loka.cli.output import percent, print_line, print_table, terminal_width
 
 if TYPE_CHECKING:
     from loka.plan.report.plan_rows import InteractionRow, PlanRow
@@ -73,9 +73,9 @@ def _show_short(rows: Sequence[dict[str, str]], hidden: frozenset[str]) -> None:
         table.append([short[column] for column in columns])
     print_table(columns, table, (*NUMBERS, "why"), tight=True)
     for text, letter in letters.items():
-        print(f"{letter}: {text}")
+        print_line(f"{letter}: {text}")
     for reason, number in reasons.items():
-        print(f"{number}: {reason}")
+        print_line(f"{number}: {reason}")
 
 
 def _numbered(texts: Iterable[str]) -> dict[str, int]:

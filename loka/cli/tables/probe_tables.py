@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from loka.cli.output import print_table
+from loka.cli.output import print_line, print_table
 from loka.numerics.enums import Compute, Gemm
 from loka.numerics.recipe import OperandPair
 from loka.plan.report.plan_rows import common_pattern, pattern_of
@@ -57,7 +57,7 @@ def show_sites(examined: Examined, profile: Profile) -> None:
             head = ("",) * len(head)
     print_table(COLUMNS, lines, NUMBERS)
     if any(len(rows) > 1 for rows in groups):
-        print("A line for several sites shows the worst of them.")
+        print_line("A line for several sites shows the worst of them.")
 
 
 def show_findings(findings: Sequence[Finding], names: Sequence[str], modules: Sequence[str]) -> None:
@@ -70,12 +70,12 @@ def show_findings(findings: Sequence[Finding], names: Sequence[str], modules: Se
         sites = list(dict.fromkeys(finding.site for finding in group))
         pattern, matched = _pattern(sites, names)
         more = "" if len(sites) == 1 else f", {len(sites)} sites"
-        print(f"{first.kind}: {pattern}{more}")
-        print(f"    {first.evidence if len(sites) == 1 else f'{first.site}: {first.evidence}'}")
+        print_line(f"{first.kind}: {pattern}{more}")
+        print_line(f"    {first.evidence if len(sites) == 1 else f'{first.site}: {first.evidence}'}")
         if _MOD.fullmatch(first.remedy):
-            print(f"    {_mod_for_all(group, modules)}")
+            print_line(f"    {_mod_for_all(group, modules)}")
         else:
-            print(f"    {first.remedy.replace(json.dumps(first.site), matched)}")
+            print_line(f"    {first.remedy.replace(json.dumps(first.site), matched)}")
     if findings:
         print()
 
@@ -118,7 +118,7 @@ def show_drift(drifts: Sequence[SiteDrift]) -> None:
         numbers=("octaves", "limit"),
     )
     if len(shown) < len(ranked):
-        print(f"{len(ranked) - len(shown)} more moved less.")
+        print_line(f"{len(ranked) - len(shown)} more moved less.")
 
 
 def result(examined: Examined, learned: Learned, places: Places) -> dict[str, object]:

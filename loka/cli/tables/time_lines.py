@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from loka.cli.output import print_table
+from loka.cli.output import print_line, print_table
 
 if TYPE_CHECKING:
     from loka.plan.plan import Candidate, KernelTime
@@ -18,7 +18,7 @@ def show_inside(inside: Inside) -> None:
 
     computes = "computed in" if inside.takes else "read by"
     print()
-    print(f"{computes} {inside.what} in {inside.owner or 'the model itself'}, by {' and '.join(inside.kernels)}")
+    print_line(f"{computes} {inside.what} in {inside.owner or 'the model itself'}, by {' and '.join(inside.kernels)}")
     rows = [
         (name, format_figure(time.forward), format_figure(time.backward), format_figure(time.us), time.source.value)
         for name, time in (("our kernels", inside.chosen), ("torch.compile", inside.as_is))
@@ -28,7 +28,7 @@ def show_inside(inside: Inside) -> None:
         columns = ("forward", "backward", "us")
         print_table(("one call by", *columns, "source"), rows, columns, tight=True)
     if inside.chosen is not None and inside.as_is is None:
-        print("never measured by torch.compile: what it gains is not known")
+        print_line("never measured by torch.compile: what it gains is not known")
 
 
 def show_timing(timing: ExplainedTiming) -> None:
@@ -37,7 +37,7 @@ def show_timing(timing: ExplainedTiming) -> None:
 
     chosen, as_is = timing.chosen, timing.as_is
     print()
-    print(
+    print_line(
         f"time of one call by {timing.measurements}: {format_us(chosen.us)}, {format_us(as_is.us)} in BF16, "
         f"{format_speedup(timing.speedup)} (min_speedup {timing.min_speedup:g}), {chosen.source.value}"
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loka.cli.labels import AGAINST, ORIGINAL, ComparisonLabels, comparison_labels
-from loka.cli.output import Json, PolicyPath, note, print_json, print_table
+from loka.cli.output import Json, PolicyPath, note, print_json, print_line, print_table
 from loka.cli.verbs.train import Device, Steps
 from loka.errors import InputError
 
@@ -110,9 +110,9 @@ def show(quality: Quality, labels: ComparisonLabels) -> None:
         low, high = quality.interval
         line += f", standard error {quality.standard_error:.4f} %, 95 % interval {low:+.4f} % to {high:+.4f} %"
     if labels is ORIGINAL:
-        print(f"{line}; it is another model, so that the seeds are hardly pairs")
+        print_line(f"{line}; it is another model, so that the seeds are hardly pairs")
     else:
-        print(f"{line}; budget {quality.budget_percent:g} %: {quality.verdict.value}")
+        print_line(f"{line}; budget {quality.budget_percent:g} %: {quality.verdict.value}")
 
 
 def _finished(pair: PairResult, labels: ComparisonLabels) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, percent, print_json, print_table
+from loka.cli.output import Json, PolicyPath, percent, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from loka.plan.report.explain_site import Explanation
@@ -33,9 +33,9 @@ def command(
 
 def show(site: Explanation) -> None:
     """The site, its GEMMs and its fields."""
-    print(f"{site.site}: {site.kind}, M {site.m} ({site.rows}), K {site.k}, N {site.n}")
+    print_line(f"{site.site}: {site.kind}, M {site.m} ({site.rows}), K {site.k}, N {site.n}")
     for label, text in _facts(site):
-        print(f"  {label}: {text}")
+        print_line(f"  {label}: {text}")
     print()
     print_table(
         ("GEMM", "runs in", "kernel", "reason"),
@@ -74,7 +74,7 @@ def show(site: Explanation) -> None:
     notes = [(field.holds.source, field.holds.note) for field in site.fields]
     for source, text in dict.fromkeys(notes + [(each.mod, each.note) for each in site.mods]):
         if text:
-            print(f"{source}: {text}")
+            print_line(f"{source}: {text}")
 
 
 def _show_rejected(site: Explanation) -> None:

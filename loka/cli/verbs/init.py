@@ -54,6 +54,9 @@ def command(
     schema = path.parent / "schema.json"
     write_file(path, text)
     if not schema.exists():
-        write_file(schema, schema_text())
-        note(f"wrote {schema}, for your editor")
+        try:
+            write_file(schema, schema_text())
+            note(f"wrote {schema}, for your editor")
+        except InputError as error:  # the policy is complete without it
+            note(f"note: {error}")
     note(f"wrote {path}; next: loka plan {path}")

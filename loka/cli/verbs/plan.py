@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, percent, print_json
+from loka.cli.output import Json, PolicyPath, percent, print_json, print_line
 from loka.cli.tables.mod_lines import print_mods
 from loka.cli.tables.plan_table import COUNT, EVIDENCE, REGION, TIMES, show_interactions, show_rows
 
@@ -60,9 +60,9 @@ def show(plan: Plan, all_sites: bool) -> None:
     print_skipped(plan)
     print_mods(plan)
     if grouped:
-        print(f"{len(plan.sites)} sites in {len(rows)} groups; --all shows each.")
+        print_line(f"{len(plan.sites)} sites in {len(rows)} groups; --all shows each.")
     print_budgets(plan)
-    print(summary_line(plan))
+    print_line(summary_line(plan))
     print_times(plan)
 
 
@@ -74,7 +74,7 @@ def print_budgets(plan: Plan) -> None:
         return
     for budget, count in budgets(plan).items():
         limits = f"MERE {budget.mere:g}, SQNR {budget.sqnr_db:g} dB, min_speedup {budget.min_speedup:g}"
-        print(f"budget of {limits}: {count} site{'s' if count != 1 else ''}")
+        print_line(f"budget of {limits}: {count} site{'s' if count != 1 else ''}")
 
 
 def print_times(plan: Plan) -> None:
@@ -84,9 +84,9 @@ def print_times(plan: Plan) -> None:
     total = total_time(plan)
     if plan.measurements is None or total is None:
         if plan.measurements is not None:
-            print(f"{plan.measurements[0]} has no times for what may run here: none decided.")
+            print_line(f"{plan.measurements[0]} has no times for what may run here: none decided.")
         return
-    print(f"{format_total(total)}, by {plan.measurements[0]} ({format_time_sources(total)}).")
+    print_line(f"{format_total(total)}, by {plan.measurements[0]} ({format_time_sources(total)}).")
 
 
 def print_skipped(plan: Plan) -> None:
@@ -95,7 +95,7 @@ def print_skipped(plan: Plan) -> None:
         name = f"region {skipped.owner!r}" if skipped.owner else "the model itself"
         share = f" ({percent(skipped.share)} of FLOPs)" if skipped.share else ""
         rest = "" if skipped.share else "; its sites are patched one by one"
-        print(f"NOT PATCHED {name}{share}: {skipped.reason}{rest}")
+        print_line(f"NOT PATCHED {name}{share}: {skipped.reason}{rest}")
 
 
 def summary_line(plan: Plan) -> str:

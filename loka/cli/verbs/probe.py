@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, note, print_json
+from loka.cli.output import Json, PolicyPath, note, print_json, print_line
 from loka.cli.verbs.train import Device
 from loka.errors import InputError
 
@@ -160,13 +160,13 @@ def _show(examined: Examined, learned: Learned, places: Places) -> None:
     print()
     modules = [name for name, _ in examined.built.module.named_modules()]
     show_findings(profile.findings, [site.name for site in examined.sites], modules)
-    print(_summary_line(profile))
+    print_line(_summary_line(profile))
     for path, what in ((places.summary, "what loka plan reads"), (places.full, "all statistics, for --from")):
-        print(f"{path}: {Path(path).stat().st_size / 1000:.0f} kB, {what}")
+        print_line(f"{path}: {Path(path).stat().st_size / 1000:.0f} kB, {what}")
     times = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in learned.seconds.items())
     note(f"time: {times}")
     if places.advice:
-        print(places.advice)
+        print_line(places.advice)
 
 
 def _summary_line(profile: Profile) -> str:
@@ -202,7 +202,7 @@ def _check_drift(
     if as_json:
         print_json(drift_result(known, drifts))
     else:
-        print(f"{path}: {drift.age(known)}")
+        print_line(f"{path}: {drift.age(known)}")
         show_drift(drifts)
     if beyond:
         note(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loka.cli.labels import ComparisonLabels, comparison_labels
-from loka.cli.output import Json, PolicyPath, note, percent, print_json, print_table
+from loka.cli.output import Json, PolicyPath, note, percent, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from loka.bench.quality.training import PairResult
@@ -82,7 +82,9 @@ def show(pair: PairResult, plan: Plan, device: str, labels: ComparisonLabels) ->
         ],
         numbers=(labels.first, labels.second, "difference"),
     )
-    print(f"{as_is.samples} samples in {as_is.steps} steps on {device}, seed {pair.seed}; every planned FP8 GEMM ran.")
+    print_line(
+        f"{as_is.samples} samples in {as_is.steps} steps on {device}, seed {pair.seed}; every planned FP8 GEMM ran."
+    )
     if device == "cpu":
         note("note: without an FP8 GPU the samples/s of FP8 are those of the torch reference path, not of FP8 hardware")
 

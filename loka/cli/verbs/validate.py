@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, note, print_json
+from loka.cli.output import Json, PolicyPath, note, print_json, print_line
 
 NAME = "validate"
 
@@ -45,4 +45,4 @@ def command(
     if as_json:
         print_json(result)
     else:
-        print(text)
+        print_line(text)

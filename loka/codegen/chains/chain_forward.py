@@ -13,6 +13,7 @@ from loka.codegen.chains.static_operands import both_copies, input_kernel, maxim
 from loka.codegen.modules.gemm_calls import GemmView, gemm_view
 from loka.codegen.modules.linear_recipes import SiteRecipe
 from loka.errors import LokaError
+from loka.graph.patterns.norm import TORCH_NORMS
 from loka.kernels.fused.norm.norm_spec import GATES
 from loka.kernels.fused.rendering import AnySpec
 from loka.numerics.enums import Gemm
@@ -160,6 +161,12 @@ def _torch_norm(norm: NormShape, width: int, x: str, result: str, name: str, suf
         yield TorchStep("blocks", ("blocks", (norm.block,), None, norm.eps), function="rms_norm")
         yield TorchStep(result, ("blocks", -2), method="flatten")
         return
-    weight = f"{name}_weight{suffix}" if norm.weight else None
-    biases = (f"{name}_bias{suffix}" if norm.bias else None,) if norm.kind == "layer_norm" else ()
-    yield TorchStep(result, (x, (width,), weight, *biases, norm.eps), function=norm.kind)
+    given = {
+        "input": x,
+        "normalized_shape": (width,),
+        "weight": f"{name}_weight{suffix}" if norm.weight else None,
+        "bias": f"{name}_bias{suffix}" if norm.bias else None,
+        "eps": norm.eps,
+        **TORCH_NORMS[norm.kind].fixed,
+    }
+    yield TorchStep(result, tuple(given[name] for name in TORCH_NORMS[norm.kind].arguments), function=norm.kind)

@@ -10,8 +10,9 @@ from loka.codegen.modules.linear_recipes import SiteRecipe
 from loka.errors import LokaError
 from loka.graph.patterns.linear_chain import LinearChain, StaticOperands
 from loka.graph.patterns.norm import ChainNorm
-from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, BLOCK, GATES, NORMS, NormBackward, NormForward
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, BLOCK, GATES, NormBackward, NormForward
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD, LARGEST_WIDTH
+from loka.kernels.fused.norm.norms import NORMS
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import SitePlan
 
@@ -172,7 +173,7 @@ def chain_shape(
     stages = []
     for stage, plan, bias, recipe, more in zip(chain.stages, plans, biases, recipes, sums, strict=True):
         for norm, width in ((stage.before, plan.site.k), (stage.after, plan.site.n)):
-            if norm is not None and (width % norm.width if norm.kind == "block_norm" else norm.width != width):
+            if norm is not None and (width % norm.width if norm.kind == "block_norm" else norm.width not in (0, width)):
                 raise LokaError(
                     f"{stage.site}: a norm over {norm.width} elements stands beside a linear of {width}. This is a "
                     "fault in LoKA: please report it."

@@ -10,12 +10,14 @@ from loka.codegen.modules import statement_text
 from loka.codegen.text.layout import Code, call, lay_out
 from loka.errors import LokaError
 from loka.graph.ir import ForwardIR
+from loka.graph.patterns.region import NORMS
 from loka.plan.plan import PlannedBinding
 
 # Operations of torch that give exactly one tensor, and those that do where one operand is a tensor: for annotations.
 _ONE_TENSOR = frozenset(
-    {"linear", "matmul", "mm", "bmm", "addmm", "einsum", "layer_norm", "rms_norm", "silu", "relu", "sigmoid", "tanh"}
-    | {"gelu", "hardswish", "softmax", "cat", "stack"}
+    {"linear", "matmul", "mm", "bmm", "addmm", "einsum", "silu", "relu", "sigmoid", "tanh", "gelu", "hardswish"}
+    | {"softmax", "cat", "stack"}
+    | NORMS
 )
 _ELEMENTWISE = frozenset(
     {"add", "sub", "mul", "neg", "clone", "contiguous"} | {"reshape", "view", "flatten", "permute"}

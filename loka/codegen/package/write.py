@@ -42,14 +42,19 @@ def write_package(files: Mapping[str, str], folder: Path, force: bool = False) -
     Files that LoKA did not write stay. Raises InputError where a file was edited since it was generated (unless
     `force`), where another run holds the folder, and where the disk refuses.
     """
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
             return _write(files, folder, force)
     except OSError as error:
+        with contextlib.suppress(OSError):  # one that is not empty stays
+            for place in missing:
+                place.rmdir()
         where = error.filename or folder
         raise InputError(
-            f"{where}: cannot write the package: {error.strerror or error}; nothing was committed"
+            f"{where}: cannot write the package: {error.strerror or error}; nothing was committed: free space, or "
+            "choose another folder with --out"
         ) from error
 
 
@@ -116,10 +121,16 @@ def _commit(files: Mapping[str, str], folder: Path, changed: list[str], obsolete
     `changed` ends with the manifest.
     """
     temporaries: dict[str, Path] = {}
+    killed_before = (folder / JOURNAL).exists()
     try:
-        _write_journal(files, folder)
-        for name in changed:
-            temporaries[name] = _write_temporary(folder, name, files[name])
+        try:
+            _write_journal(files, folder)
+            for name in changed:
+                temporaries[name] = _write_temporary(folder, name, files[name])
+        except OSError:
+            if not killed_before:
+                (folder / JOURNAL).unlink(missing_ok=True)
+            raise
         (folder / MANIFEST).unlink(missing_ok=True)
         _sync_folder(folder)
         for name in changed[:-1]:

@@ -187,10 +187,12 @@ class _Finder:
             return False
         if any(not self._readers.get(target, set()) <= places for target in within):
             return False
+        if run.norm.kind != "block_norm":
+            return True
         block = run.norm.width
         divides = width % block == 0 if width else run.divides
         fits = block & (block - 1) == 0 and block <= self._known.largest_block
-        return run.norm.kind != "block_norm" or (divides and fits)
+        return divides and fits
 
     def _activation(self, place: int) -> str | None:
         statement = self._statements[place]

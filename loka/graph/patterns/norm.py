@@ -3,27 +3,54 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from torch import nn
 
 from loka.graph.ir import Ref, RefKind, Statement
 
-# How torch's norms over the last dimension are printed, and the names of their arguments in order.
-_NORM_ARGUMENTS = {
-    "torch.nn.functional.layer_norm": ("input", "normalized_shape", "weight", "bias", "eps"),
-    "torch.layer_norm": ("input", "normalized_shape", "weight", "bias", "eps", "cudnn_enable"),
-    "torch.nn.functional.rms_norm": ("input", "normalized_shape", "weight", "eps"),
-    "torch.rms_norm": ("input", "normalized_shape", "weight", "eps"),
-}
-_LAYER_NORM_EPS = 1e-05  # torch's default; an rms_norm without eps takes one that depends on the dtype
+
+@dataclass(frozen=True, slots=True)
+class TorchNorm:
+    """A norm of torch's over the last dimension, as traced statements spell it and as generated code calls it.
+
+    `arguments` are those of `torch.nn.functional.NAME`, in order. Five names mean what they mean in layer_norm: input,
+    normalized_shape, weight, bias, eps; any other has to be in `fixed`.
+    """
+
+    arguments: tuple[str, ...]
+    defaults: Mapping[str, object] = field(default_factory=dict)  # torch's; an eps without one depends on the dtype
+    fixed: Mapping[str, object] = field(default_factory=dict)  # values of arguments without which it is another norm
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # functions that do the same: their arguments
+    module: type[nn.Module] | None = None  # torch's; its forward is written out where kernels may take it along
+
+
+# By the name of the function, which is that of the norm in kernels too (`loka.kernels.fused.norm.norms`).
+TORCH_NORMS: Mapping[str, TorchNorm] = MappingProxyType(
+    {
+        "layer_norm": TorchNorm(
+            ("input", "normalized_shape", "weight", "bias", "eps"),
+            defaults={"eps": 1e-05},
+            aliases={"torch.layer_norm": ("input", "normalized_shape", "weight", "bias", "eps", "cudnn_enable")},
+            module=nn.LayerNorm,
+        ),
+        "rms_norm": TorchNorm(
+            ("input", "normalized_shape", "weight", "eps"),
+            aliases={"torch.rms_norm": ("input", "normalized_shape", "weight", "eps")},
+            module=nn.RMSNorm,
+        ),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ChainNorm:
     """A norm over the last dimension, of `width` elements; a block_norm over each `width` neighbours in it."""
 
-    kind: str  # "layer_norm", "rms_norm" or "block_norm"
-    width: int
+    kind: str  # "block_norm", or one of TORCH_NORMS
+    width: int  # 0 where torch's function does not name it
     eps: float
     weight: Ref | None
     bias: Ref | None
@@ -44,27 +71,51 @@ def arguments(statement: Statement) -> tuple[str, list[ast.expr], dict[str, ast.
 def parse_norm(statement: Statement) -> ChainNorm | None:
     """The norm that a statement is; None where it is another operation, or a norm over more than one dimension."""
     parsed = arguments(statement)
-    if statement.call is not None or parsed is None or parsed[0] not in _NORM_ARGUMENTS:
+    called = None if parsed is None or statement.call is not None else _called(parsed[0])
+    if parsed is None or called is None:
         return None
-    function, positional, named = parsed
-    names = _NORM_ARGUMENTS[function]
+    _, positional, named = parsed
+    kind, norm, names = called
     given = {**dict(zip(names, positional, strict=False)), **named}
     if len(positional) > len(names) or set(given) - set(names) or operand(statement, given.get("input")) is None:
         return None
     if given["input"] is not positional[0] or operand(statement, given["input"]) != statement.operands[0]:
         return None
-    kind = function.rpartition(".")[2]
-    shape, eps = literal(given.get("normalized_shape")), literal(given.get("eps"))
-    if eps is None and kind == "layer_norm" and "eps" not in given:
-        eps = _LAYER_NORM_EPS
-    if not isinstance(shape, tuple | list) or len(shape) != 1 or not isinstance(eps, float):
+    if any(not _is(given.get(name), value, norm.defaults.get(name)) for name, value in norm.fixed.items()):
+        return None
+    width = _width(given.get("normalized_shape")) if "normalized_shape" in names else 0
+    eps = literal(given["eps"]) if "eps" in given else norm.defaults.get("eps")
+    if width is None or not isinstance(eps, float):
         return None
     affine = [given.get(name) for name in ("weight", "bias")]
     refs = [operand(statement, _uncast(node)) for node in affine]
     absent = [node is None or _is_none(node) for node in affine]
     if any(ref is None and not none for ref, none in zip(refs, absent, strict=True)):
         return None
-    return ChainNorm(kind, int(shape[0]), eps, refs[0], refs[1])
+    return ChainNorm(kind, width, eps, refs[0], refs[1])
+
+
+def _called(function: str) -> tuple[str, TorchNorm, tuple[str, ...]] | None:
+    """The norm whose function is called so, by its name, and the names of that function's arguments."""
+    for name, norm in TORCH_NORMS.items():
+        spelled = {f"torch.nn.functional.{name}": norm.arguments, **norm.aliases}
+        if function in spelled:
+            return name, norm, spelled[function]
+    return None
+
+
+def _is(node: ast.expr | None, value: object, default: object) -> bool:
+    """Whether an argument has a value, written out or by default."""
+    try:
+        return (default if node is None else ast.literal_eval(node)) == value
+    except ValueError:
+        return False
+
+
+def _width(node: ast.expr | None) -> int | None:
+    """The only size of a `normalized_shape` that is written out."""
+    shape = literal(node)
+    return int(shape[0]) if isinstance(shape, tuple | list) and len(shape) == 1 else None
 
 
 def operand(statement: Statement, node: ast.expr | None) -> Ref | None:

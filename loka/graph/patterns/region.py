@@ -11,12 +11,13 @@ from torch import nn
 
 from loka.graph.ir import ForwardIR, RefKind, Region, Statement
 from loka.graph.patterns.linear_chain import readers_of
-from loka.graph.patterns.norm import norm_ending_at, norm_starting_at
+from loka.graph.patterns.norm import TORCH_NORMS, norm_ending_at, norm_starting_at
 from loka.graph.source import functions_of, has_hooks, is_block_norm, is_swish_norm
 from loka.graph.source import names_in as names_in_code
 from loka.sites.site import GemmKind, Site
 
-NORMS = frozenset({"layer_norm", "rms_norm"})  # over the last dimension
+NORMS = frozenset(TORCH_NORMS)  # over the last dimension
+NORM_MODULES = tuple(norm.module for norm in TORCH_NORMS.values() if norm.module is not None)
 ACTIVATIONS = frozenset(
     {
         "relu", "relu6", "silu", "gelu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu", "elu",
@@ -24,9 +25,8 @@ ACTIVATIONS = frozenset(
     }
 )  # fmt: skip
 ELEMENTWISE = frozenset({"add", "sub", "mul"})
-_NORM_TYPES = (nn.LayerNorm, nn.RMSNorm)
 _INLINABLE = (
-    nn.LayerNorm, nn.RMSNorm, nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid,
+    *NORM_MODULES, nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid,
     nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Mish, nn.Identity,
 )  # fmt: skip
 
@@ -191,7 +191,7 @@ def _owner_of(site: Site, modules: dict[str, nn.Module], chained: bool) -> str |
 
 def _owner_around(site: Site, modules: dict[str, nn.Module], chained: bool) -> str | None:
     """For a plain nn.Linear, the smallest module with what stands around it."""
-    feeds, types = (NORMS | ACTIVATIONS, _INLINABLE) if chained else (NORMS, _NORM_TYPES)
+    feeds, types = (NORMS | ACTIVATIONS, _INLINABLE) if chained else (NORMS, NORM_MODULES)
     before = bool(site.fed_by) and site.fed_by[0] in feeds
     after = bool(site.followed_by) and site.followed_by[0] in NORMS | ACTIVATIONS | ELEMENTWISE
     found, inside = None, site.name

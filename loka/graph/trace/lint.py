@@ -20,7 +20,7 @@ from torch import nn
 
 from loka.graph.ir import ForwardIR, RefKind, Statement
 from loka.graph.patterns.linear_chain import readers_of
-from loka.graph.patterns.region import ACTIVATIONS, ELEMENTWISE, NORMS
+from loka.graph.patterns.region import ACTIVATIONS, ELEMENTWISE, NORM_MODULES, NORMS
 from loka.graph.source import functions_of, has_hooks, is_block_norm, live_floats
 
 _LABELS = {"record_function", "range", "annotate"}  # with-blocks that only label a profile
@@ -249,7 +249,7 @@ _MAKING = ACTIVATIONS | ELEMENTWISE | NORMS | {"linear", "matmul", "bmm", "baddb
 
 def makes_its_result(child: nn.Module) -> bool:
     """Whether what a child gives is a new tensor whatever it is called with."""
-    return type(child) in (nn.Linear, nn.LayerNorm, nn.RMSNorm) and not has_hooks(child)
+    return type(child) in (nn.Linear, *NORM_MODULES) and not has_hooks(child)
 
 
 def out_of_place(forward: ForwardIR, made: Collection[str] = ()) -> ForwardIR:

@@ -15,8 +15,9 @@ from loka.graph.ir import ForwardIR, Region
 from loka.graph.patterns.linear_chain import ChainStage, LinearChain, StaticOperands, find_chains
 from loka.graph.patterns.region import RegionScope, find_regions, inline_for
 from loka.graph.refused import Refused
-from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, GATES, NORMS
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, GATES
 from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
+from loka.kernels.fused.norm.norms import NORMS
 from loka.mods.registry import interaction_planning, owner_planning
 from loka.mods.rewriting.interactions import FusedInteractions, Interacting
 from loka.mods.rewriting.owner_scope import OwnerScope

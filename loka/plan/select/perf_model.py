@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT
-from loka.kernels.fused.norm.norm_spec import NORMS
+from loka.kernels.fused.norm.norms import NORMS
 from loka.kernels.measurements.part_bounds import bound_us, interaction_us
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartCosts, PartKind, PartTime, TimeSource
 from loka.numerics.enums import Format

@@ -29,8 +29,9 @@ from dataclasses import dataclass, field, replace
 from itertools import dropwhile, takewhile
 
 from loka.graph.patterns.region import ELEMENTWISE
-from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NORMS
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS
 from loka.kernels.fused.norm.norm_widths import LARGEST_WIDTH
+from loka.kernels.fused.norm.norms import NORMS
 from loka.kernels.gemm.catalogue import gemm_sizes
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.numerics.enums import Accumulation, Format, Gemm, Scaling

@@ -47,7 +47,7 @@ def matches_whole(compiled: re.Pattern[str], name: str) -> bool:
             return compiled.fullmatch(name) is not None
     except _TooLongError:
         raise PatternError(
-            f"matching {compiled.pattern!r} takes over {MATCHING_SECONDS:g} s on a name of {len(name)} characters; "
+            f"matching {compiled.pattern!r} takes over {MATCHING_SECONDS:g} s on {len(name)} characters; "
             "take out a repeat within a repeat, as in (a+)+, or use a glob"
         ) from None
 
@@ -58,7 +58,7 @@ class _TooLongError(Exception):
 
 @contextmanager
 def _bounded(seconds: float) -> Iterator[None]:
-    """Raise _TooLongError in the block after a time. Threads other than the main one, and Windows, have no such bound."""
+    """Raise _TooLongError in the block after a time. Other threads than the main one, and Windows, have no bound."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -269,7 +269,7 @@ def test_absolute_paths_stay_out() -> None:
     assert "ranker.yaml" in text
 
 
-@pytest.mark.parametrize("name", ["class", "a-b", "../up", "", "über", "print"])
+@pytest.mark.parametrize("name", ["class", "a-b", "../up", "", "über", "None"])
 def test_a_package_needs_an_identifier(name: str) -> None:
     with pytest.raises(InputError, match="identifier"):
         render_package(replace(plans.linear_plan(), name=name))

@@ -152,6 +152,19 @@ def test_a_disk_that_refuses_leaves_the_old_package(
     assert contents(tmp_path) == B
 
 
+def test_a_disk_that_refuses_a_first_package_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        synced.append(descriptor)
+        if len(synced) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match="No space left on device; nothing was committed: free space, or choose"):
+        write_package(A, tmp_path / "generated" / "ranker")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_in_the_folders_place_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "ranker").write_text("", encoding="utf-8")
     with pytest.raises(InputError, match="ranker"):

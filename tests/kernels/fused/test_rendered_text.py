@@ -15,7 +15,8 @@ from loka.devices.launches import RowLaunch
 from loka.errors import InputError
 from loka.kernels.fused.cast_transpose.matrix_spec import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm.norm_launch import configuration, padded_width
-from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NORMS, NormBackward, NormForward
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NormBackward, NormForward
+from loka.kernels.fused.norm.norms import NORMS
 from loka.kernels.fused.rendering import render, render_files
 from loka.templating.templates import load_templates
 from tests.support.kernels.rendered_cases import BLOCK_PARTS, PARTS, norm_specs

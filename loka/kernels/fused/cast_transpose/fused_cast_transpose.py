@@ -12,7 +12,7 @@ from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT
 from loka.errors import InputError
 from loka.kernels.fused.kernel_values import KernelValues
-from loka.kernels.fused.norm.norm_spec import SAVING, NormBackward, NormForward
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import norm_shapes, norm_title
 from loka.kernels.fused.quantisation import Quantisation
 
@@ -65,9 +65,9 @@ class FusedCastTranspose:
 
 def fits(spec: NormForward | NormBackward) -> bool:
     """Whether a tile is enough for a spec."""
-    if not (spec.quantise and spec.how.overflow_stats) or spec.norm in SAVING or spec.times:
+    if not (spec.quantise and spec.how.overflow_stats) or spec.traits.over_rows or spec.times:
         return False
-    if spec.norm == "block_norm" and spec.block > WIDEST_BLOCK:
+    if spec.traits.over_blocks and spec.block > WIDEST_BLOCK:
         return False
     more = (
         spec.residual or spec.keep
