@@ -19,17 +19,23 @@ BESIDE_A_MODEL = (
 
 
 PROGRAM = """
-import json, sys
+import json, os, sys, tempfile
 import torch
 
-def imported(program):
-    before = set(sys.modules)
-    exec(program, {})
-    new = set(sys.modules) - before
-    for name in new:  # the next program starts where this one did
-        if name.split(".")[0] not in sys.stdlib_module_names | {"torch"}:
-            del sys.modules[name]
-    return sorted(new)
+def imported(program):  # in a process that is as after torch alone, whatever the program before imported
+    with tempfile.TemporaryFile("w+") as answer:
+        child = os.fork()
+        if child == 0:
+            before = set(sys.modules)
+            exec(program, {})
+            json.dump(sorted(set(sys.modules) - before), answer)
+            answer.flush()
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status != 0:
+            sys.exit(f"{program!r} failed")
+        answer.seek(0)
+        return json.load(answer)
 
 print(json.dumps([imported(program) for program in json.load(sys.stdin)]))
 """
@@ -37,7 +43,7 @@ print(json.dumps([imported(program) for program in json.load(sys.stdin)]))
 
 @pytest.fixture(scope="module")
 def imports() -> dict[str, set[str]]:
-    """The modules that each program imports after torch, one program after another in one process."""
+    """The modules that each program imports after torch, which one process does for all."""
     programs = [BESIDE_A_MODEL, *(f"import loka.mods.{name}.{name}" for name in MODS)]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], input=json.dumps(programs), capture_output=True, text=True, check=True
