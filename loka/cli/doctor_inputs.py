@@ -9,9 +9,8 @@ from loka.kernels.gemm.catalogue import GEMM_KERNELS
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.versions import Versions
 from loka.mods.policy_loader import load_policy
-from loka.plan.evidence import check_sites, open_profile
+from loka.plan.evidence import check_sites, open_measurements, open_profile
 from loka.plan.planner import examine
-from loka.plan.select.open_measurements import open_measurements
 from loka.policy.policy import Policy
 
 RECORD = "loka bench kernels --record FILE"

@@ -15,7 +15,7 @@ from loka.mods.adaptation import Adaptation, Setting, Unchanged
 from loka.mods.dataflow import Adaptable
 from loka.mods.rewriting.interactions import ChosenInteractions, FusedInteractions, Interacting, Reserved
 from loka.mods.rewriting.model_in_change import ModelInChange
-from loka.mods.rewriting.owner_scope import OwnerScope, RewrittenOwner
+from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewrittenOwner
 from loka.mods.rewriting.site_outcome import SiteOutcome
 from loka.policy.policy import ModRule
 from loka.policy.schema.mod_schema import ModFields

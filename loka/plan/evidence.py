@@ -1,15 +1,20 @@
 """Evidence of a profile for each GEMM: a verdict on its recipe and budget, with figures, and its static ranges.
 
-A profile is opened, and its code imported, only if the policy names one.
+A profile is opened, and its code imported, only if the policy names one. So are measurements; without a file in the
+policy, those that ship for its target are.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
 
+from loka.devices.targets import TargetDevice
 from loka.errors import InputError
+from loka.kernels.measurements.lookup import Measurements
 from loka.mods.adaptation import Adaptation
 from loka.mods.fingerprint import mismatch_reason, mod_fingerprints
 from loka.numerics.enums import OPERANDS, Gemm, Operand, Scaling
@@ -17,7 +22,6 @@ from loka.numerics.recipe import OperandPair
 from loka.paths import open_plain, shown
 from loka.plan.plan import Evidence, Plan
 from loka.plan.report.format import format_near_budget, format_operands, format_over_budget
-from loka.plan.select.open_measurements import portable_name
 from loka.policy.cascade.settings import Budget
 from loka.policy.policy import Policy
 from loka.probe.profile.profile import Estimate, OperandSummary, Profile, SiteProfile, Verdict
@@ -270,3 +274,30 @@ def _largest(operand: OperandSummary, members: Sequence[SiteProfile]) -> Operand
     """The summary of an operand from the member in which it was largest, which determines static ranges."""
     same = [each for member in members for each in member.operands if each.operand is operand.operand]
     return max(same, key=lambda each: each.amax)
+
+
+def open_measurements(policy: Policy) -> Measurements | None:
+    """The measurements in the file that a policy names; without one, the set that ships for its target, or None.
+
+    Raises InputError, with the position of the field, where the file is missing, damaged, something else, of a newer
+    LoKA, or was not measured on the policy's target, and where the target is the reference path.
+    """
+    path = policy.measurements_file
+    if path is None:
+        return Measurements.shipped(policy.target)
+    if policy.target == TargetDevice.REFERENCE:
+        raise InputError(
+            f"{policy.where('measurements')}: measurements: the reference path has no kernels to choose from, and "
+            "nothing is measured for it; leave `measurements` out, or name the target that was measured"
+        )
+    try:
+        return Measurements.open(path, policy.target, portable_name(policy, policy.measurements or "", path))
+    except InputError as error:
+        raise InputError(f"{policy.where('measurements')}: measurements: {error}") from error
+
+
+def portable_name(policy: Policy, named: str, path: Path) -> str:
+    """A file's name in a plan: relative to the policy's directory; for an absolute path, its last component."""
+    if PurePath(named).is_absolute():
+        return path.name
+    return PurePath(os.path.relpath(path, policy.path.parent)).as_posix()

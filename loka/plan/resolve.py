@@ -18,18 +18,18 @@ from loka.numerics.recipe import OperandPair, transposed_form, with_scalings
 from loka.plan.evidence import JudgedGemm, ProfiledSites, judge, with_ranges
 from loka.plan.plan import NATIVE, GemmPlan, Rejected, SitePlan
 from loka.plan.report.format import format_place
-from loka.plan.select.enumerate import Offer, SiteOptions, enumerate_options
-from loka.plan.select.kernel_overrides import (
+from loka.plan.select.enumerate import Offer, SiteOptions, enumerate_options, unsupported_transpose
+from loka.plan.select.latency_selection import SAFE, LatencySelection, problem_of, revise
+from loka.plan.select.perf_model import PerfModel
+from loka.plan.select.select import (
+    SelectionProblem,
     accepted_operands,
     candidates,
     impossible_overrides,
     overridden_operands,
+    select,
     unknown_kernels,
 )
-from loka.plan.select.latency_selection import SAFE, LatencySelection, problem_of, revise
-from loka.plan.select.perf_model import PerfModel
-from loka.plan.select.select import SelectionProblem, select
-from loka.plan.select.transposed_operands import unsupported_transpose
 from loka.plan.select.workload import SiteSizes, Surroundings, TracedNeighbours, gemm_part, surroundings_of
 from loka.policy.cascade.settings import Assignment, GemmSettings, SiteSettings
 from loka.probe.profile.profile import Verdict

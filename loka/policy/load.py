@@ -18,7 +18,7 @@ from loka.policy.problems import PolicyError, Problem
 from loka.policy.schema import policy_schema
 from loka.policy.schema.mod_schema import ModFields, ModSchemas, own_parameters
 from loka.policy.schema.validation_errors import validation_errors
-from loka.policy.yaml.extends import Documents, read_documents
+from loka.policy.yaml.compose import Documents, read_documents
 from loka.policy.yaml.renamed_keys import RenamedKey
 from loka.policy.yaml.tree import Mapping, Scalar, follow, plain
 from loka.policy.yaml.tree import Path as TreePath

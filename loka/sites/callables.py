@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import re
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +24,8 @@ _LIBRARY = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parent
 
 _DEPENDENCIES = frozenset(("jinja2", "numpy", "pydantic", "rich", "safetensors", "torch", "triton", "typer", "yaml"))
 _LOKA = str(Path(__file__).parents[1]) + os.sep
-_INSTALLED = tuple(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+_STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _LONGEST = 400  # characters of an error's own message
 
 
@@ -106,7 +107,8 @@ def authors_place(error: BaseException) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename.startswith(_LOKA):
             return ""
-        if not frame.filename.startswith((*_LIBRARY, *_INSTALLED, "<")):
+        library = is_library_file(frame.filename) or frame.filename.startswith(_STANDARD_LIBRARY)
+        if not library and not _INSTALLED.search(frame.filename):
             return f"{frame.filename}:{frame.lineno}"
     return ""
 

@@ -20,14 +20,30 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from loka.errors import InputError
-from loka.sites.batch_sizes import value_at
 from loka.sites.build_model import BuiltModel
-from loka.sites.call_sizes import MeasuredCall, measure_linear, measure_pair, measure_single, total_flops
 from loka.sites.callables import describe_error, place_of
-from loka.sites.merge_calls import in_model_order, never_called, siblings, to_sites
+from loka.sites.merge_calls import (
+    MeasuredCall,
+    in_model_order,
+    measure_linear,
+    measure_pair,
+    measure_single,
+    never_called,
+    siblings,
+    to_sites,
+    total_flops,
+)
 from loka.sites.site import Site
-from loka.sites.train_eval_diff import depends_on_mode, fused_in_evaluation
-from loka.sites.watched_forward import Watched, undisturbed, unusual_batch, watch_fake, watch_real
+from loka.sites.symbolic_inputs import value_at
+from loka.sites.watched_forward import (
+    Watched,
+    depends_on_mode,
+    fused_in_evaluation,
+    undisturbed,
+    unusual_batch,
+    watch_fake,
+    watch_real,
+)
 
 MANY = 1000  # modules above which the evaluation forward is skipped if nothing depends on the mode
 

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from loka.sites.batch_sizes import Size
 from loka.sites.site import GemmKind
+from loka.sites.symbolic_inputs import Size
 
 
 @dataclass(frozen=True, slots=True)

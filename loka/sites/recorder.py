@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from loka.sites.batch_sizes import Size
 from loka.sites.callables import is_library_file
 from loka.sites.fake_outputs import VIEWS, FakeLayout, FakeOutputs, keeps_layout
 from loka.sites.neighbours import Node, op_name
 from loka.sites.products import PRODUCTS, MatrixProduct, TensorOrigin, other_terms, unpatchable
 from loka.sites.site import GemmKind
+from loka.sites.symbolic_inputs import Size
 
 _AUTOGRAD_FUNCTION = os.path.join("torch", "autograd", "function.py")
 _TRANSPOSES = frozenset(("t", "T", "mT"))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from loka.errors import InputError
 
@@ -140,3 +140,26 @@ def _zipf(rows: int, exponent: float) -> Floats:
     cumulative: Floats = np.cumsum(mass / mass.sum())
     cumulative[-1] = 1.0
     return cumulative
+
+
+INITIAL_STD = 0.1  # of the embeddings; with unit variance, unseen ids would add too much noise
+
+
+class FeatureEmbedding(nn.Module):
+    """Dense features (B, dense), float, and categorical ids (B, tables), int64 -> embeddings (B, 1 + tables, dim).
+
+    A small MLP turns the dense features into the first embedding; each categorical id is looked up in its own table of
+    `rows[i]` rows.
+    """
+
+    def __init__(self, rows: tuple[int, ...], dense: int, dim: int) -> None:
+        super().__init__()
+        tables = [nn.Embedding(count, dim) for count in rows]
+        for table in tables:
+            nn.init.normal_(table.weight, std=INITIAL_STD)
+        self.tables = nn.ModuleList(tables)
+        self.dense = nn.Sequential(nn.Linear(dense, 2 * dim), nn.LayerNorm(2 * dim), nn.SiLU(), nn.Linear(2 * dim, dim))
+
+    def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
+        looked_up = [table(ids[:, i]) for i, table in enumerate(self.tables)]
+        return torch.stack([self.dense(dense), *looked_up], 1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from loka.zoo.features import FeatureEmbedding
+from loka.zoo.clicks import FeatureEmbedding
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from loka.zoo.features import FeatureEmbedding
+from loka.zoo.clicks import FeatureEmbedding
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from benchmarks.cli_scale import (
 from loka.errors import CheckFailedError
 
 
+@pytest.mark.slow
 def test_the_model_has_ten_thousand_linear_layers() -> None:
     with torch.device("meta"):
         model = ten_thousand()

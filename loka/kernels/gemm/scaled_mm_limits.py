@@ -1,7 +1,7 @@
 """Operands that the FP8 GEMM of `torch.nn.functional.scaled_mm` takes on a device, by the limits in its spec.
 
 Those of Hopper (`loka.devices.hopper`) were measured on an H100 with torch 2.11 and CUDA 13.0 (docs/results/LOG.md,
-tests/kernels/test_scaled_mm_gpu.py). The checks are torch's own (aten/src/ATen/native/cuda/ScaledBlas.cpp) or
+tests/kernels/gemm/test_scaled_mm_gpu.py). The checks are torch's own (aten/src/ATen/native/cuda/ScaledBlas.cpp) or
 cuBLASLt's, where it finds no algorithm:
 
 - only the pairs of scalings in `pairs`; a transposed operand (`requantize_transpose`) has the same scale for all its

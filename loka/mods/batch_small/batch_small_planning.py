@@ -17,8 +17,7 @@ from loka.mods.rewriting.site_outcome import SiteOutcome
 from loka.numerics.enums import Compute
 from loka.policy.cascade.settings import SiteSettings
 from loka.policy.policy import ModRule
-from loka.policy.schema.fields import Size
-from loka.policy.schema.mod_schema import ModFields
+from loka.policy.schema.mod_schema import ModFields, Size
 from loka.sites.site import GemmKind, Site
 
 BATCHED = "batch_small: it is one batched product with others, which stays in the model's dtype"

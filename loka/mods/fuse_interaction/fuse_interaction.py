@@ -14,7 +14,7 @@ from loka.kernels.fused.interaction.concat_norm_spec import unsupported_reason a
 from loka.kernels.fused.interaction.fm_spec import unsupported_reason as why_not_mixed
 from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, FmForm
 from loka.mods.rewriting.interactions import ChosenInteractions, Fused, FusedInteractions
-from loka.mods.rewriting.owner_scope import writer_of
+from loka.mods.rewriting.rewriting_tracer import writer_of
 
 NAME = "fuse_interaction"
 NOTHING = "its forward has no mixing layer, join or cross layer in a form that a kernel takes (docs/mods.md)"

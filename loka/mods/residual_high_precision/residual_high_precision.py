@@ -33,7 +33,7 @@ from loka.graph.patterns.fm_interaction import in_place_reason
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.norm import NormRun, norm_starting_at
 from loka.graph.trace.printer import names_in, variable
-from loka.mods.rewriting.owner_scope import RewrittenOwner, writer_of
+from loka.mods.rewriting.rewriting_tracer import RewrittenOwner, writer_of
 
 NAME = "residual_high_precision"
 NO_SUM = "its forward has no residual sum a + b of locals of one shape, one of which is computed from the other"

@@ -15,7 +15,7 @@ from loka.mods.adaptation import Setting
 from loka.mods.mod_planning import OwnerModPlanning, UnplannedModel
 from loka.mods.residual_high_precision.residual_high_precision import NAME, NO_SUM, widen_residual_sums
 from loka.mods.residual_high_precision.residual_streams import inner, residual_streams
-from loka.mods.rewriting.owner_scope import OwnerScope, RewrittenOwner
+from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewrittenOwner
 from loka.policy.schema.mod_schema import ModFields
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from loka.graph.patterns.region import has_operators, parents
 from loka.graph.source import functions_of, is_block_norm, names_in
 from loka.mods.residual_high_precision.residual_high_precision import NAME
-from loka.mods.rewriting.owner_scope import OwnerScope, is_under
+from loka.mods.rewriting.rewriting_tracer import OwnerScope, is_under
 
 _LISTS = (nn.ModuleList, nn.ModuleDict)  # without a forward
 _CONTAINERS = (*_LISTS, nn.Sequential)

@@ -13,7 +13,7 @@ from loka.plan.plan import Candidate, KernelTime, Plan, PlannedBinding, SitePlan
 from loka.plan.report.format import format_gemm, format_place
 from loka.plan.report.mod_plans import Touch, touches
 from loka.plan.report.profile_view import ProfileView, budget_of, describe_speed, profile_view
-from loka.plan.select.interaction_times import interaction_by_site, kernel_names, place_in_interaction
+from loka.plan.select.latency_selection import interaction_by_site, kernel_names, place_in_interaction
 from loka.policy.cascade.settings import Assignment
 
 

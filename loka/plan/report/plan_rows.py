@@ -19,7 +19,7 @@ from loka.plan.report.format import (
     format_sqnr,
     format_us,
 )
-from loka.plan.select.interaction_times import interaction_by_site, place_in_interaction, step_times
+from loka.plan.select.latency_selection import interaction_by_site, place_in_interaction, step_times
 from loka.probe.profile.profile import Verdict
 
 NOT_KNOWN = "-"

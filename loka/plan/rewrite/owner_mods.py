@@ -16,8 +16,7 @@ from loka.graph.trace.trace import copy_owner, expanded, with_findings
 from loka.mods.adaptation import RewriteResult, Setting, Unchanged
 from loka.mods.mod_planning import OwnerModPlanning
 from loka.mods.registry import ModKind, names_of, owner_planning
-from loka.mods.rewriting.owner_scope import OwnerScope, is_under, writer_of
-from loka.mods.rewriting.rewriting_tracer import RewritingTracer
+from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewritingTracer, is_under, writer_of
 from loka.mods.rewriting.site_change import relative
 from loka.mods.selection import conflicts, idle_problems, named_problems, unmatched_problems
 from loka.plan.report.plan_rows import common_pattern, pattern_of

@@ -6,9 +6,10 @@ module that contains all of it, the owner. Only owners that the plan needs are r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import nn
 
 from loka.graph.ir import ForwardIR, Region
@@ -20,18 +21,19 @@ from loka.kernels.fused.norm.norm_widths import LARGEST_HELD
 from loka.kernels.fused.norm.norms import NORMS
 from loka.mods.registry import interaction_planning, owner_planning
 from loka.mods.rewriting.interactions import FusedInteractions, Interacting
-from loka.mods.rewriting.owner_scope import OwnerScope
+from loka.mods.rewriting.rewriting_tracer import OwnerScope
 from loka.numerics.enums import Compute, Fuse
 from loka.plan.plan import NOTHING_AROUND, SitePlan, Skipped
-from loka.plan.rewrite.float64 import REASON as FLOAT64
-from loka.plan.rewrite.float64 import float64_modules
-from loka.plan.rewrite.site_names import called_by_owner, named_as_in_model, weight_of
+from loka.plan.rewrite.site_mods import called_by_owner, named_as_in_model, weight_of
 from loka.plan.select.workload import Surroundings, TracedNeighbours
 from loka.policy.cascade.settings import SiteSettings
 from loka.sites.site import GemmKind, Site
 
 OUTSIDE = "its Parameter belongs to a module outside of the one that multiplies by it"
 SEVERAL = "it stands for several calls of one Parameter, which cannot be told apart"
+FLOAT64 = "its Parameters are float64, and fused kernels compute in float32"
+
+
 _STATIC_OPERANDS = StaticOperands(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
 
 
@@ -329,3 +331,23 @@ def _with_region(plan: SitePlan, rewrites: Rewrites) -> SitePlan:
     if name in rewrites.notes and name not in rewrites.refused:  # the reason of a refusal is in its GEMMs
         return replace(plan, region=(), region_note=rewrites.notes[name])
     return plan
+
+
+def float64_sites(sites: Iterable[Site], model: nn.Module) -> frozenset[str]:
+    """The names of the sites that multiply by a float64 Parameter; for merged sites, those of any member."""
+    wide = {name for name, parameter in model.named_parameters(remove_duplicate=False) if _is_float64(parameter)}
+    return frozenset(site.name for site in sites if wide and not wide.isdisjoint(_weights(site)))
+
+
+def float64_modules(names: Iterable[str], model: nn.Module) -> frozenset[str]:
+    """The named modules with a float64 Parameter, in themselves or below."""
+    return frozenset(name for name in names if any(map(_is_float64, model.get_submodule(name).parameters())))
+
+
+def _weights(site: Site) -> set[str]:
+    """Possible names of a site's Parameters: members have their site's name, a linear its module's."""
+    return {site.weight or site.name, *site.members, *(f"{member}.weight" for member in site.members)}
+
+
+def _is_float64(parameter: nn.Parameter) -> bool:
+    return parameter.dtype == torch.float64

@@ -8,12 +8,11 @@ from itertools import combinations
 from math import isfinite
 
 from loka.kernels.gemm.catalogue import GEMM_KERNELS
-from loka.numerics.enums import Accumulation, Fuse, Gemm
-from loka.numerics.recipe import OperandPair, Recipe
+from loka.numerics.enums import OPERANDS, Accumulation, Fuse, Gemm, Scaling
+from loka.numerics.recipe import TRANSPOSED_FROM, OperandPair, Recipe
 from loka.plan.plan import NATIVE, GemmPlan, KernelTime, Rejected, StepTime
-from loka.plan.report.format import format_kernel, format_us
+from loka.plan.report.format import format_kernel, format_recipe, format_us
 from loka.plan.select.perf_model import Latency, PerfModel
-from loka.plan.select.transposed_operands import unsupported_transpose
 from loka.plan.select.workload import (
     SiteSizes,
     Surroundings,
@@ -340,3 +339,32 @@ def _gains(fused: Cost | None, alone: Cost) -> bool:
     if fused is None:
         return False
     return fused.total.us < alone.total.us and not fused.total.ties_with(alone.total)
+
+
+def unsupported_transpose(gemm: Gemm, operands: OperandPair, decided: Mapping[Gemm, GemmPlan]) -> str | None:
+    """Reason why an operand of a GEMM cannot be transposed from another GEMM's; None where all can.
+
+    `decided` has the site's GEMMs before this one. A site whose input needs no gradient has no dgrad: its wgrad
+    quantises the output gradient along its rows itself, and transposes it.
+    """
+    # From the last: wgrad's input, whose source is not affected by other refusals, gives the cause.
+    for operand, recipe in reversed(tuple(zip(OPERANDS[gemm], operands, strict=True))):
+        if not recipe.transposed:
+            continue
+        if (gemm, operand) not in TRANSPOSED_FROM:
+            return f"{operand} is read along its rows in {gemm}; there is nothing to transpose it from"
+        source_gemm, source = TRANSPOSED_FROM[gemm, operand]
+        plan = decided.get(source_gemm)
+        if plan is None:
+            continue
+        start = f"{operand} is to be transposed from {source_gemm}'s, which"
+        if plan.operands is None:
+            return f"{start} stays as it is"
+        found = plan.operands[OPERANDS[source_gemm].index(source)]
+        if not found.can_be_transposed:
+            instead = ", or say nothing of requantize_transpose: under one scale, a copy made anew has the same values"
+            return (
+                f"{start} is {format_recipe(found)}; give {source_gemm} scaling: rowwise, range: dynamic and "
+                f"power_of_two: true{instead if found.scaling is Scaling.TENSORWISE else ''}"
+            )
+    return None

@@ -12,8 +12,18 @@ from pydantic_core import PydanticCustomError
 from loka.devices.targets import DEFAULT_TARGET, TargetDevice
 from loka.numerics.enums import AccumulationSetting, Autocast, Compute, Format, Fuse, Range
 from loka.policy.schema import checks
-from loka.policy.schema.fields import Names, Pattern, SchemaModel, Size, Text, doc, match_tag
-from loka.policy.schema.mod_schema import ModFields, ModSchemas, any_mod
+from loka.policy.schema.mod_schema import (
+    ModFields,
+    ModSchemas,
+    Names,
+    Pattern,
+    SchemaModel,
+    Size,
+    Text,
+    any_mod,
+    doc,
+    match_tag,
+)
 from loka.policy.yaml.renamed_keys import NEW, OLD
 
 FLOAT32_TINY = 1.2e-38

@@ -22,7 +22,7 @@ from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.plan.planner import make_plan
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen import codegen_plans as plans
-from tests.support.interpreted.patch_once import patch_once
+from tests.support.interpreted.faster_interpreter import make_faster
 from tests.support.interpreted.rendered_interpreted import PROGRAMS, near, results
 from tests.support.kernels.poison import poisoned
 from tests.support.kernels.rendered_cases import write_package
@@ -122,5 +122,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    patch_once()
+    make_faster()
     main(Path.cwd())
