@@ -29,6 +29,7 @@ def contents(path: Path) -> list[object]:
     return [found.machine, found.libraries, found.others, sorted(map(repr, found.measured))]
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_refused_or_changes_nothing(recording, tmp_path):
     data, known = recording.read_bytes(), contents(recording)
     bad = tmp_path / "bad.sqlite"
@@ -182,6 +183,7 @@ def test_text_that_is_no_utf_8_is_an_input_error(recording):
         Measurements.open(recording, "h100")
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_a_text_is_refused_or_changes_nothing(recording, tmp_path):
     text = tmp_path / "m.jsonl"
     export(recording, text, "h100", "made up")

@@ -34,6 +34,7 @@ def full(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["summary", "full"])
 def test_every_flipped_bit_is_refused(form: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     data = request.getfixturevalue(form).read_bytes()

@@ -460,6 +460,7 @@ class TestRefuses:
         assert str(caught.value).startswith(f"{full}: the tensor {name} ")
         assert words in str(caught.value)
 
+    @pytest.mark.filterwarnings("ignore::loka.errors.UncheckedWarning")
     @given(st.data())
     @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_damaged_bytes_raise_nothing_else(self, tmp_path: Path, data: st.DataObject) -> None:
