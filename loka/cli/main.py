@@ -73,6 +73,8 @@ def _authors_fault(error: BaseException) -> str | None:
     """Message for an exception of the model's own code; None for one of LoKA or of the command line."""
     if "loka.sites.callables" not in sys.modules:  # no verb has called the model's code
         return None
+    if type(error).__module__.startswith(("typer.", "click.")):  # an option, or a way to leave
+        return None
     from loka.sites.callables import authors_place, describe_error
 
     if not authors_place(error):
