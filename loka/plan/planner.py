@@ -151,8 +151,7 @@ def _plan_in(name: str) -> Plan:
         recorded = _recorded_hash(path)
         if recorded is not None and hashlib.sha256(data).hexdigest() != recorded:
             raise InputError(
-                f"{name}: not the plan that {_MANIFEST} beside it was generated with (edited, or damaged): run loka "
-                "generate again"
+                f"{name}: changed since it was generated with its package (edited, or damaged): run loka generate again"
             )
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

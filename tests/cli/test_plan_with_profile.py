@@ -253,4 +253,4 @@ def test_a_profile_of_an_earlier_loka_is_noted_once(verb, shop, loka, learned):
     ran = loka(verb, *[shop.policy] * (2 if verb == "diff" else 1))
     assert ran.status == 0
     (line,) = ran.err.splitlines()
-    assert line.startswith(f"note: {FILE}: written by an earlier LoKA, without a checksum: damage to it would not be")
+    assert line.startswith(f"note: {FILE}: written by an earlier LoKA, without a checksum: damage to it cannot be")

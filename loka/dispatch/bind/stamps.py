@@ -38,8 +38,8 @@ def check_stamps(package: str, stamp: str, *others: str) -> None:
     changed = [name for name in sorted(outputs) if name.endswith(".py") and _sha256(Path(where, name)) != outputs[name]]
     if changed:
         raise BindError(
-            f"{where}: not as it was generated (edited, or damaged): {', '.join(changed)}: {again}, or, to import what "
-            f"you have edited yourself, set {EDITED}=allow in the environment"
+            f"{where}: changed since it was generated (edited, or damaged): {', '.join(changed)}: {again}, or, to "
+            f"import what you have edited yourself, set {EDITED}=allow in the environment"
         )
 
 

@@ -192,7 +192,7 @@ def read_file(path: Path, target: str) -> MeasuredSet:
         rows = _rows(path, versions, measurements, target)
     if schema < FIRST_WITH_DIGESTS:
         warnings.warn(
-            f"{path}: recorded by an earlier LoKA, without checksums: damage to it would not be seen; "
+            f"{path}: recorded by an earlier LoKA, without checksums: damage to it cannot be detected; "
             f"`loka bench kernels --record {path}` adds them",
             UncheckedWarning,
             stacklevel=3,

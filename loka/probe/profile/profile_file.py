@@ -174,7 +174,7 @@ def _open(path: Path) -> Iterator[tuple[Any, bool]]:
             raise InputError(f"{path}: {damage}")
         whole = is_whole(path)
         if whole is False:
-            raise InputError(f"{path}: the profile is damaged: its checksum is of other contents; {_AGAIN}")
+            raise InputError(f"{path}: the profile is damaged: its checksum does not match; {_AGAIN}")
         with safe_open(path, framework="pt") as file:
             yield file, whole is not None
     except FileNotFoundError as error:
@@ -215,7 +215,7 @@ def _profile(path: Path, file: Any, checked: bool) -> Parsed:
         raise InputError(f"{path}: the profile is damaged: it lacks its checksum; {_AGAIN}")
     if not checked:
         warnings.warn(
-            f"{path}: written by an earlier LoKA, without a checksum: damage to it would not be seen; a profile that "
+            f"{path}: written by an earlier LoKA, without a checksum: damage to it cannot be detected; a profile that "
             "`loka probe` writes now has one",
             UncheckedWarning,
             stacklevel=3,

@@ -50,7 +50,7 @@ def test_the_message_says_what_to_do(summary: Path) -> None:
     data = bytearray(summary.read_bytes())
     data[-1] ^= 1
     summary.write_bytes(data)
-    with pytest.raises(InputError, match="is damaged: its checksum is of other contents; make it again with `loka pr"):
+    with pytest.raises(InputError, match="is damaged: its checksum does not match; make it again with `loka pr"):
         profile_file.load(summary)
 
 
