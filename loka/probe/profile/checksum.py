@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from loka.paths import open_plain
+
 KEY = "loka.sha256"
 LENGTH = 8  # bytes of the length of the header, with which a safetensors file begins
 _METADATA = b'{"__metadata__":{'
@@ -35,7 +37,7 @@ def with_checksum(data: bytes) -> tuple[bytes, memoryview]:
 
 def is_whole(path: Path) -> bool | None:
     """True if the checksum of a safetensors file is correct, None if it has none. Raises OSError."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         length = file.read(LENGTH)
         header = file.read(int.from_bytes(length, "little"))
         place = header.find(_FIELD) + len(_FIELD)

@@ -25,7 +25,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from loka.errors import InputError, UncheckedWarning
-from loka.paths import resolved_path
+from loka.paths import open_plain, resolved_path
 from loka.probe.profile import header, stat_tensors
 from loka.probe.profile.checksum import LENGTH, is_whole, with_checksum
 from loka.probe.profile.header import Parsed
@@ -189,7 +189,7 @@ def _open(path: Path) -> Iterator[tuple[Any, bool]]:
 
 def _damage(path: Path) -> str | None:
     """Damage that is visible from a file's length and its first bytes, in words; None without any."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         start = file.read(LENGTH + 1)
         size = os.fstat(file.fileno()).st_size
     if size == 0:

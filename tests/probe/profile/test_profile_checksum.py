@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,6 +75,12 @@ def test_a_file_of_before_loads_with_a_warning_and_is_saved_with_a_checksum(
     assert told[0].filename == __file__
     profile_file.save(path, older)
     assert path.read_bytes() == data
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "p")
+    with pytest.raises(InputError, match="p: cannot read the profile: it is a device or a pipe"):
+        profile_file.load(tmp_path / "p")
 
 
 def with_value(path: Path, place: tuple[str | int, ...], value: object) -> None:
