@@ -81,14 +81,14 @@ class Planned:
     measurements: Measurements | None = None
 
 
-def make_plan(path: str | os.PathLike[str]) -> Plan:
+def make_plan(policy: str | os.PathLike[str] | Policy) -> Plan:
     """The plan of a policy: for every GEMM of its model the recipe and kernel, with the reason.
 
     Builds the model, and runs it on fake tensors, and on a few samples to trace owners. Needs no GPU. Sizes are those
     of one call at the policy's batch size, times are in microseconds, shares are of the training GEMM FLOPs.
 
     Args:
-        path: The policy, a YAML file.
+        policy: The policy: a YAML file, or the result of `load_policy`.
 
     Raises:
         InputError: The policy (PolicyError), a callable or the model is wrong, with `file:line:column`; its profile or
@@ -98,19 +98,19 @@ def make_plan(path: str | os.PathLike[str]) -> Plan:
         RenamedWarning: A field has a name that is no longer used.
         UncheckedWarning: The profile or the measurements are of an earlier LoKA and have no checksum.
     """
-    return planned(path).plan
+    return planned(policy).plan
 
 
-def planned(path: str | os.PathLike[str], gains: bool = False) -> Planned:
+def planned(policy: str | os.PathLike[str] | Policy, gains: bool = False) -> Planned:
     """The plan of a policy, as from `make_plan`, with the profile and the measurements.
 
     With `gains`, the plan includes the measured gain of each mod, which takes another planning for each of them.
     """
     with deferred_gc(), directory_kept():  # ten thousand sites make a million objects and hardly any garbage
-        policy = load_policy(os.fspath(path))
-        known = open_profile(policy)
-        measurements = open_measurements(policy)
-        kernels = () if policy.measurements is not None else _WITH_TORCH
+        loaded = policy if isinstance(policy, Policy) else load_policy(os.fspath(policy))
+        known = open_profile(loaded)
+        measurements = open_measurements(loaded)
+        kernels = () if loaded.measurements is not None else _WITH_TORCH
 
         def plan(policy: Policy) -> Plan:
             return plan_of(examine(policy), known, measurements, kernels)
@@ -119,9 +119,9 @@ def planned(path: str | os.PathLike[str], gains: bool = False) -> Planned:
             examined = examine(fewer)
             return plan_of(examined, _standing_in(known, examined), measurements, kernels)
 
-        made = plan(policy)
+        made = plan(loaded)
         if gains and measurements is not None:
-            made = with_gains(made, policy, without)
+            made = with_gains(made, loaded, without)
         return Planned(made, known, measurements)
 
 
