@@ -310,6 +310,10 @@ def _identify(connection: sqlite3.Connection, path: Path, may_be_new: bool) -> i
         )
     if schema < 1:
         raise InputError(f"{path}: damaged: schema {schema} never was; take it from where it was kept")
+    # A view in a table's place can be endless, and a trigger writes what no recording did.
+    other = connection.execute("SELECT type, name FROM sqlite_master WHERE type NOT IN ('table', 'index')").fetchone()
+    if other is not None:
+        raise InputError(f"{path}: has the {other[0]} {other[1]!r}, which no LoKA made; take it from where it was kept")
     (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if state != "ok":
         raise _damaged(path, state)
