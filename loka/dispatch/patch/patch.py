@@ -24,6 +24,7 @@ from loka.dispatch.bind.bound import (
     unbound_class,
 )
 from loka.dispatch.bind.check_model import changes_since, shown
+from loka.dispatch.bind.split_weights import is_split
 from loka.dispatch.bind.wrappers import find_module, plain_name, unwrap
 from loka.dispatch.dispatch_errors import BindError, LokaWarning, VerifyError
 from loka.dispatch.patch.keep_sites import chosen_modules
@@ -80,8 +81,9 @@ class Patch:
         their order, types and constants, shapes of parameters. Children that a generated forward calls may change.
         `backward=False` asks for the forward GEMMs alone. A GEMM counts when its kernel is launched, so a CUDA graph
         counts when it is captured, not when it is replayed. For frozen weights it also raises where the weight has
-        changed since it was quantised. Warns (LokaWarning) of `overflows`. Reads no GPU memory in mode "train" where no
-        scale is known beforehand; else, and in mode "infer", it synchronises.
+        changed since it was quantised; a weight that FSDP has split since `apply` is not compared. Warns (LokaWarning)
+        of `overflows`. Reads no GPU memory in mode "train" where no scale is known beforehand; else, and in mode
+        "infer", it synchronises.
         """
         self._require_bound("verify")
         changes = [change for bound in self._modules for change in self._changes(bound)]
@@ -129,7 +131,10 @@ class Patch:
         self._since = {number: call_counters.counts(number) for number, _ in self._labels()}
 
     def refresh(self) -> None:
-        """Quantise frozen weights anew, in place; nothing in mode "train". load_state_dict does it by itself."""
+        """Quantise frozen weights anew, in place; nothing in mode "train". load_state_dict does it by itself.
+
+        Raises BindError where FSDP has split the weights since `apply`: load first, then apply, then shard.
+        """
         self._require_bound("refresh")
         for bound in self._modules:
             if isinstance(bound.module, Bound):
@@ -271,16 +276,25 @@ def patch_of(model: nn.Module) -> Patch:
 
 
 def refresh_module(module: Bound) -> None:
-    """Quantise one module's frozen weights anew."""
+    """Quantise one module's frozen weights anew. Raises BindError where this process has but a part of them."""
     generated = derived_class(type(module)).loka_generated
     if is_frozen_class(generated):
+        if is_split(module):
+            raise BindError(
+                f"{', '.join(module.loka.sites)}: FSDP has split the weights since apply, so that they "
+                "cannot be quantised anew, and the frozen ones stay as they are: load the weights, apply with "
+                "mode='infer', then shard (fully_shard), in this order"
+            )
         set_frozen(module, quantize(generated, module))
 
 
 def stale_sites(module: Bound) -> tuple[str, ...]:
-    """The sites of a module whose frozen weight is no longer what its parameter quantises to."""
+    """The sites of a module whose frozen weight is no longer what its parameter quantises to.
+
+    () where FSDP has split the parameters: a process would have to gather them, which takes all processes.
+    """
     generated = derived_class(type(module)).loka_generated
-    if not is_frozen_class(generated):
+    if not is_frozen_class(generated) or is_split(module):
         return ()
     stale = []
     for index, (site, pair) in enumerate(zip(module.loka.sites, quantize(generated, module), strict=True)):
