@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "02b8bef7056a69a94938dee5c61a5effac0f39b41d1aa07c1277519126906a9f"
+STAMP = "c1dc4ca3a81ac1c049a788978bc46d389e28083b26f0b7bdef4bb0af57501e99"
 
 
 class EmbedDense(dispatch.Bound):
